@@ -1,19 +1,23 @@
-"""Values by key within a number of bytes: caches for any number of threads, whose methods never wait for long.
+"""Caches with a bound in bytes, safe to use from any number of threads.
 
 `ByteBoundedLru` drops the value used longest ago. A set slightly larger than the cache that is read in cycles is then
-never cached: each value is dropped just before its next use. `Cache` therefore admits a new value only if it is
-requested more often than the values that it would evict, so a scan cannot empty it. This is the admission of TinyLFU
-(Einziger, Friedman and Manes, 2017), with exact counts of recent questions in place of a sketch.
+never cached: each value is dropped just before its next use, and one scan drops everything.
 
-A `Cache` has values of several kinds, which share its room. So what one client reads most takes the most of it.
+`Cache` admits values as W-TinyLFU does (Einziger, Friedman and Manes, 2017), with exact counts of recent requests in
+place of a sketch. A new value enters the main room only in place of values that are requested less often. They are
+compared one by one, the value used longest ago first (the queue of victims of Einziger, Eytan, Friedman and Manes,
+2022). Small values first enter a window, which is an LRU in one sixteenth of the room; the comparison comes when they
+leave it. So a scan empties the window alone, whatever the sizes of its values.
 
-The count of a key grows whether its value is here or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
-questions for each value kept, so that what was wanted long ago makes room.
+A `Cache` has values of several kinds, which share its room: the kind that a client reads most takes most of it.
 
-A value does not stay for ever just because there is room. Nothing reads the values of replaced parts again, and a
-client that is open all year would fill any room with them. Therefore the next `put` also drops every value that was not
-requested for `idle_s`. This needs no time for each value: it drops the values that were cached when a period began and
-were not requested during it.
+The count of a key grows whether its value is cached or not, up to `COUNT_MAX`. All counts are halved after `AGE_FACTOR`
+requests for each cached value, so that values of the past make room.
+
+Free room alone does not keep a value for ever. Nothing reads the values of replaced parts again, and a client that is
+open all year would fill any room with them. Therefore the next `put` also drops every value that was not requested for
+`idle_s`. This needs no time for each value: it drops the values that were cached when a period began and were not
+requested during it.
 """
 
 import threading
@@ -28,132 +32,138 @@ V = TypeVar("V")
 
 COUNT_MAX = 7
 AGE_FACTOR = 16
-QUESTIONS_MIN = 256
+REQUESTS_MIN = 256
+NEEDED = 2**31  # Counts for more requests than any value has.
 LEAD = 1  # If values are read in cycles, the next one always has one request more than the others.
-SMALL_SHARE = 1024  # A value below this share of the room is always let in: small ones have a room of their own,
-SMALL_ROOM = 16  # which is this share of the whole.
+SMALL_SHARE = 1024  # A value below this share of the room enters the window,
+WINDOW_SHARE = 16  # which is this share of the room.
 IDLE_S = 24 * 3600.0  # A daily job still finds its values from the day before.
 
 
 class ByteBoundedLru(Generic[K, V]):
-    """A cache in which the value used longest ago is the first to go.
+    """A cache that drops the value used longest ago.
 
     Args:
-        bytes_max: room for all values together.
+        bytes_max: room for all values together; a larger value is not kept.
         size: returns about how many bytes a value takes; called once, by `put`.
-        value_bytes_max: larger values are not kept; None for all that have room. If it is more than `bytes_max`, a
-            value that has no room beside others is kept alone.
         clock, idle_s: `put` drops values that were not requested for `idle_s`, at the latest after twice that time.
 
     Attributes:
-        bytes: what all values here take.
-        evictions: how many values went to make room.
+        bytes: the size of all cached values.
+        evictions: how many values were dropped to make room, or because they were idle.
     """
 
     def __init__(
-        self,
-        bytes_max: int,
-        size: Callable[[V], int],
-        *,
-        value_bytes_max: int | None = None,
-        clock: Clock | None = None,
-        idle_s: float = IDLE_S,
+        self, bytes_max: int, size: Callable[[V], int], *, clock: Clock | None = None, idle_s: float = IDLE_S
     ) -> None:
         self.bytes_max = bytes_max
-        self._value_bytes_max = bytes_max if value_bytes_max is None else value_bytes_max
         self._size = size
-        self._kept: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._segments: tuple[OrderedDict[K, tuple[V, int]], ...] = (self._values,)
         self._lock = threading.Lock()
         self._clock, self._idle_s = clock or SystemClock(), idle_s
         self._began_s = self._clock.monotonic_s()
-        self._not_asked_for: set[K] = set()  # Since then, of what was here then.
+        self._not_requested: set[K] = set()  # Since then, of the values that were here then.
         self.bytes = self.evictions = 0
-
-    def fits(self, size: int) -> bool:
-        """Whether a value of that many bytes would be kept."""
-        return size <= self._value_bytes_max
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as just used."""
         with self._lock:
             self._count_request(key)
-            entry = self._kept.get(key)
-            if entry is None:
-                return None
-            self._kept.move_to_end(key)
-            self._not_asked_for.discard(key)
-            return entry[0]
+            for values in self._segments:
+                entry = values.get(key)
+                if entry is not None:
+                    values.move_to_end(key)
+                    if self._not_requested:
+                        self._not_requested.discard(key)
+                    return entry[0]
+            return None
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value in place of the one before, and drop others that have no room beside it."""
-        size = self._size(value)
-        if self.fits(size):
-            self._put(key, value, size)
+        """Cache a value in place of the one before, and drop others that have no room beside it."""
+        self.put_sized(key, value, self._size(value))
 
-    def _put(self, key: K, value: V, size: int) -> None:
+    def put_sized(self, key: K, value: V, size: int) -> None:
+        """Do the same with a value of a known size."""
         with self._lock:
             self._drop(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:
                 self._begin_period()
-            if not self._is_admitted(key, size):
-                return
-            self._kept[key] = value, size
-            self.bytes += size
-            room = self._room_bytes(size)
-            while self.bytes > room and len(self._kept) > 1:
-                self._drop(next(iter(self._kept)))
-                self.evictions += 1
+            self._insert(key, (value, size))
 
     def take(self, key: K, only: V | None = None) -> V | None:
         """Remove and return the value of a key; if `only` is set, only if it is that very object."""
         with self._lock:
-            entry = self._kept.get(key)
+            entry = self._segment(key).get(key)
             if entry is None or (only is not None and entry[0] is not only):
                 return None
             self._drop(key)
             return entry[0]
 
     def clear(self) -> None:
-        """Keep nothing any more."""
+        """Drop all values."""
         with self._lock:
-            self._kept.clear()
-            self._not_asked_for.clear()
-            self.bytes = 0
+            for key in self._keys():
+                self._drop(key)
 
-    def _drop(self, key: K) -> None:
-        entry = self._kept.pop(key, None)
-        if entry is not None:
-            self.bytes -= entry[1]
-            self._not_asked_for.discard(key)
+    def _keys(self) -> list[K]:
+        return [key for values in self._segments for key in values]
 
-    def _begin_period(self) -> None:
-        self.evictions += len(self._not_asked_for)
-        for key in [*self._not_asked_for]:
-            self._drop(key)
-        self._began_s, self._not_asked_for = self._clock.monotonic_s(), {*self._kept}
+    def _segment(self, key: K) -> OrderedDict[K, tuple[V, int]]:
+        return next((values for values in self._segments if key in values), self._values)
 
     def _count_request(self, key: K) -> None:
-        """Count a request for a key."""
+        """Count a request for a key, where admission depends on it."""
 
-    def _is_admitted(self, key: K, size: int) -> bool:
-        return True
+    def _insert(self, key: K, entry: tuple[V, int]) -> None:
+        if entry[1] > self.bytes_max:
+            return
+        while self.bytes + entry[1] > self.bytes_max:
+            self._evict(next(iter(self._values)))
+        self._values[key] = entry
+        self.bytes += entry[1]
 
-    def _room_bytes(self, size: int) -> int:
-        return self.bytes_max
+    def _evict(self, key: K) -> None:
+        self._drop(key)
+        self.evictions += 1
+
+    def _drop(self, key: K) -> None:
+        entry = self._segment(key).pop(key, None)
+        if entry is not None:
+            self.bytes -= entry[1]
+            self._not_requested.discard(key)
+
+    def _begin_period(self) -> None:
+        for key in [*self._not_requested]:
+            self._evict(key)
+        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._keys()}
 
 
-class Cache(ByteBoundedLru[tuple["Kind[Any, Any]", Hashable], Any]):
+class Cache(ByteBoundedLru["_Key", Any]):
     """A cache for all that one client keeps in memory, in kinds that share its room.
 
-    It admits only values requested more often than those it would evict. Extra memory: one count for each recently
-    requested key, at most about `AGE_FACTOR` for each cached value.
+    `bytes` never exceeds `bytes_max`. A call takes constant time, besides the values that it drops. Extra memory: one
+    number for each recently requested key, at most about `AGE_FACTOR` for each cached value.
+
+    Args:
+        is_lru: whether the window is the whole room: the values used longest ago are dropped, as in `ByteBoundedLru`.
     """
 
-    def __init__(self, bytes_max: int, *, clock: Clock | None = None, idle_s: float = IDLE_S) -> None:
+    def __init__(
+        self,
+        bytes_max: int,
+        *,
+        is_lru: bool = False,
+        clock: Clock | None = None,
+        idle_s: float = IDLE_S,
+    ) -> None:
         super().__init__(bytes_max, lambda value: 0, clock=clock, idle_s=idle_s)
-        self._counts: dict[tuple[Kind[Any, Any], Hashable], int] = {}
-        self._questions = 0
-        self._large_room = bytes_max - bytes_max // SMALL_ROOM
+        self._is_lru = is_lru
+        self._window: OrderedDict[_Key, tuple[Any, int]] = OrderedDict()
+        self._segments = self._values, self._window
+        self._window_bytes = 0
+        self._counts: dict[int, int] = {}  # By hash: the keys would take more memory than small values.
+        self._requests = 0
 
     def kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
         """Return a new kind of values.
@@ -161,34 +171,41 @@ class Cache(ByteBoundedLru[tuple["Kind[Any, Any]", Hashable], Any]):
         Args:
             size: returns about how many bytes a value takes; called once, by `put`.
             share: a value that takes more than this share of the room is not kept.
-            is_needed: whether every value is let in, however large it is: it is used again at once.
+            is_needed: whether a value that does not enter the window is kept, however seldom it is requested.
         """
-        return Kind(self, size, 2**63 if is_needed else self.bytes_max // share, is_needed=is_needed)
+        return Kind(self, size, self.bytes_max // share, is_needed=is_needed)
 
     def bytes_of(self, kind: "Kind[Any, Any]") -> int:
-        """Return what the values of a kind take."""
+        """Return the size of all values of a kind. Cost: O(cached values)."""
         with self._lock:
-            return sum(size for (one, _), (_, size) in self._kept.items() if one is kind)
+            return sum(self._segment(key)[key][1] for key in self._keys() if key[0] is kind)
 
     def drop_kind(self, kind: "Kind[Any, Any]") -> None:
-        """Drop all values and counts of a kind."""
+        """Drop all values of a kind."""
         with self._lock:
-            for key in [key for key in self._kept if key[0] is kind]:
-                self._drop(key)
-            self._counts = {key: count for key, count in self._counts.items() if key[0] is not kind}
+            for key in self._keys():
+                if key[0] is kind:
+                    self._drop(key)
 
-    def peek(self, key: tuple["Kind[Any, Any]", Hashable]) -> Any:
+    def peek(self, key: "_Key") -> Any:
         """Return the value of a key without counting the request."""
         with self._lock:
-            entry = self._kept.get(key)
+            entry = self._segment(key).get(key)
             return None if entry is None else entry[0]
 
-    def _count_request(self, key: tuple["Kind[Any, Any]", Hashable]) -> None:
-        count = self._counts.get(key, 0)
+    def close(self) -> None:
+        """Drop all values, and keep none of later calls."""
+        with self._lock:
+            self.bytes_max = -1
+        self.clear()
+
+    def _count_request(self, key: "_Key") -> None:
+        name = hash(key)
+        count = self._counts.get(name, 0)
         if count < COUNT_MAX:
-            self._counts[key] = count + 1
-        self._questions += 1
-        if self._questions >= QUESTIONS_MIN and self._questions >= AGE_FACTOR * len(self._kept):
+            self._counts[name] = count + 1
+        self._requests += 1
+        if self._requests >= max(REQUESTS_MIN, AGE_FACTOR * (len(self._window) + len(self._values))):
             self._age()
 
     def _begin_period(self) -> None:
@@ -196,40 +213,51 @@ class Cache(ByteBoundedLru[tuple["Kind[Any, Any]", Hashable], Any]):
         self._age()
 
     def _age(self) -> None:
-        self._questions = 0
-        self._counts = {key: count // 2 for key, count in self._counts.items() if count > 1}
+        self._requests = 0
+        self._counts = {name: count // 2 for name, count in self._counts.items() if count > 1}
 
-    def _is_small(self, size: int) -> bool:
-        return size * SMALL_SHARE < self.bytes_max
+    def _drop(self, key: "_Key") -> None:
+        if key in self._window:
+            self._window_bytes -= self._window[key][1]
+        super()._drop(key)
 
-    def _room_bytes(self, size: int) -> int:
-        return self.bytes_max if self._is_small(size) else self._large_room
+    def _insert(self, key: "_Key", entry: tuple[Any, int]) -> None:
+        if entry[1] > self.bytes_max:
+            return
+        window_bytes_max = self.bytes_max if self._is_lru else self.bytes_max // WINDOW_SHARE
+        main_bytes_max = self.bytes_max - window_bytes_max
+        if entry[1] * SMALL_SHARE > self.bytes_max and not self._is_lru:
+            self._admit(key, entry, main_bytes_max, is_needed=key[0].is_needed)
+            return
+        self._window[key] = entry
+        self._window_bytes += entry[1]
+        self.bytes += entry[1]
+        while self._window_bytes > window_bytes_max:
+            oldest, leaving = self._window.popitem(last=False)
+            self._window_bytes -= leaving[1]
+            self.bytes -= leaving[1]
+            if not self._admit(oldest, leaving, main_bytes_max):
+                self._not_requested.discard(oldest)
+                self.evictions += 1
 
-    def _is_admitted(self, key: tuple["Kind[Any, Any]", Hashable], size: int) -> bool:
-        """Return whether all victims are requested less often than the key; move the others to the front."""
-        missing = self.bytes + size - self._large_room
-        if self._is_small(size) or key[0].is_needed or missing <= 0 or not self._kept:
-            return True
-        requests, victims = self._counts.get(key, 0), []
-        for victim, (_, freed) in self._kept.items():
-            if not self._is_small(freed) and self._counts.get(victim, 0) + LEAD < requests:
-                victims.append(victim)
-                missing -= freed
-                if missing <= 0:
-                    break
-        if missing > 0:
+    def _admit(self, key: "_Key", entry: tuple[Any, int], bytes_max: int, *, is_needed: bool = False) -> bool:
+        """Add a value to the main room if it is requested more often than each value that it replaces."""
+        if entry[1] > bytes_max:
             return False
-        for victim in reversed(victims):
-            self._kept.move_to_end(victim, last=False)
+        requests = NEEDED if is_needed else self._counts.get(hash(key), 0)
+        while self.bytes - self._window_bytes + entry[1] > bytes_max:
+            victim = next(iter(self._values))
+            if self._counts.get(hash(victim), 0) + LEAD >= requests:
+                self._values.move_to_end(victim)  # The next candidate is compared with another one.
+                return False
+            self._evict(victim)
+        self._values[key] = entry
+        self.bytes += entry[1]
         return True
 
 
 class Kind(Generic[K, V]):
-    """The values of one kind in a `Cache`; make it with `Cache.kind`.
-
-    Attributes:
-        is_needed: whether every value is let in.
-    """
+    """The values of one kind in a `Cache`; make it with `Cache.kind`."""
 
     def __init__(self, cache: Cache, size: Callable[[V], int], value_bytes_max: int, *, is_needed: bool) -> None:
         self._cache = cache
@@ -239,16 +267,16 @@ class Kind(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        """The bytes of all values of this kind."""
+        """The size of all cached values of this kind."""
         return self._cache.bytes_of(self)
 
     @property
     def evictions(self) -> int:
-        """How many values of all kinds went to make room."""
+        """How many values of all kinds were evicted."""
         return self._cache.evictions
 
     def fits(self, size: int) -> bool:
-        """Whether a value of that many bytes may be kept."""
+        """Return whether a value of that many bytes can be cached."""
         return size <= self._value_bytes_max
 
     def get(self, key: K) -> V | None:
@@ -260,15 +288,18 @@ class Kind(Generic[K, V]):
         return cast("V | None", self._cache.peek((self, key)))
 
     def put(self, key: K, value: V) -> None:
-        """Keep a value in place of the one before, if it is wanted more often than others that would have to go."""
+        """Cache a value in place of the one before; a large one only if it is requested more often than others."""
         size = self._size(value)
         if self.fits(size):
-            self._cache._put((self, key), value, size)
+            self._cache.put_sized((self, key), value, size)
 
     def take(self, key: K, only: V | None = None) -> V | None:
         """Remove and return the value of a key; if `only` is set, only if it is that very object."""
         return cast("V | None", self._cache.take((self, key), only))
 
     def clear(self) -> None:
-        """Keep no value of this kind any more."""
+        """Drop all values of this kind."""
         self._cache.drop_kind(self)
+
+
+_Key = tuple[Kind[Any, Any], Hashable]

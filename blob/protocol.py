@@ -246,7 +246,7 @@ def _problem(key: str) -> str | None:
         return "a key is segments joined by '/', none of them empty, '.' or '..'"
     if _CONTROL.search(key):
         return "it has control characters"
-    if any(s.startswith(TEMPORARY_PREFIX) for s in segments):
+    if key.startswith(TEMPORARY_PREFIX) or f"/{TEMPORARY_PREFIX}" in key:
         return f"{TEMPORARY_PREFIX!r} is kept for temporary files"
     try:
         lengths = [len(s.encode()) for s in segments]

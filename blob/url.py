@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -11,9 +12,9 @@ from persist.blob.options import read_options
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.served import ServedBlob
 from persist.blob.stores.file import FileBlob
-from persist.blob.stores.fsspec import FsspecBlob, list_protocols
+from persist.blob.stores.fsspec import PLAIN_OPTIONS, FsspecBlob, list_protocols
 from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S
-from persist.blob.stores.s3 import S3Blob
+from persist.blob.stores.s3 import S3Blob, S3Options
 
 _FOLDER_OPTIONS = {"fsync": bool, "file_mode": int | str, "folder_mode": int | str}
 _SERVED_OPTIONS = {"token": str, "certificate": str | bytes, "timeout_s": float}
@@ -70,6 +71,23 @@ def open_blob(
         f"the location has the unknown scheme {scheme!r}. Known are: a path, file://, s3://, memory://, grpc://, and "
         f"what fsspec has: {', '.join(sorted(list_protocols()))}."
     )
+
+
+def without_secret_options(url: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the storage options that another process may see: those that are known to be no secrets."""
+    match = _SCHEME.match(url)
+    scheme = match.group(1).lower() if match else "file"
+    if scheme in ("s3", "s3a"):
+        plain = {field.name for field in fields(S3Options) if field.repr}
+    elif scheme in ("grpc", "grpc+tls"):
+        plain = {*_SERVED_OPTIONS} - {"token"}
+    else:
+        plain = {*_FOLDER_OPTIONS} if scheme == "file" else PLAIN_OPTIONS
+    return {
+        name: value
+        for name, value in (options or {}).items()
+        if name in plain and isinstance(value, str | bytes | int | float) and "@" not in str(value)
+    }
 
 
 def _check_slashes(text: str) -> None:

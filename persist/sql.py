@@ -5,6 +5,7 @@ semantics; its definition is stored with it, and needs no DuckDB; views that rea
 Statements that change collections, and queries that are answered once, are in `Client.sql`.
 """
 
+from persist.compute.query import QueryLimits
 from persist.compute.sql import (
     Change,
     InputBehind,
@@ -20,6 +21,7 @@ from persist.compute.sql import (
 __all__ = [
     "Change",
     "InputBehind",
+    "QueryLimits",
     "UnboundedState",
     "ViewsPlan",
     "ViewsTogether",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from persist.blob.errors import PersistError
 from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, BlobLayer, DeletePage, get_at_most
@@ -121,42 +121,43 @@ class MeteredBlob(BlobLayer):
         return {name: tally.count() for name, tally in self._tallies.items()}
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._measure("get", lambda: self._inner.get(key, range), lambda value: len(value or b""))
+        return self._measure("get", self._inner.get, key, range)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._measure("get", lambda: get_at_most(self._inner, key, bytes_max), lambda value: len(value or b""))
+        return self._measure("get", get_at_most, self._inner, key, bytes_max)
 
     def set(self, key: str, value: bytes) -> None:
-        self._measure("set", lambda: self._inner.set(key, value), lambda _: len(value))
+        self._measure("set", self._inner.set, key, value, sent=len(value))
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._measure("create", lambda: self._inner.create(key, value), lambda _: len(value))
+        return self._measure("create", self._inner.create, key, value, sent=len(value))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         entries = self._entries(prefix, start_after)
-        while page := self._measure("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)], _no_bytes):
+        while page := self._measure("list", lambda: [*islice(entries, LIST_PAGE_ENTRIES)]):
             yield from page
             if len(page) < LIST_PAGE_ENTRIES:
                 return
 
     def delete(self, key: str) -> None:
-        self._measure("delete", lambda: self._inner.delete(key), _no_bytes)
+        self._measure("delete", self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        return self._measure("delete", lambda: delete(keys), _no_bytes)
+        return self._measure("delete", delete, keys)
 
     def _entries(self, prefix: str, start_after: str | None) -> Iterator[BlobEntry]:
         """List as a generator, so that a store which fails at the call itself does so where it is counted."""
         yield from self._inner.list(prefix, start_after)
 
-    def _measure(self, name: str, call: Callable[[], T], size: Callable[[T], int]) -> T:
+    def _measure(self, name: str, call: Callable[..., T], *arguments: Any, sent: int = 0) -> T:
         began_s = self._clock()
         try:
-            result = call()
+            result = call(*arguments)
         except BaseException:
             self._tallies[name].add(self._clock() - began_s, errors=1, moved=0)
             raise
-        self._tallies[name].add(self._clock() - began_s, errors=0, moved=size(result))
+        moved = len(result) if isinstance(result, bytes) else sent
+        self._tallies[name].add(self._clock() - began_s, errors=0, moved=moved)
         return result
 
 
@@ -185,7 +186,3 @@ class _Tally:
             return Count(
                 histogram.total, self._errors, self._bytes, self._seconds, p50_s, p90_s, p99_s, histogram.max_s
             )
-
-
-def _no_bytes(result: object) -> int:
-    return 0

@@ -27,7 +27,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from persist.blob.errors import Indeterminate, PersistError, StoreFull, Throttled, Unavailable
 from persist.blob.layers.pacing import AdaptiveRate
@@ -110,16 +110,16 @@ class RetryBlob(BlobLayer):
         return self._counts.copy()
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        return self._call("get", key, lambda: self._inner.get(key, range))
+        return self._call("get", key, self._inner.get, key, range)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        return self._call("get", key, lambda: get_at_most(self._inner, key, bytes_max))
+        return self._call("get", key, get_at_most, self._inner, key, bytes_max)
 
     def set(self, key: str, value: bytes) -> None:
-        self._call("set", key, lambda: self._inner.set(key, value))
+        self._call("set", key, self._inner.set, key, value)
 
     def create(self, key: str, value: bytes) -> bool:
-        return self._call("create", key, lambda: self._inner.create(key, value))
+        return self._call("create", key, self._inner.create, key, value)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         pages = _Pages(self._inner, prefix, start_after)
@@ -129,7 +129,7 @@ class RetryBlob(BlobLayer):
                 return
 
     def delete(self, key: str) -> None:
-        self._call("delete", key, lambda: self._inner.delete(key))
+        self._call("delete", key, self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Delete keys, and retry those that failed; return the keys that failed in the end."""
@@ -151,7 +151,7 @@ class RetryBlob(BlobLayer):
                 raise
         return failed
 
-    def _call(self, operation: str, key: str, attempt: Callable[[], T]) -> T:
+    def _call(self, operation: str, key: str, attempt: Callable[..., T], *arguments: Any) -> T:
         began_s = self._clock.monotonic_s()
         last_s = began_s + self._throttled_s
         ready_s, failures = began_s, None
@@ -161,7 +161,7 @@ class RetryBlob(BlobLayer):
                 failures = failures or self._describe_no_turn(operation, key, began_s)
                 raise self._final_error(failures) from failures.last
             try:
-                result = attempt()
+                result = attempt(*arguments)
             except PersistError as error:
                 failures = failures or _Failures(operation, key, began_s, self._backoff(began_s))
                 failures.throttled_s += sent_s - ready_s

@@ -42,6 +42,11 @@ _OURS = {"file", "local", "memory", "s3", "s3a"}
 S3_PUT_BYTES_MAX = 5 << 30
 SECRET_LENGTH_MIN = 4  # Shorter ones stand in too many words.
 _SOUNDS_SECRET = re.compile(r"key|secret|token|pass|credential|connection|sas|auth", re.IGNORECASE)
+# Options that another process may see. All others may hold credentials, also in a dictionary.
+PLAIN_OPTIONS = {
+    *("account_host", "account_name", "anon", "block_size", "cache_timeout", "consistency", "default_location"),
+    *("endpoint_url", "location_mode", "max_concurrency", "project", "region_name", "requester_pays", "timeout"),
+}
 _CONTAINER_BEFORE_AT = ("abfs", "abfss")
 
 

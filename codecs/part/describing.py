@@ -278,7 +278,9 @@ def check_part(
             Finding("unsorted", f"{len(moved)} of its {len(order)} rows are not in order, row {moved[0]} first")
         )
     if part.is_single and not _may_be_single(canonical(table), schema.key_names):
-        findings.append(Finding("descriptor", "it is said to be single, and gives a key more rows than one, or takes them"))
+        findings.append(
+            Finding("descriptor", "it is said to be single, and gives a key more rows than one, or takes them")
+        )
     equal = np.flatnonzero(~starts)
     if len(equal):
         rows = sorted((int(order[equal[0] - 1]), int(order[equal[0]])))
@@ -380,7 +382,8 @@ def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:
         return
     if keys is not None and _text(keys) != _text(is_.keys):
         yield _differs("keys", keys, is_.keys)
-    for column, claimed in stats.items():  # It may leave out any, and must not add one, except the mark of single parts.
+    # It may leave out any, and must not add one, except the mark of single parts.
+    for column, claimed in stats.items():
         if column != DIFF and _text(claimed) != _text(is_.stats.get(column)):
             yield _differs(f"stats of {column!r}", claimed, is_.stats.get(column))
 

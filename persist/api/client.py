@@ -15,6 +15,7 @@ from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
 from persist.compute.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
+from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
@@ -410,10 +411,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         commits: bool = False,
         store: bool = False,
         write_token: str | None = None,
-        sql: bool = False,
-        sql_memory_bytes: int = QUERY_LIMITS.memory_bytes,
-        sql_timeout_s: float = QUERY_LIMITS.timeout_s,
-        sql_rows_max: int = QUERY_LIMITS.rows_max,
+        sql: bool | QueryLimits = False,
         slow_s: float = 60.0,
     ) -> "Server":
         """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
@@ -431,10 +429,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 the token if there is no other, may then write and drop whatever they like. For mode "shared".
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
             write_token: lets its holders write; those of the token only read then.
-            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does. See
-            `docs/use/sql.md`.
-            sql_memory_bytes, sql_timeout_s, sql_rows_max: what one query may take: memory of DuckDB, seconds, and rows
-                of its answer. Eight run at a time.
+            sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
+                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query. Eight run at a time.
             slow_s: a stream that its client does not read for so long is dropped.
 
         Raises:
@@ -443,9 +439,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: commits is asked for, and this client only reads.
         """
         self.engine.check_open("serve")
-        for option, given in (("commits", commits), ("insecure", insecure), ("sql", sql), ("store", store)):
-            if not isinstance(given, bool):
-                raise InvalidUsage(f"serve({option}={given!r}) is not True or False")
+        for option, value in (("commits", commits), ("insecure", insecure), ("store", store)):
+            if not isinstance(value, bool):
+                raise InvalidUsage(f"serve({option}={value!r}) is not True or False")
+        if not isinstance(sql, bool | QueryLimits):
+            raise InvalidUsage(f"serve(sql={sql!r}) is not True, False or QueryLimits")
         committer = self.engine.writer("serve with commits").committer if commits else None
         if commits and self.mode != "shared":
             raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
@@ -460,9 +458,6 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
         check_token(write_token)
 
-        limits = QueryLimits(sql_memory_bytes, sql_timeout_s, sql_rows_max)
-        if not sql and limits != QUERY_LIMITS:
-            raise InvalidUsage("limits of queries go with sql=True")
         if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
             raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
         server = Server(
@@ -475,7 +470,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             insecure=insecure,
             slow_s=slow_s,
             committer=committer,
-            queries=Queries(self.engine, limits) if sql else None,
+            queries=Queries(self.engine, QUERY_LIMITS if sql is True else sql) if sql else None,
             store=BlobCalls(self.engine.storage.blob) if store else None,
         )
         self._ends.append(server.close)
@@ -532,8 +527,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 continue
             timeline = None if contents.timeline is None else Timeline(contents.timeline)
             since, upper = (
-                "for ever" if end.time is None else time_text(end.time, timeline)
-                for end in (contents.since, contents.upper)
+                "for ever" if end == END else time_text(end, timeline) for end in (contents.since, contents.upper)
             )
             rows.append((name, since, upper))
         return rows

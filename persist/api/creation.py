@@ -14,7 +14,7 @@ from persist.api.collection import Collection
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, is_repeatable, sides_like, with_first
 from persist.codecs.updates.tuples import is_named
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, form_of
@@ -170,7 +170,7 @@ class CreatingCalls:
         if mode == "error" and handle.create is None:
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
-        if is_empty and (handle.create is not None or handle.contents().upper == Antichain(0)):
+        if is_empty and (handle.create is not None or handle.contents().upper == 0):
             # There is no row that a commit could seal: but what was created can be read from then on, as others can.
             steps = [handle.dating(allow_future=allow_future).at_commit()]
             future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
@@ -275,7 +275,7 @@ class Collections(list[str]):
                 except CollectionNotFound:
                     continue  # It was destroyed just now.
                 count, size = record_count(contents), sum(part.bytes for part in contents.stored_parts)
-                cells = (name, count, size, contents.since.time, contents.upper.time)
+                cells = (name, count, size, to_time(contents.since), to_time(contents.upper))
                 rows.append(dict(zip(COLUMNS.names, cells, strict=True)))
         return pa.Table.from_pylist(rows, schema=COLUMNS)
 
@@ -310,6 +310,6 @@ class Collections(list[str]):
 
 
 def _cells_of(contents: CollectionState) -> tuple[str, str, str]:
-    rows, upper = record_count(contents), contents.upper.time
-    sealed = "for ever" if upper is None else "-" if upper == 0 else time_text(upper, timeline_of(contents.schema))
+    rows, upper = record_count(contents), contents.upper
+    sealed = "for ever" if upper == END else "-" if upper == 0 else time_text(upper, timeline_of(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

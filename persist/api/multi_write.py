@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from persist.api.collection import Collection
 from persist.api.follow import Following, ack_step
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_stored
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
@@ -135,8 +135,8 @@ class MultiWrite:
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
         """Let since advance, as `Collection.allow_compaction` does."""
-        frontier = collection.handle.frontier("since", since)
-        self._commit.add(collection.handle, [kinds.AllowCompaction(collection.id, frontier.elements)])
+        frontier = to_stored(collection.handle.frontier("since", since))
+        self._commit.add(collection.handle, [kinds.AllowCompaction(collection.id, frontier)])
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
         """Change properties of a collection in the commit, as `Collection.describe`; None removes one."""
@@ -171,7 +171,7 @@ class MultiWrite:
                 "a change or a seal of it already: put it first"
             )
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
-        expected = collection.handle.frontier("upper", upper).elements
+        expected = to_stored(collection.handle.frontier("upper", upper))
         self._commit.add(collection.handle, [condition(collection.id, expected)])
 
     def __enter__(self) -> "MultiWrite":

@@ -177,4 +177,4 @@ class View(Collection):
 def _reopen(origin: Origin, name: str) -> View:
     from persist.compute.sql import given_options, live_view  # Here: the dataflow takes long to load.
 
-    return View(live_view(origin.open(), name, given_options(None, None)))
+    return View(live_view(origin.open_shared(), name, given_options(None, None)))

@@ -1,10 +1,15 @@
-"""Frontiers: antichains of times, which say how far a set of times reaches.
+"""Frontiers: antichains of times, the bounds of sets of times.
 
-A time is an integer, or in dataflows of several dimensions a tuple of integers under the product order: `a <= b` holds
-when it holds in every dimension, so two times may be neither before nor after each other. A frontier stands for the
-times that are greater than or equal to one of its elements ("beyond" it); the empty frontier has no time beyond it.
-Frontiers are ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
+A time is an integer. In dataflows of several dimensions it is a tuple of integers under the product order: `a <= b`
+holds when it holds in every dimension, so two times may be neither before nor after each other. A time is *beyond* a
+frontier if it is greater than or equal to one of its elements. The empty frontier has none beyond it. Frontiers are
+ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
 `src/progress/frontier.rs`.)
+
+The times of a collection are totally ordered, so its frontier holds one time or none. The library works with that time
+as an integer, and with `END` for the empty frontier, which is complete for ever. So `time < upper` and `upper - 1` need
+no special case at the end. The public API takes and returns an `Antichain`. The log stores `[11]`, and `[]` for `END`;
+`[2**63 - 1]` also means `END`.
 """
 
 import math
@@ -14,16 +19,19 @@ from typing import Any, TypeAlias
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME_MAX
+from persist.core.log.fields import Frontier
 
 Time: TypeAlias = int | tuple[int, ...]
 Coordinates: TypeAlias = tuple[int, ...]
+
+END = TIME_MAX + 1
 
 
 def as_time(what: str, value: Any, *, most: int = TIME_MAX) -> int:
     """Return value as a time, from any kind of integer.
 
     Raises:
-        InvalidUsage: it is no integer in `[0, most]`; what says what it is.
+        InvalidUsage: it is not an integer in `[0, most]`; the message begins with what.
     """
     try:
         time = operator.index(value)
@@ -38,13 +46,13 @@ def coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordina
     """Return a time as the tuple of its coordinates.
 
     Raises:
-        InvalidUsage: it is no time, or has another number of dimensions than asked for; what says whose it is.
+        InvalidUsage: it is not a time of that many dimensions; the message begins with what.
     """
     point = tuple(time) if isinstance(time, tuple | list) else (time,)
     if not point or (dimensions is not None and len(point) != dimensions):
         wanted = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
         raise InvalidUsage(f"{what} {time!r} has {len(point)} dimensions, and here a time is {wanted}")
-    return tuple(as_time(what, coordinate, most=TIME_MAX + 1) for coordinate in point)
+    return tuple(as_time(what, coordinate, most=END) for coordinate in point)
 
 
 def as_given(point: Coordinates) -> Time:
@@ -68,7 +76,7 @@ class Antichain:
 
     def __init__(self, *elements: Time) -> None:
         # One more than the greatest time of an update, so that a seal can cover all of them.
-        if len(elements) == 1 and type(elements[0]) is int and 0 <= elements[0] <= TIME_MAX + 1:
+        if len(elements) == 1 and type(elements[0]) is int and 0 <= elements[0] <= END:
             object.__setattr__(self, "elements", elements)  # Nearly all of them, in a fraction of the time.
             return
         least: list[Coordinates] = []
@@ -77,18 +85,6 @@ class Antichain:
             if not any(_precedes(other, point) for other in least):
                 least = [other for other in least if not _precedes(point, other)] + [point]
         object.__setattr__(self, "elements", tuple(map(as_given, sorted(least))))
-
-    @classmethod
-    def at(cls, frontier: "int | Antichain") -> "Antichain":
-        """Return the frontier of a collection, from itself or from its time.
-
-        Raises:
-            InvalidUsage: it has several dimensions.
-        """
-        antichain = frontier if isinstance(frontier, Antichain) else cls(frontier)
-        if antichain.elements and type(antichain.elements[0]) is tuple:
-            raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
-        return antichain
 
     @property
     def is_empty(self) -> bool:
@@ -153,8 +149,42 @@ class Antichain:
         return f"Antichain({', '.join(map(str, self.elements))})"
 
 
+def to_antichain(frontier: int) -> Antichain:
+    """Return the frontier of a collection as users get it."""
+    return Antichain() if frontier == END else Antichain(frontier)
+
+
+def to_time(frontier: int) -> int | None:
+    """Return a frontier of a collection for tables and JSON: None for `END`."""
+    return None if frontier == END else frontier
+
+
+def to_frontier(given: int | Antichain) -> int:
+    """Return a frontier of a collection from the public API as an integer.
+
+    Raises:
+        InvalidUsage: it is not a time, or has several dimensions.
+    """
+    antichain = given if isinstance(given, Antichain) else Antichain(given)
+    if antichain.is_empty:
+        return END
+    if antichain.time is None:
+        raise InvalidUsage(f"{antichain} has several dimensions: times of collections are integers, so give one")
+    return antichain.time
+
+
+def from_stored(times: Frontier) -> int:
+    """Return a stored frontier as an integer."""
+    return times[0] if times else END
+
+
+def to_stored(frontier: int) -> Frontier:
+    """Return a frontier as the log stores it."""
+    return () if frontier == END else (frontier,)
+
+
 def _reach(other: Any) -> Any:
-    """Return how far a frontier, or that of a time, has come; None for what is neither.
+    """Return how far a frontier or a time has come; None for other values.
 
     It is a number in one dimension, infinity for the empty frontier, and the points of a frontier of several.
     """

@@ -94,8 +94,9 @@ class Settings:
     Attributes:
         background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
             own. Without it, call `Client.maintain` now and then.
-        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. All
-            caches in memory together take up to half of it. A whole result takes its own room beyond that.
+        memory_budget: bytes that writing, merging, compaction and `to_batches` may take each, at least 16 MiB. The
+            client's cache in memory takes up to half of it, until the client is closed. A whole result takes its own
+            room beyond that.
         cache_folder, cache_folder_bytes: where to keep blobs on disk, and what look-ups have decoded, mapped, for all
             processes that name the same folder; and the room for both together. On a disk of this machine: a process
             ends if what it has mapped cannot be read any more. None for nowhere.
@@ -143,8 +144,9 @@ class Storage:
     cache: Cache
 
     def close(self) -> None:
-        """Free what the wrappers have, and the store itself if it was opened here; idempotent."""
+        """Drop all cached values, and close the store if it was opened here; idempotent."""
         self.blob.close()
+        self.cache.close()
 
 
 def open_storage(

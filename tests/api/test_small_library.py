@@ -1,6 +1,9 @@
 """A small and typed library: collections that read like snapshots, completion, representations, pickles, slips."""
 
+import gc
 import pickle
+import warnings
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -14,6 +17,8 @@ import pyarrow as pa
 import pytest
 
 import persist
+from persist.engine.location.opening import Origin
+from persist.engine.location.writer import OpenOptions
 from tests.api import typed_program
 
 ROWS = [{"id": 1, "status": "new"}, {"id": 2, "status": "paid"}]
@@ -135,20 +140,62 @@ def test_another_process_takes_a_client_a_collection_a_view_and_a_snapshot(tmp_p
         assert answers == [["orders", "paid"], ["Collection", 3], ["paid", sql, 1], ["Snapshot", 1]]
 
 
-def test_secrets_stay_in_the_process_that_has_them(tmp_path: Path) -> None:
-    options = {"endpoint_url": "http://127.0.0.1:1", "access_key_id": "AK", "secret_access_key": "hidden"}
+SECRET = "hidden"
+
+
+@pytest.mark.parametrize(
+    ("url", "plain", "secret"),
+    [
+        (
+            "s3://bucket/shop",
+            {"endpoint_url": "http://127.0.0.1:1", "server_side_encryption": "aws:kms", "sse_kms_key_id": "arn:key"},
+            {"access_key_id": SECRET, "secret_access_key": SECRET, "session_token": SECRET, "sse_customer_key": SECRET},
+        ),
+        (
+            "az://container/shop",
+            {"account_name": "shop", "location_mode": "primary"},
+            {"account_key": SECRET, "signature": SECRET, "bearer": SECRET, "pwd": SECRET, "headers": {"x": SECRET}},
+        ),
+        ("gs://bucket", {"project": "p"}, {"token": SECRET, "endpoint_url": f"http://user:{SECRET}@host"}),
+        ("grpc://host:1", {"timeout_s": 3.0, "certificate": "public"}, {"token": SECRET}),
+        ("shop", {"fsync": False, "file_mode": "600"}, {}),
+    ],
+)
+def test_a_pickle_has_all_options_but_secrets(
+    url: str, plain: dict[str, Any], secret: dict[str, Any], client: persist.Client
+) -> None:
+    made = Origin.of(url, plain | secret, _options(client))
+    assert made.storage_options == plain
+    assert SECRET.encode() not in pickle.dumps(made)
+
+
+@pytest.mark.parametrize("url", ["memory://shop", "s3://user:hidden@bucket/shop", "https://host/shop?sig=hidden"])
+def test_a_location_that_is_no_url_for_others_is_not_pickled(url: str, client: persist.Client) -> None:
+    assert Origin.of(url, None, _options(client)).location is None
+
+
+def test_unpickled_objects_of_one_location_share_a_client(tmp_path: Path) -> None:
     with persist.open(tmp_path / "shop") as client:
-        origin: Any = client.engine.origin
-        made = type(origin).of("s3://bucket/shop", {**options, "config": {"token": "x"}}, _options(client))
-    assert made.storage_options == {"endpoint_url": "http://127.0.0.1:1"}
-    assert b"hidden" not in pickle.dumps(made)
-    for url in ("memory://shop", "s3://user:hidden@bucket/shop", "https://host/shop?sig=hidden"):
-        assert type(origin).of(url, None, _options(client)).location is None
+        client.write("orders", ROWS, key=["id"]).result()
+        pickled = [pickle.dumps(thing) for thing in (client["orders"], client["orders"], client["orders"].snapshot())]
+        own = pickle.dumps(client)
+    with warnings.catch_warnings(action="error"):
+        first, second, snapshot = map(pickle.loads, pickled)
+        engine = first.handle.engine
+        assert second.handle.engine is engine
+        assert snapshot.count() == len(second)
+        with pickle.loads(own) as other:
+            assert other.engine is not engine
+        engine.close()
+        again = pickle.loads(pickled[0])
+        assert len(again) == len(ROWS), "a closed client is not shared"
+        dropped = weakref.ref(again.handle.engine)
+        del first, second, snapshot, engine, again
+        gc.collect()
+    assert dropped() is None
 
 
-def _options(client: persist.Client) -> Any:
-    from persist.engine.location.writer import OpenOptions
-
+def _options(client: persist.Client) -> OpenOptions:
     return OpenOptions("read", settings=client.engine.settings)
 
 

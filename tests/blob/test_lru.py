@@ -6,8 +6,8 @@ from persist.blob.lru import ByteBoundedLru, Cache
 from tests.support.clocks import ImpatientClock
 
 
-def lru(bytes_max: int, value_bytes_max: int | None = None) -> ByteBoundedLru[int, bytes]:
-    return ByteBoundedLru(bytes_max, len, value_bytes_max=value_bytes_max)
+def lru(bytes_max: int) -> ByteBoundedLru[int, bytes]:
+    return ByteBoundedLru(bytes_max, len)
 
 
 def test_the_value_used_longest_ago_goes_first() -> None:
@@ -33,22 +33,6 @@ def test_a_value_without_room_is_not_kept_and_drops_nothing() -> None:
     kept.put(2, bytes(31))
     assert kept.get(2) is None
     assert kept.get(1) is not None
-    small = lru(30, 15)
-    small.put(1, bytes(16))
-    assert small.get(1) is None
-    assert not small.fits(16)
-    assert small.fits(15)
-
-
-def test_a_value_that_may_be_larger_than_the_room_is_kept_alone() -> None:
-    kept = lru(30, 100)
-    kept.put(1, bytes(10))
-    kept.put(2, bytes(90))
-    assert kept.get(1) is None
-    assert kept.get(2) == bytes(90)
-    kept.put(3, bytes(10))
-    assert kept.get(2) is None
-    assert kept.bytes == 10
 
 
 def test_what_is_taken_is_there_no_more_and_only_the_very_value_if_one_is_given() -> None:

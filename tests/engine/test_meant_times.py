@@ -82,7 +82,7 @@ def test_events_with_times_of_their_own_ahead_of_the_clock_are_refused_unless_it
                     upsert(events, **more)
     with pytest.raises(persist.InvalidUsage, match="more than a day ahead of the clock"):
         users.seal_to(FAR)
-    assert users.handle.contents().upper.time == 0
+    assert users.handle.contents().upper == 0
     users.upsert([(1, "a", FAR)], allow_future=True).result()
     users.seal_to(FAR + timedelta(days=1), allow_future=True).result()
     c.upsert(column, time="at", allow_future=True).result()

@@ -27,7 +27,7 @@ from persist.codecs.part.describing import describe_footer
 from persist.codecs.part.part import Part
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
-from persist.core.log.framing import BlobRef, decode_framed, encode_framed, put_framed
+from persist.core.log.framing import BlobRef, decode_framed, encode_framed, store_framed
 from persist.core.log.keys import checkpoint_key, record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import PartList, Record
@@ -302,7 +302,7 @@ def test_a_part_list_that_names_what_is_no_upload_of_its_collection_is_refused(v
     location = decode_framed(victim.blob.get(record_key(0)) or b"", Record, "").location
     for key in victim.hostile_keys():
         parts = PartList(location=location, collection=victim.id, parts=(victim.named(key),))
-        pointer = put_framed(victim.blob, f"list/{victim.id}/{0:020d}-", parts)
+        pointer = store_framed(victim.blob, f"list/{victim.id}/{0:020d}-", parts)
         before = everything(victim.blob)
         at = victim.record(kinds.Append(victim.id, (), pointer))
         check_refused(victim, before, at)
@@ -567,7 +567,7 @@ def test_a_state_object_that_no_writer_would_make_is_refused(victim: Victim) -> 
     for key in victim.hostile_keys():
         bad[key] = changed(contents, numbered={0: victim.named(key)})
     for what, contents in bad.items():
-        base = put_framed(victim.blob, f"state/{victim.id}/{0:020d}-", changed(stored, collection=contents))
+        base = store_framed(victim.blob, f"state/{victim.id}/{0:020d}-", changed(stored, collection=contents))
         victim.blob.set(
             checkpoint_key(good.seqno), encode_framed(changed(good, collections=(changed(entry, base=base),)))
         )

@@ -27,7 +27,8 @@ class Collection(
         name: what it is called.
         schema: its key and value columns.
 
-    A pickled one is opened again by the process that loads it, with the location's URL and options without secrets.
+    A process that unpickles a collection opens its location by URL and by the options that are no secrets. All
+    collections, views and snapshots that it unpickles from there share one client.
     """
 
     def __reduce__(self) -> Any:
@@ -35,6 +36,6 @@ class Collection(
 
 
 def _reopen(origin: Origin, id_: str, name: str) -> Collection:
-    engine = origin.open()
+    engine = origin.open_shared()
     contents = engine.follower.current(id_, name)
     return Collection(handle_on(engine, contents, contents.schema))

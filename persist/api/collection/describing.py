@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index import IndexInfo, create_index, drop_index, indexes_of, steps_to_drop
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed
 from persist.core.log import kinds
@@ -79,12 +79,12 @@ class CollectionBase(Completed):
 
         Where times are moments, `str` shows the moment.
         """
-        return dated(self.handle.contents().upper, self.timeline)
+        return dated(to_antichain(self.handle.contents().upper), self.timeline)
 
     @property
     def since(self) -> Antichain:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
-        return dated(self.handle.contents().since, self.timeline)
+        return dated(to_antichain(self.handle.contents().since), self.timeline)
 
     @property
     def unsealed(self) -> Unsealed | None:
@@ -108,7 +108,8 @@ class CollectionBase(Completed):
             about, schema = about_collection(contents), contents.schema
             told += [("comment", about.comment)] if about.comment else []
             told += [*about.properties.items()]
-            told += [("since", str(contents.since)), ("upper", str(contents.upper)), ("schema", f"{schema.version}")]
+            told += [(what, str(to_antichain(getattr(contents, what)))) for what in ("since", "upper")]
+            told += [("schema", f"{schema.version}")]
             for name in schema.columns:
                 role = "key " if name in schema.key_names else ""
                 comment = f": {about.columns[name].comment}" if name in about.columns else ""
@@ -121,9 +122,9 @@ class CollectionBase(Completed):
         with suppress(PersistError):
             contents = self.handle.known()
             hidden = unsealed(contents)
-            upper = contents.upper.time
+            upper = contents.upper
             sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"
-            if contents.upper.is_empty:
+            if upper == END:
                 sealed = "complete for ever"
             told = f", {sealed}" + (f", {hidden} not sealed" if hidden is not None else "")
         return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"

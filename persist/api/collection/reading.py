@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from persist.api.collection.describing import CollectionBase
 from persist.api.follow import Following
 from persist.compute.index import indexed
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_time
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import Moment, Retention, Times
 from persist.engine.collection.descriptions import (
@@ -326,9 +326,9 @@ class ReadingCalls(CollectionBase):
             consumer = f"{self.id}/{name}"
             contents = self.handle.contents()
             newest = self.handle.newest()  # Who begins again after the schema changed begins with the changed one.
-            if held is not None or (contents.since == Antichain(0) and contents.upper == Antichain(0)):
+            if held is not None or contents.since == contents.upper == 0:
                 return begun_listen(newest, held, moments, consumer)  # The contents come with the first seal.
-            latest = None if contents.since < contents.upper else contents.since.time
+            latest = None if contents.since < contents.upper else to_time(contents.since)
             return begun_subscription(newest, latest, moments, None, consumer)
 
         return Following(self.handle, name, start)

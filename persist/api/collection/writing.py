@@ -163,9 +163,7 @@ class KeyedCalls(CollectionBase):
 
         return commit_one(handle, "upsert", options, add)
 
-    def _end(
-        self, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-    ) -> Antichain | None:
+    def _end(self, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late) -> int | None:
         """Check the arguments of a call that writes events; return the upper to seal to."""
         self.handle.engine.writer(action)
         for what, named in (("time", options.time), ("seal", seal)):

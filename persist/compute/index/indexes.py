@@ -28,6 +28,7 @@ import pyarrow as pa
 
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_hold, index_name
@@ -225,11 +226,11 @@ def steps_to_empty(handle: CollectionHandle, indexes: Sequence[Index]) -> tuple[
     """
     contents = handle.contents()
     steps, names = steps_to_drop(handle, indexes), _names(handle, indexes)
-    for index in indexes if contents.since.time is not None else ():
+    for index in indexes if contents.since != END else ():
         if set(index.indexed) <= {*contents.schema.ids}:
             empty, create = draft(handle, contents.schema, index.indexed)
-            hold, at = index_hold(empty.handle.id), contents.since.time or 0
-            steps += [create, kinds.SetHold(handle.id, hold, at, columns=index.indexed)]
+            hold = index_hold(empty.handle.id)
+            steps += [create, kinds.SetHold(handle.id, hold, contents.since, columns=index.indexed)]
             names[empty.handle.id] = empty.handle.name
     return steps, names
 

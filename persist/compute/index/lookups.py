@@ -113,7 +113,7 @@ def paths_of(
         if index.as_of < 0 or by is None or not {*by} <= {*wanted} <= own.keys():
             continue
         first, last = sorted((index.as_of, as_of))
-        if not (contents.since.has_beyond(first) and not contents.upper.has_beyond(last)):
+        if first < contents.since or last >= contents.upper:
             continue
         held = snapshot_scan(index.contents, index.handle.schema, index.as_of, [own[name] for name in wanted])
         new = changes_scan(contents, schema, first + 1, last + 1, wanted) if first < last else None

@@ -16,7 +16,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import TableStream
 from persist.compute.index.indexes import (
     Index,
@@ -29,7 +29,7 @@ from persist.compute.index.indexes import (
     indexes_of,
     steps_to_drop,
 )
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_stored
 from persist.core.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -43,7 +43,7 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.names import INDEX_HOLD, index_hold
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
-from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState, first_time
 from persist.core.state_rules.erasures import erasure_number
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
@@ -91,12 +91,12 @@ def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = No
     """
     gone = [] if old is None else steps_to_drop(handle, [old])
     contents = handle.contents()
-    if contents.upper == Antichain(0):
+    if contents.upper == 0:
         index, create = draft(handle, contents.schema, wanted)
-        _make(handle, index, [*gone, create], None, contents.since.time or 0, wanted, erasure_number(contents))
+        _make(handle, index, [*gone, create], None, first_time(contents), wanted, erasure_number(contents))
         return index
     with snapshot(handle.newest(), form="diff") as held:
-        index, create = draft(handle, held.scan.given, wanted)
+        index, create = draft(handle, held.scan.result_schema, wanted)
         _make(handle, index, [*gone, create], held, held.as_of, wanted, erasure_number(contents))
     return index_at(handle.engine, index.handle.id) or index
 
@@ -116,7 +116,7 @@ def _make(
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
         commit.add(index.handle, [step for step in steps if step not in late])
         if held is not None:
-            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.given)))
+            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.result_schema)))
             commit.add(index.handle, _sealed(index, as_of))
         hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
         commit.add(handle, [hold, *late])
@@ -142,8 +142,7 @@ def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
 
 
 def _sealed(index: Index, as_of: int) -> list[Step]:
-    upper = Antichain() if as_of >= TIME_MAX else Antichain(as_of + 1)
-    return [kinds.Seal(index.handle.id, upper.elements), kinds.AllowCompaction(index.handle.id, (as_of,))]
+    return [kinds.Seal(index.handle.id, to_stored(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
 
 
 def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
@@ -187,19 +186,19 @@ def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
 
 
 def _is_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
-    if not index.contents.upper < contents.upper:
+    if index.contents.upper >= contents.upper:
         return not index.fits(contents.schema)
     new = [part for part in contents.history_parts if part.time_max > index.as_of]
     return len(new) > LAG_PARTS or sum(part.rows for part in new) >= least_rows or not index.fits(contents.schema)
 
 
 def _can_go_on(index: Index, contents: CollectionState) -> bool:
-    return index_hold(index.handle.id) in contents.holds and contents.since.has_beyond(max(index.as_of, 0))
+    return index_hold(index.handle.id) in contents.holds and max(index.as_of, 0) >= contents.since
 
 
 def _go_on(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
     id_, own = handle.id, index.handle.id
-    until = TIME_MAX + 1 if contents.upper.time is None else contents.upper.time
+    until = contents.upper
     schema = handle.schema_in(contents, None)
     names = index.names_in(schema)
     commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])

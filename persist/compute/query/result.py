@@ -80,7 +80,7 @@ class QueryLimits:
         ):
             kinds = (int, float) if name == "timeout_s" else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
-                raise InvalidUsage(f"sql_{name}={value!r} is not a number of at least {least:,}")
+                raise InvalidUsage(f"QueryLimits({name}={value!r}) is not a number of at least {least:,}")
 
 
 QUERY_LIMITS = QueryLimits()

@@ -40,6 +40,7 @@ from persist.compute.query.tables import (
     why_refused,
     with_catalogs,
 )
+from persist.core.antichain import END
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.rendering import some_of
 from persist.core.timeline import Moment
@@ -126,7 +127,7 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
             f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
             "collections that it reads, then refresh it"
         )
-    if handle.contents().upper.is_empty:
+    if handle.contents().upper == END:
         raise InvalidUsage(f"{handle.name!r} is complete for ever: nothing can change it any more")
     if statement.is_upsert and handle.keyed is None:
         raise InvalidUsage(

@@ -38,7 +38,7 @@ from typing import Any
 import msgspec
 
 from persist.blob.threads import SystemClock
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.algebra import Node
 from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
 from persist.core.antichain import as_time
@@ -236,9 +236,7 @@ def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | No
         start: where the view begins.
         inputs: all that it reads that are no views, as they are now.
     """
-    sealed = {
-        contents.name: TIME_MAX + 1 if contents.upper.time is None else contents.upper.time for contents in inputs
-    }
+    sealed = {contents.name: contents.upper for contents in inputs}
     if not sealed:
         return None
     last = min(inputs, key=lambda contents: sealed[contents.name])

@@ -24,7 +24,7 @@ from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
 from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
-from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.contents import CollectionState, first_time
 from persist.core.state_rules.schemas import version_of
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -124,7 +124,7 @@ class Catalog:
         inputs = () if definition is None else definition.inputs
         last, is_view = _last_sealed(contents), definition is not None
         redefined = 0 if definition is None else definition.since
-        since = max(contents.since.time or 0, redefined)
+        since = max(first_time(contents), redefined)
         about = (contents.timeline, last, since, inputs, is_view, redefined, contents.keyed)
         readable = Readable(id_, handle.name, handle.schema, *about)
         self._by_id[id_] = readable
@@ -331,7 +331,6 @@ def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: st
 
 def _last_sealed(contents: CollectionState) -> int | None:
     """Return the last sealed time, the first of all if there is none; None of a view that was never refreshed."""
-    upper = contents.upper.time
-    if contents.view is not None and upper == 0:
+    if contents.view is not None and contents.upper == 0:
         return None
-    return TIME_MAX if upper is None else max(0, upper - 1)
+    return max(0, contents.upper - 1)

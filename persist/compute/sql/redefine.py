@@ -44,6 +44,7 @@ from persist.compute.sql.draft import (
 )
 from persist.compute.sql.graph import definition_of, read_by
 from persist.compute.sql.types import to_arrow
+from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -156,15 +157,15 @@ def _check_same_kind(view: Dependent, draft: Draft) -> None:
             f"view {view.name!r} has the timeline {view.contents.timeline!r}, and what the query reads has "
             f"{draft.made.timeline!r}: make another view"
         )
-    if view.contents.upper.time is None:
+    if view.contents.upper == END:
         raise InvalidUsage(f"view {view.name!r} is complete for ever, so nothing of it can change: make another view")
 
 
 def _check_together(every: Sequence[Dependent]) -> None:
     """Raise InvalidUsage unless all views that were ever refreshed are sealed to one time, at which they can switch."""
-    uppers = {dependent.contents.upper_times for dependent in every if dependent.contents.upper_times != (0,)}
+    uppers = {dependent.contents.upper for dependent in every if dependent.contents.upper != 0}
     if len(uppers) > 1:
-        seals = ", ".join(f"{dependent.name!r} to {dependent.contents.upper_times[0]}" for dependent in every)
+        seals = ", ".join(f"{dependent.name!r} to {dependent.contents.upper}" for dependent in every)
         raise InvalidUsage(
             f"these views depend on each other and would switch together, and they are sealed differently far: {seals}."
             " Seal what they read to one time, refresh them, and try again"
@@ -205,9 +206,9 @@ def _inputs_of(
 def _start_after(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
     """Return where a view begins from now on: what holds no answer yet begins where it can be computed."""
     start = dependent.definition.start
-    if dependent.contents.upper_times != (0,):
+    if dependent.contents.upper != 0:
         return start
-    return max(start, draft.definition.start if dependent is changed else changed.contents.upper_times[0])
+    return max(start, draft.definition.start if dependent is changed else changed.contents.upper)
 
 
 def _next(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
@@ -217,7 +218,7 @@ def _next(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], sta
         wanted,
         inputs=inputs,
         number=old.number + 1,
-        since=dependent.contents.upper_times[0],
+        since=dependent.contents.upper,
         earlier=(*old.earlier, was)[-EARLIER_KEPT:],
         start=start,
     )
@@ -273,7 +274,7 @@ def _begin(dependent: Dependent, readable: Readable, start: int) -> int:
     """Return where the hold on a new input begins: where the view is read again, just before it switches."""
     if readable.is_view:
         return TIME_MAX
-    upper = dependent.contents.upper_times[0]
+    upper = dependent.contents.upper
     if upper == 0:
         return max(readable.since, start)
     if readable.since > upper - 1 or readable.last is None or readable.last < upper - 1:
@@ -348,7 +349,7 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         made[view.id] = draft
         steps += [*draft.steps, *_also(view, draft)]
         names |= draft.names
-    views = {view.name: view.contents.upper_times != (0,) for view in every}
+    views = {view.name: view.contents.upper != 0 for view in every}
     published = {view.name: view.contents.tables for view in every if view.contents.tables}
     return ViewsAnew(tuple(steps), names, views, indexed, published)
 

@@ -18,7 +18,6 @@ from persist.compute.sql.draft import Catalog, drafted, has_groups, steps_to_dro
 from persist.compute.sql.graph import ViewProgram, definition_of, sizes_of, views_for
 from persist.compute.sql.reasons import reasons
 from persist.compute.sql.redefine import dependents_of, redefinition
-from persist.core.antichain import Antichain
 from persist.core.closing import Closes
 from persist.core.errors import (
     CollectionNotFound,
@@ -107,7 +106,7 @@ class LiveView:
 
     def _refreshed_with_retry(self, policy: Policy, first: "First | None") -> Refreshed:
         """Refresh; begin again if others redefine the view, or a view below it, or refresh it meanwhile."""
-        upper: Antichain | None = None
+        upper: int | None = None
         was_open = False
 
         def plan() -> Refreshed:
@@ -133,7 +132,7 @@ class LiveView:
             plan, action="refresh", clock=self.engine.clock, conflicts=conflicts, prepare=begin_again
         )
 
-    def _known_upper(self) -> Antichain | None:
+    def _known_upper(self) -> int | None:
         """Return how far the view is sealed, as far as this client knows."""
         entry = self.engine.follower.entry(self.handle.id)
         return None if entry is None or entry.contents is None else entry.contents.upper
@@ -174,7 +173,7 @@ class LiveView:
     def _behind(self, *, is_new: bool = False) -> str | None:
         known = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
         inputs = [contents for contents in known if contents.view is None]
-        if is_new and any(contents.upper.time == 0 for contents in inputs):
+        if is_new and any(contents.upper == 0 for contents in inputs):
             return None  # It will be filled.
         return behind(self.handle.name, self.definition.start, inputs)
 

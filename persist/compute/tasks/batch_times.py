@@ -30,7 +30,7 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_stored
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.core.keyed.events import event_fields
 from persist.core.keyed.machine import DELETED
@@ -101,12 +101,12 @@ class BatchTimes:
             is_plain, cast(Sealing, how), watermark or 0, cast(Late, late or "error"), late_collection, allow_future
         )
 
-    def end_after(self, latest: int | None) -> Antichain | None:
+    def end_after(self, latest: int | None) -> int | None:
         """Return the upper to seal to after a batch whose largest time that is; None if nothing is sealed."""
         if latest is None or self.seal == "none":
             return None
         is_beyond = self.is_plain or self.seal == "max"
-        return Antichain(latest + 1 if is_beyond else max(latest - self.delay, 0))
+        return latest + 1 if is_beyond else max(latest - self.delay, 0)
 
 
 def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool) -> None:
@@ -189,12 +189,12 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
         check_free_name(name)
         contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
         upper = contents.upper
-        if upper.time is None:
-            raise UpdateNotBeyondUpper(0, upper)
+        if upper == END:
+            raise UpdateNotBeyondUpper(0, Antichain())
         rows = late.rename_columns([_RENAMED.get(column, column) for column in late.column_names])
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
-        adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper.time))
+        adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper))
         added: list[Step] = [] if adding is None else [adding]
-        return [*added, kinds.Seal(contents.id, (upper.time + 1,))], {contents.id: name}
+        return [*added, kinds.Seal(contents.id, to_stored(upper + 1))], {contents.id: name}
 
     return steps

@@ -15,7 +15,7 @@ whether the record landed, all is left as it is, for the next run to find out.
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -33,7 +33,7 @@ from persist.compute.tasks.keyed_work import (
     seal_done,
 )
 from persist.compute.tasks.planned_write import Target, check_times, writing
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain
 from persist.core.errors import (
     Conflict,
     FrontierRegression,
@@ -88,7 +88,7 @@ class Share:
 
     target: Target
     parts: list[Part]
-    upper: Antichain = field(default_factory=lambda: Antichain(0))
+    upper: int = 0
 
 
 def commit_batch(mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
@@ -139,7 +139,7 @@ def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTim
                 commit.add_parts(handle, share.parts, keep=True, at_commit=at_commit)
                 if not at_commit:
                     check_times(handle, share.parts, allow_future=times.allow_future)
-                if seal is not None and share.upper < Antichain(seal):
+                if seal is not None and share.upper < seal:
                     commit.add(handle, [handle.seal_step(seal)])
 
     def raise_if_late(error: PersistError) -> None:
@@ -155,14 +155,12 @@ def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: Batc
     """Leave out what is late, if it is to be dropped; return what to seal to."""
     latest = max((part.time_max for share in shares for part in share.parts), default=None)
     for share in shares if times.late == "drop" else ():
-        late = [part for part in share.parts if not share.upper.has_beyond(part.time_min)]
+        late = [part for part in share.parts if part.time_min < share.upper]
         if late:
-            lower = share.upper.time
-            rest = [] if lower is None else without_late(engine, share.target, late, lower)
+            rest = [] if share.upper == END else without_late(engine, share.target, late, share.upper)
             report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in rest))
             _replace(share, late, [*(part for part in share.parts if part not in late), *rest])
-    end = times.end_after(latest)
-    return None if end is None else end.time
+    return times.end_after(latest)
 
 
 def report_late(target: Target, mark: Mark, rows: int) -> None:
@@ -185,7 +183,7 @@ def _discard(target: Target, parts: Sequence[Part]) -> None:
         writer.discard(parts)
 
 
-Planning = Callable[[Stamp | None, Antichain | None, CollectionState], KeyedWork]
+Planning = Callable[[Stamp | None, int | None, CollectionState], KeyedWork]
 Committing = Callable[[Engine, KeyedWork], pa.Table | None]
 
 
@@ -272,7 +270,7 @@ def _commit_keyed(
         def raise_if_late(error: PersistError) -> None:
             # Another writer has sealed, or moved the late bound. What has a time of its own stays late.
             is_later = times.is_plain and not isinstance(error, LateEvents)
-            if not (is_later or times.late != "error") or handle_of(work, engine).contents().upper.is_empty:
+            if not (is_later or times.late != "error") or handle_of(work, engine).contents().upper == END:
                 raise error
 
         conflicts = (UpdateNotBeyondUpper, FrontierRegression, LateEvents)
@@ -299,14 +297,12 @@ def taken_over(engine: Engine, mark: Mark, work: KeyedWork, contents: Collection
     if not mark.is_done([contents]):
         return False
     commit_batch(mark, [Share(work.target, [])], BatchTimes(is_plain=True))
-    if times.is_plain and contents.upper.time is not None:
-        end = Antichain(contents.upper.time + 1)
-        if due(contents, end.elements):
-            seal_done(engine, replace(work, end=end))
+    if times.is_plain and contents.upper != END and due(contents, contents.upper + 1):
+        seal_done(engine, replace(work, end=contents.upper + 1))
     return True
 
 
 def _upper_of(contents: CollectionState) -> int:
-    if contents.upper.time is None:
-        raise UpdateNotBeyondUpper(0, contents.upper)
-    return contents.upper.time
+    if contents.upper == END:
+        raise UpdateNotBeyondUpper(0, Antichain())
+    return contents.upper

@@ -24,7 +24,7 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, check_times, digests_added, upload
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import machine_of
@@ -68,7 +68,7 @@ class KeyedWork:
     contents: CollectionState
     machine: Machine
     to_events: ToEvents
-    end: Antichain | None
+    end: int | None
     token: str | None = None
     collects: bool = False
     is_done: bool = False
@@ -85,7 +85,7 @@ class KeyedWork:
     def can_resolve(self) -> bool:
         """Whether tasks can work out the updates: events are resolved by whoever seals, and none are waiting."""
         form = self.form
-        return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end.elements)
+        return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end)
 
     @property
     def needs_order(self) -> bool:
@@ -113,9 +113,7 @@ class KeyedWork:
 
     def _cut(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
         assert self.end is not None
-        if self.end.time is None:
-            return events, events.slice(0, 0)
-        mask = pc.less(events["_time"], self.end.time)
+        mask = pc.less(events["_time"], self.end)
         return events.filter(mask), events.filter(pc.invert(mask))
 
     def _updates(self, events: pa.Table) -> Iterable[pa.Table]:
@@ -233,11 +231,11 @@ def commit_resolved(
         TokenReused: the token names other events.
     """
     assert work.end is not None
-    contents, id_, end = work.contents, work.target.id, work.end.elements
+    contents, id_, end = work.contents, work.target.id, to_stored(work.end)
     steps: list[Step] = [kinds.Seal(id_, end)]
     marks, rest = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
     if stored.resolved:
-        resolve = kinds.Resolve(id_, contents.resolved.elements, end, (), stored.parts, watermarks=marks)
+        resolve = kinds.Resolve(id_, to_stored(contents.resolved), end, (), stored.parts, watermarks=marks)
         steps = [ExpectErasures(id_, erasure_number(contents)), resolve]
     steps += _pending(work, stored, rest)
     return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
@@ -261,7 +259,7 @@ def commit_pended(
 def seal_done(engine: Engine, work: KeyedWork) -> None:
     """Seal what was committed, unless it is sealed that far."""
     handle = handle_of(work, engine)
-    if work.end is not None and not work.end <= handle.contents().upper:
+    if work.end is not None and work.end > handle.contents().upper:
         seal(handle, work.end).result()
 
 
@@ -288,8 +286,8 @@ def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any]
     names = {work.target.id: work.target.name}
     try:
         first = stored.first
-        if first is not None and not work.contents.upper.has_beyond(first):
-            raise UpdateNotBeyondUpper(first, work.contents.upper)
+        if first is not None and first < work.contents.upper:
+            raise UpdateNotBeyondUpper(first, to_antichain(work.contents.upper))
         check_times(handle_of(work, engine), stored.everything, allow_future=work.allow_future)
         if late_to is not None and (late := stored.late_events) is not None:
             more, named = late_steps(engine, work.target.schema, work.form, late_to)(late)

@@ -24,7 +24,7 @@ from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import RunStream
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
@@ -229,9 +229,9 @@ class PlannedWrite:
     options: SinkOptions
     target: Target
     time: int | None
-    seal: Antichain | None
+    seal: int | None
     token: str
-    upper: Antichain
+    upper: int
     is_done: bool
     is_compared: bool
     replaces: bool
@@ -282,10 +282,10 @@ class PlannedWrite:
             is_done = handle.remembers(contents, options.token)
             refused = refused_beside(handle, contents) if replaces and not is_done else None
             target = Target.of(handle, options.location, options.storage)
-        if at_commit and contents.upper.is_empty and not is_done:
-            raise UpdateNotBeyondUpper(0, contents.upper)
+        if at_commit and contents.upper == END and not is_done:
+            raise UpdateNotBeyondUpper(0, Antichain())
         if replaces and asked is not None and seal is None:
-            seal = Antichain(asked + 1)
+            seal = asked + 1
         return cls(
             options=options,
             target=target,
@@ -320,11 +320,11 @@ class PlannedWrite:
             return
         if self.refused is not None:
             raise self.refused
-        if self.time is not None and not self.at_commit and not self.upper.has_beyond(self.time):
-            raise UpdateNotBeyondUpper(self.time, self.upper)
+        if self.time is not None and not self.at_commit and self.time < self.upper:
+            raise UpdateNotBeyondUpper(self.time, to_antichain(self.upper))
         if self.seal is not None:
-            if not self.upper <= self.seal:
-                raise FrontierRegression("upper", self.seal, self.upper)
+            if self.seal < self.upper:
+                raise FrontierRegression("upper", to_antichain(self.seal), to_antichain(self.upper))
             if self.time is not None:
                 self._check_seal(self.time)
 
@@ -353,8 +353,8 @@ class PlannedWrite:
             contents = handle.contents()
             is_done = handle.remembers(contents, self.token)
             refused = None if is_done else refused_beside(handle, contents)
-        if contents.upper.is_empty and not is_done:
-            raise UpdateNotBeyondUpper(0, contents.upper)
+        if contents.upper == END and not is_done:
+            raise UpdateNotBeyondUpper(0, Antichain())
         unchanged = expect_unchanged(contents)
         planned = replace(self, upper=contents.upper, is_done=is_done, refused=refused, unchanged=unchanged)
         planned.check()
@@ -394,9 +394,9 @@ class PlannedWrite:
 
     def _check_seal(self, latest: int) -> None:
         assert self.seal is not None
-        if self.seal.has_beyond(latest):
+        if latest >= self.seal:
             raise InvalidUsage(
-                f"seal={self.seal.time} is not beyond the data, whose latest time is {latest}: what is sealed to is "
+                f"seal={self.seal} is not beyond the data, whose latest time is {latest}: what is sealed to is "
                 f"complete, and this would be left out. Seal to {latest + 1} or later, or write without a seal."
             )
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from persist.blob.errors import ReadOnlyStore, StoreMisconfigured
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, to_antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, PersistError
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.collection.descriptions import take_hold
@@ -63,8 +63,8 @@ class Position:
         return TIME_MAX if self.upper is None else max(0, self.upper - 1)
 
     @property
-    def frontier(self) -> Antichain:
-        return Antichain() if self.upper is None else Antichain(self.upper)
+    def frontier(self) -> int:
+        return END if self.upper is None else self.upper
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +203,9 @@ def check_free(name: str, contents: CollectionState) -> None:
 
 
 def _gone(at: Position, contents: CollectionState, anew: str) -> str:
-    what = f"It kept history for what follows by it, and somebody removed it. Since is {contents.since}, so"
-    if contents.since.has_beyond(at.reached):
+    since = to_antichain(contents.since)
+    what = f"It kept history for what follows by it, and somebody removed it. Since is {since}, so"
+    if at.reached >= contents.since:
         return f"{what} nothing is lost yet: make it again at time {at.reached}, then restart."
     return f"{what} changes after {at.reached} are lost: {anew}."
 

@@ -25,10 +25,10 @@ from persist.blob.lru import ByteBoundedLru
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamHold, check_free
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, to_antichain, to_time
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
-from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, first_time
 from persist.core.state_rules.keyed_rules import form_in
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.location.opening import loaded, open_engine, read_engine
@@ -84,9 +84,7 @@ class BatchEnds:
     """Finds where micro-batches end. Memory: `COUNTS_BYTES_MAX`, and 16 bytes for each time of a few parts."""
 
     def __init__(self) -> None:
-        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(
-            2 * COUNTS_BYTES_MAX, lambda counts: counts.nbytes, value_bytes_max=COUNTS_BYTES_MAX
-        )
+        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(COUNTS_BYTES_MAX, lambda counts: counts.nbytes)
 
     def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
         """Return the greatest end of what scan may be cut to, so that it is within limits or of one time only.
@@ -248,7 +246,7 @@ class StreamSource:
         self._hold = StreamHold(self._handle)
         self._reading: ClaimedRead | None = None
         self._claimed = 0
-        self._last: Antichain | None = None  # With Trigger.AvailableNow, where it ends.
+        self._last: int | None = None  # With Trigger.AvailableNow, where it ends.
         self._ends = BatchEnds()
         self._begun: Position | None = None  # Where this process, and not one before it, let the query begin.
         self._seen: Offset | None = None
@@ -279,8 +277,7 @@ class StreamSource:
         """Return the offset of all that is known to be sealed, without asking the store; None if nothing was read."""
         if self._seen is None or self._seen.position is None:
             return self._seen
-        upper = self._known.upper
-        return replace(self._seen, position=replace(self._seen.position, upper=upper.time))
+        return replace(self._seen, position=replace(self._seen.position, upper=to_time(self._known.upper)))
 
     def next_offset(self, start: Offset, limits: BatchLimits) -> Offset:
         """Return where the micro-batch that begins at start ends; start itself if there is nothing to read yet.
@@ -360,9 +357,9 @@ class StreamSource:
     def _patience_s(self) -> float:
         return POLL_S if self._last is None else 0.0
 
-    def _sealed(self, contents: CollectionState) -> Antichain:
+    def _sealed(self, contents: CollectionState) -> int:
         """Return how far this may go."""
-        return contents.upper if self._last is None or contents.upper <= self._last else self._last
+        return contents.upper if self._last is None else min(contents.upper, self._last)
 
     def _first(self, limits: BatchLimits) -> Position | None:
         """Return the end of the first micro-batch, and None as long as what the query begins with is not sealed."""
@@ -384,7 +381,7 @@ class StreamSource:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
         contents, given = self._known, self._options.start
         assert given is not None
-        lower = self._sealed(contents).time if given == "latest" else self._handle.as_bound("start", given)
+        lower = to_time(self._sealed(contents)) if given == "latest" else self._handle.as_bound("start", given)
         if lower is not None:
             check_changes_readable(contents, lower)
         return lower
@@ -399,7 +396,7 @@ class StreamSource:
             contents = self._known
             if as_of is not None:
                 check_readable(contents, as_of)
-            return None if self._sealed(contents).has_beyond(as_of or 0) else contents
+            return contents if (as_of or 0) < self._sealed(contents) else None
 
         contents = self._follower.wait_for(sealed, self._patience_s)
         if contents is not None:
@@ -408,7 +405,7 @@ class StreamSource:
             return time
         timeout_s = self._options.timeout_s
         if timeout_s is not None and self._clock.monotonic_s() - self._opened_s >= timeout_s:
-            raise AsOfNotSealed(as_of, self._known.upper, timeout_s)
+            raise AsOfNotSealed(as_of, to_antichain(self._known.upper), timeout_s)
         return None
 
     def _more(self, at: Position) -> CollectionState | None:
@@ -423,9 +420,8 @@ class StreamSource:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
         upper, contents = self._sealed(contents), self._handle.folded(contents)
-        scan = changes_scan(contents, self._handle.schema, at.upper, _end(upper), ())
-        end = self._ends.end(scan, self._engine.reader(), limits)
-        return replace(at, upper=upper.time if end == scan.time_upper else end)
+        scan = changes_scan(contents, self._handle.schema, at.upper, upper, ())
+        return replace(at, upper=to_time(self._ends.end(scan, self._engine.reader(), limits)))
 
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
@@ -439,7 +435,7 @@ class StreamSource:
             scan = snapshot_scan(contents, schema, at.as_of, wanted, raw=raw)
         else:
             check_changes_readable(contents, lower)
-            scan = changes_scan(contents, schema, lower, _end(at.frontier), wanted, raw=raw)
+            scan = changes_scan(contents, schema, lower, at.frontier, wanted, raw=raw)
         scan.check_columns()
         slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)
         events: Transitions | UpsertEvents | None = None
@@ -489,8 +485,9 @@ class StreamSource:
         if at.frontier <= contents.upper or at.upper == at.lower:  # An interval may begin beyond upper.
             return
         raise InvalidUsage(
-            f"the checkpoint has read up to {at.frontier}, and the collection {self._handle.name!r} is sealed up "
-            f"to {contents.upper}: it was put back to an earlier state. Begin with a new checkpointLocation."
+            f"the checkpoint has read up to {to_antichain(at.frontier)}, and the collection {self._handle.name!r} is "
+            f"sealed up to {to_antichain(contents.upper)}: it was put back to an earlier state. Begin with a new "
+            "checkpointLocation."
         )
 
     def _check_collection(self, offset: Offset) -> None:
@@ -510,12 +507,8 @@ class StreamSource:
             )
 
 
-def _last_time(contents: CollectionState, upper: Antichain) -> int:
+def _last_time(contents: CollectionState, upper: int) -> int:
     """Return the last time before upper; of a collection that is complete for ever, the last that says anything."""
-    if upper.time is not None:
-        return upper.time - 1
-    return max([contents.since.time or 0, *(part.time_max for part in contents.parts)])
-
-
-def _end(upper: Antichain) -> int:
-    return TIME_MAX + 1 if upper.time is None else upper.time
+    if upper != END:
+        return upper - 1
+    return max([first_time(contents), *(part.time_max for part in contents.parts)])

@@ -22,6 +22,7 @@ from persist.connect.egress.feed import Feed
 from persist.connect.egress.sink import Piece, Sink
 from persist.connect.ingest.driver import check_no_options, checked, parse_description
 from persist.connect.ingest.source import Outage
+from persist.core.antichain import to_time
 from persist.core.errors import InvalidUsage, TargetUnavailable
 from persist.core.progress import task
 from persist.core.settings import Location
@@ -209,7 +210,9 @@ class _Egress:
                 for feed, contents in self._load_states()
             ]
             later = [
-                feed.changes(contents.upper.time, at) for feed, contents, at in states if feed.has_more(contents, at)
+                feed.changes(to_time(contents.upper), at)
+                for feed, contents, at in states
+                if feed.has_more(contents, at)
             ]
             yield [*visible.values(), *later]
         elif visible:
@@ -238,7 +241,7 @@ class _Egress:
             times = [cut for cut in cuts if cut is not None]
             end = min(times) if times else None
             return [feed.changes(end) for feed, _ in known]
-        return [feed.changes(contents.upper.time) for feed, contents in known]
+        return [feed.changes(to_time(contents.upper)) for feed, contents in known]
 
     def _load_states(self) -> list[tuple[Feed, CollectionState]]:
         """Return all collections at one point of the log. Cost: a GET."""

@@ -35,6 +35,7 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.tasks.stream_hold import StreamHold
 from persist.compute.tasks.stream_source import BatchEnds, BatchLimits
 from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Rows, Standing
+from persist.core.antichain import END, to_time
 from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, last_sealed
 from persist.engine.collection.descriptions import describe_step, take_hold
@@ -82,7 +83,7 @@ class Shares:
         if runs:
             table = consolidate(pa.concat_tables(runs), self._scan.columns)
             del runs
-            yield from self._scan.given_out(table).to_batches()
+            yield from self._scan.cast_to_result(table).to_batches()
 
     def close(self) -> None:
         """Give the file up."""
@@ -144,7 +145,7 @@ def _as_sent(table: pa.Table, scan: Scan) -> pa.Table:
             if table.schema.types[at] != target_field.type:
                 table = table.set_column(at, target_field, table.column(at).cast(target_field.type, safe=False))
     except pa.ArrowException:
-        return scan.given_out(table)
+        return scan.cast_to_result(table)
     return table
 
 
@@ -213,8 +214,7 @@ class Feed:
         contents = self._handle.contents()
         self._hold.check(contents, reached.position(self._name))
         self._mark(contents)
-        sealed = contents.upper.time
-        if sealed is not None and (reached.upper is None or reached.upper > sealed):
+        if contents.upper < (END if reached.upper is None else reached.upper):
             raise InvalidUsage(
                 f"the target has got more of {self.leaving.name!r} than is sealed up to {contents.upper}: the "
                 f"collection was put back to an earlier state. So {ANEW}"
@@ -327,7 +327,7 @@ class Feed:
         contents = self._handle.folded(contents, end=upper)
         scan = changes_scan(contents, self._handle.schema_in(contents, None), lower, upper, ())
         end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
-        return contents.upper.time if end == upper else end
+        return to_time(end)
 
     def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
         """Return the changes from where the target is up to a time; None for all that will ever be.
@@ -339,7 +339,7 @@ class Feed:
         at = at or self.reached
         assert at is not None
         assert at.upper is not None
-        lower, upper = at.upper, TIME_MAX + 1 if end is None else end
+        lower, upper = at.upper, END if end is None else end
         contents, reading = self._claimed(max(0, lower - 1), end=upper)
         check_changes_readable(contents, lower)
         newest = self._handle.schema_in(contents, schema)
@@ -401,7 +401,7 @@ class Feed:
         at = self.reached
         assert at is not None
         assert at.upper is not None
-        return at.upper, TIME_MAX + 1 if contents.upper.time is None else contents.upper.time
+        return at.upper, contents.upper
 
     def _rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
         form: Form = "rows" if self.is_keyed else "diff"

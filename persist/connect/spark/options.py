@@ -23,7 +23,7 @@ from persist.compute.tasks.batch_times import BatchTimes, check_late
 from persist.compute.tasks.planned_write import SinkOptions
 from persist.compute.tasks.stream_hold import NO_HOLD
 from persist.compute.tasks.stream_source import NO_LIMITS, BatchLimits, SourceOptions
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_hold_name, check_text, is_time_word
 from persist.core.timeline import Moment, Times, is_moment, is_tag, parse_time
@@ -421,7 +421,7 @@ def write_options(
         location=seen_by_all(location),
         collection=collection,
         time=time,
-        seal=seal if seal is None or is_moment(seal) else Antichain.at(cast(int | Antichain, seal)),
+        seal=seal if seal is None or is_moment(seal) else to_antichain(to_frontier(cast(int | Antichain, seal))),
         token=None if token is None else check_text("token", token),
         allow_future=allow_future,
         storage=dict(storage_options or {}),

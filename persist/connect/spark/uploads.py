@@ -38,7 +38,7 @@ from persist.compute.tasks.planned_write import DigestSum, SinkOptions, Target, 
 from persist.connect.spark.frames import map_in_tasks, match_names
 from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema, utc_arrow_schema
 from persist.connect.spark.workers import surfaced_errors, writable
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_antichain, to_time
 from persist.core.errors import (
     FrontierRegression,
     InvalidUpdate,
@@ -348,7 +348,7 @@ def planned(
         contents = handle.contents()
         target = Target.of(handle, options.location, options.storage)
         target = replace(target, schema=contents.schema, keyed=contents.keyed)
-        stamp = Stamp(contents.upper.time or 0) if is_plain else handle.stamp(options.time, None)
+        stamp = Stamp(to_time(contents.upper) or 0) if is_plain else handle.stamp(options.time, None)
         end = None if options.seal is None else handle.frontier("upper", options.seal)
         is_done = handle.remembers(contents, options.token)
         if is_plain and handle.timeline is not None and not options.allow_future:
@@ -364,11 +364,11 @@ def planned(
     return work
 
 
-def _check_times(contents: CollectionState, time: int | str | None, end: Antichain | None) -> None:
-    if isinstance(time, int) and not contents.upper.has_beyond(time):
-        raise UpdateNotBeyondUpper(time, contents.upper)
-    if end is not None and not contents.upper <= end:
-        raise FrontierRegression("upper", end, contents.upper)
+def _check_times(contents: CollectionState, time: int | str | None, end: int | None) -> None:
+    if isinstance(time, int) and time < contents.upper:
+        raise UpdateNotBeyondUpper(time, to_antichain(contents.upper))
+    if end is not None and end < contents.upper:
+        raise FrontierRegression("upper", to_antichain(end), to_antichain(contents.upper))
 
 
 def packed(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
@@ -401,7 +401,7 @@ class Replanning:
 
     work: KeyedWork
 
-    def __call__(self, stamp: Stamp | None, end: Antichain | None, contents: CollectionState) -> KeyedWork:
+    def __call__(self, stamp: Stamp | None, end: int | None, contents: CollectionState) -> KeyedWork:
         rows = self.work.to_events
         assert isinstance(rows, EventRows), "it was planned here"
         return replace(self.work, to_events=replace(rows, stamp=stamp or rows.stamp), end=end, contents=contents)

@@ -1,4 +1,4 @@
-"""What all kinds of mutations have in common, and what their fields hold: frontiers, forms, files of tables."""
+"""The base of all kinds of mutations, and the types of their fields."""
 
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -10,7 +10,7 @@ from persist.core.log.framing import FORMAT_MIN, BlobRef
 from persist.core.rendering import counted
 
 Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
-# Of the data of a write (`persist.codecs.order.digest`), 16 hex digits; null where nobody can use the token again.
+# The digest of the data of a write (`persist.codecs.order.digest`), 16 hex digits.
 Digest = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{16}$")]
 Seqno = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 TimeText = Callable[[int], str]  # How a time of a collection reads.
@@ -25,20 +25,20 @@ def frontier_text(times: Frontier, time: TimeText) -> str:
 
 
 def rows_text(parts: Sequence[Part], noun: str) -> str:
-    """Return how many rows parts have, which are called by a noun."""
+    """Return the number of rows in parts, with a noun."""
     return counted(sum(part.rows for part in parts), noun)
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    """What all kinds have in common; `tag` is what a kind is called on storage.
+    """The base of all kinds of mutations; `tag` is the name of a kind on storage.
 
     Attributes:
-        is_guarded: whether an exclusive writer keeps others from it. Readers' claims, compaction and the collection of
-            garbage change no contents, so it keeps nobody from these.
+        is_guarded: whether an exclusive writer excludes it. Readers' claims, compaction and garbage collection change
+            no contents, so other clients may always commit them.
         is_alone: whether it gets a record of its own, because its place among other operations matters.
         is_sent: whether one client may ask another to commit it.
-        in_words: what it does, for people: of the mutation and the name of its collection, as people know it.
-        came_with: the number of the format that it came with, `FORMAT_MIN` if that is lower.
+        in_words: a description for people, formatted with the mutation and the name of its collection.
+        came_with: the number of the format that introduced it, at least `FORMAT_MIN`.
     """
 
     is_guarded: ClassVar[bool] = True
@@ -53,24 +53,24 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return self.came_with
 
     def sentence(self, name: str, time: TimeText) -> str:
-        """Return `in_words`, or what takes more than these; time tells a time of the collection to people."""
+        """Return a description for people; `time` formats a time of the collection."""
         return self.in_words.format(self, name=name)
 
 
 class CollectionMutation(Kind, frozen=True):
-    """What a record does to one collection."""
+    """A mutation of one collection."""
 
     collection: str
 
 
 class LocationMutation(Kind, frozen=True):
-    """What a record does to the location as a whole."""
+    """A mutation of the location as a whole."""
 
-    collection: ClassVar[str] = ""  # It is about none.
+    collection: ClassVar[str] = ""
 
 
 class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which machine (`persist.core.keyed.machine`) a keyed collection has, and what it was made with."""
+    """The machine (`persist.core.keyed.machine`) of a keyed collection, and its options."""
 
     name: str
     version: int
@@ -114,7 +114,7 @@ class TokenMark(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fie
 
 
 class TokenArchive(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where older tokens of a collection are stored (`persist.core.log.token_archives`), and how many."""
+    """An archive of older tokens (`persist.core.log.token_archives`), and their number."""
 
     stored: BlobRef
     count: Annotated[int, msgspec.Meta(ge=1)]
@@ -164,7 +164,7 @@ PIN_PREFIX = "iceberg@"
 
 
 class Words(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is to be said of something from now on: None leaves the comment, and removes a property."""
+    """A change of a description: None leaves the comment as it is, and removes a property."""
 
     comment: str | None = None
     properties: dict[str, str | None] = {}
@@ -186,8 +186,8 @@ class Policy(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
         orphan_grace_s: how long an upload may take from its first part to its commit.
         log_retention_s: log records are kept this long.
         log_retention_records: at least so many log records are kept, however old they are.
-        log_records_max, log_bytes_max: beyond so many records, or bytes of them, those go that are older than `grace_s`
-            and four minutes, whatever log_retention_s says. A client that writes looks at the number by itself.
+        log_records_max, log_bytes_max: in a longer log, records that are older than `grace_s` and four minutes go,
+            in spite of log_retention_s. A writing client watches the number.
     """
 
     lease_s: Annotated[int, msgspec.Meta(ge=1, le=2**53)] = 600

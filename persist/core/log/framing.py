@@ -8,11 +8,11 @@ bytes before anything is parsed, and the whole stays one line of JSON that any t
 the version is looked at: damaged bytes are `CorruptBlob` and never mistaken for a newer version. This frame stays
 the same in every format version.
 
-A location has a number, too: that of its newest record (`persist.core.state_rules.state.State.format`). A writer gives
-all objects the number of the location, not that of its own release, so that older clients go on beside newer ones. The
-number rises by the first record that needs a greater one, which is an `Upgrade` or what `_Kind.came_with` says. From
-there on older clients stop with `IncompatibleVersion`. Rejected: to write `FORMAT` into all objects, as releases
-before did. The first write of a new release then locked out all others.
+The number of a location is the number of its newest record (`persist.core.state_rules.state.State.format`). A writer
+uses it for all objects, not the number of its own release, so that older clients continue beside newer ones. The first
+record that needs a greater number raises it: an `Upgrade`, or a kind with a greater `Kind.came_with`. From there on,
+older clients stop with `IncompatibleVersion`. Rejected: `FORMAT` in all objects, as in earlier releases. Then the first
+write of a new release locked out all others.
 """
 
 import re
@@ -29,7 +29,7 @@ from persist.blob.layers.cache import get_checked
 from persist.blob.protocol import Blob, is_remote
 
 FORMAT = 11
-FORMAT_MIN = 6  # Of what is written: a location of a lower number has this one from its next record on.
+FORMAT_MIN = 6  # The least number that is written: the next record raises a lower one to this.
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "
     "if not; then restore it from a copy"
@@ -38,13 +38,13 @@ MADE_AGAIN = (
 _OPEN = b',"checksum":"'
 _CLOSE = b'"}\n'
 _DIGEST_CHARS = 32
-# What msgspec says of a member that a struct does not have, and of a kind that is not known.
+# The messages of msgspec about an unknown member of a struct, and about an unknown kind.
 _UNKNOWN = re.compile(r"^Object contains unknown field|^Invalid value '[^']*' - at `[^`]*\.kind`$")
 _TAIL_BYTES = len(_OPEN) + _DIGEST_CHARS + len(_CLOSE)
 
 
 class Framed(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="persist"):
-    """Anything that is stored in this frame; subclasses name their kind as `tag`, and have keyword-only fields."""
+    """An object in this frame; subclasses name their kind as `tag`, and have keyword-only fields."""
 
     format: int = FORMAT
 
@@ -57,7 +57,7 @@ _making_decoder = threading.Lock()
 
 
 class BlobRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pointer to a blob together with what its bytes must be."""
+    """A pointer to a blob, with the size and checksum of its bytes."""
 
     blob: str
     bytes: int
@@ -85,14 +85,14 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
     """
     body = _verified_body(data, key) + b"}"
     try:
-        head = decoder_of(_Head).decode(body)
+        head = get_decoder(_Head).decode(body)
         if head.format > FORMAT:
             raise IncompatibleVersion(key, head.format, FORMAT)
         if head.format < 1:
             raise CorruptBlob(key, f"it has the impossible format version {head.format}")
-        return decoder_of(kind).decode(body)
+        return get_decoder(kind).decode(body)
     except msgspec.ValidationError as error:
-        if _UNKNOWN.search(str(error)):  # Its bytes are those that somebody wrote, so a copy would not help.
+        if _UNKNOWN.search(str(error)):  # The bytes are undamaged, so a copy would not help.
             raise IncompatibleVersion(key, head.format, FORMAT, f"{error}") from error
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -100,37 +100,37 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
 
 
 def intact_kind(data: bytes) -> str | None:
-    """Return the kind of the undamaged object that data is, whatever its version; None if it is none."""
+    """Return the kind of an undamaged object of any version; None for other bytes."""
     try:
         return msgspec.json.decode(_verified_body(data, "") + b"}", type=_Head).persist
     except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
 
-def put_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
-    """Store value under prefix and a name made of its content, and return the pointer to it."""
-    pointer, data = encoded_object(prefix, value)
+def store_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
+    """Store value under prefix and its checksum; return the pointer to it."""
+    pointer, data = encode_object(prefix, value)
     blob.set(pointer.blob, data)
     return pointer
 
 
-def encoded_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
-    """Return the pointer that `put_framed` would return, and the bytes that it would store."""
+def encode_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
+    """Return the pointer and the bytes of value for `store_framed`."""
     data = encode_framed(value)
     checksum = xxhash.xxh3_128_hexdigest(data)
     return BlobRef(blob=f"{prefix}{checksum}.json", bytes=len(data), checksum=checksum), data
 
 
-def pointer_to(key: str, data: bytes) -> BlobRef:
+def make_pointer(key: str, data: bytes) -> BlobRef:
     """Return the pointer to a blob that holds data."""
     return BlobRef(blob=key, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
 
 def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
-    """Return what ref points to.
+    """Return the object behind a pointer.
 
     Raises:
-        MissingBlob, CorruptBlob: it is missing or is not what was stored there.
+        MissingBlob, CorruptBlob: it is missing, or its bytes are others than were stored.
     """
 
     def check(data: bytes) -> F:
@@ -151,22 +151,18 @@ def get_framed(blob: Blob, ref: BlobRef, kind: type[F]) -> F:
     return value
 
 
-def fetched(blob: Blob, refs: Sequence[BlobRef], kind: type[F], pool: Executor | None) -> list[tuple[BlobRef, F]]:
-    """Return the objects of several pointers; raises as `get_framed`.
-
-    Args:
-        pool: fetches them at once where requests take long; None for one after the other.
-    """
+def fetch_framed(blob: Blob, refs: Sequence[BlobRef], kind: type[F], pool: Executor | None) -> list[tuple[BlobRef, F]]:
+    """Return the objects behind several pointers, in parallel from a remote store; raises as `get_framed`."""
     if pool is None or len(refs) < 2 or not is_remote(blob):
         return [(ref, get_framed(blob, ref, kind)) for ref in refs]
     return [*zip(refs, pool.map(lambda ref: get_framed(blob, ref, kind), refs), strict=True)]
 
 
-def decoder_of(kind: type[T]) -> "msgspec.json.Decoder[T]":
-    """Return the decoder of a kind, made by one thread at a time.
+def get_decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
+    """Return the decoder of a kind, created by one thread at a time.
 
-    msgspec 0.22 finds out what a Struct consists of when it is first needed, and lets go of the GIL while it does. A
-    second thread that meets the half-made result crashes the process.
+    msgspec 0.22 analyses a Struct on first use, and releases the GIL meanwhile. A second thread that uses the
+    unfinished result crashes the process.
     """
     decoder = _decoders.get(kind)
     if decoder is None:

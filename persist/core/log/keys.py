@@ -1,4 +1,4 @@
-"""The grammar of blob keys: which names a location's blobs have, and what a name says.
+"""The grammar of blob keys in a location.
 
     log/<seqno>                                          a record
     checkpoint/<10**20 - 1 - seqno>-<seqno>.json         a checkpoint after that record; the newest is listed first
@@ -16,9 +16,9 @@
 A seqno has 20 digits, a collection 32 of hexadecimal. The name of an upload begins with the seqno that its writer
 thought was next: garbage collection declares old uploads void by it (`persist.core.state_rules.location`).
 
-A name that is not in the grammar is refused where it comes in, so that no record can make anybody read, write or
-delete a blob outside the folder of the collection it belongs to. A clone has parts in the folders of others, too, which
-the directory of the location names with it (`persist.core.state_rules.state.CollectionEntry.folders`).
+Other names are refused in records, so no record makes a client read, write or delete a blob outside the folder of its
+collection. A clone also has parts in the folders of other collections, which its entry in the directory lists
+(`persist.core.state_rules.state.CollectionEntry.folders`).
 """
 
 import re
@@ -52,15 +52,15 @@ _SEQNO_LAST = 10**20 - 1
 
 
 def check_keys(append: BringsParts) -> list[str]:
-    """Return the keys of all blobs that append brings, after checking that they are its collection's uploads.
+    """Return the keys of all blobs that a mutation brings, after checking that they are its collection's uploads.
 
-    A clone names those of other collections, too, which it does not bring.
+    Shared parts of a clone are not among them.
 
     Raises:
-        ValueError: one is not, or a part has no bytes, or twice.
+        ValueError: a key is another one, or a part has no bytes, or twice.
     """
     named = check_parts(append.collection, append.parts, shared_folders(append))
-    keys = [key for key in named if collection_of(key) == append.collection]
+    keys = [key for key in named if collection_part(key) == append.collection]
     if append.parts_in is not None:
         if not is_upload(append.parts_in.blob, append.collection):
             raise ValueError(_no_upload(append.parts_in.blob, append.collection))
@@ -74,14 +74,14 @@ def check_keys(append: BringsParts) -> list[str]:
 
 
 def check_unused(mutation: LeavesUnused, folders: Iterable[str] = ()) -> None:
-    """Raise ValueError if a mutation calls what is no upload to its collection, or to folders, unused."""
+    """Raise ValueError unless the unused blobs of a mutation are uploads to its collection or to folders."""
     for key in mutation.unused:
         if not is_upload(key, mutation.collection, *folders):
             raise ValueError(_no_upload(key, mutation.collection))
 
 
 def shared_folders(mutation: BringsParts) -> tuple[str, ...]:
-    """Return the other collections, sorted, to which parts of a new clone were uploaded; none of other mutations."""
+    """Return the other collections, sorted, whose uploads a new clone shares; none for other mutations."""
     if not isinstance(mutation, Clone):
         return ()
     matches = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
@@ -92,7 +92,7 @@ def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] =
     """Return the keys of parts that are not inline.
 
     Raises:
-        ValueError: one is no upload to that collection, nor to one of folders.
+        ValueError: a key is not an upload to the collection or to one of folders.
     """
     keys, uploaded_to = [], (collection, *folders)
     for part in parts:
@@ -106,23 +106,23 @@ def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] =
 
 
 def is_immutable(key: str) -> bool:
-    """Tell whether the blob at key never changes, and no other is ever stored there, so that it may be cached.
+    """Return whether the blob at key never changes, so that it may be cached.
 
-    Those are parts, part lists and state objects, whose names are random or the checksum of what they hold. The names
-    by which published tables are found are fixed. So are those of checkpoints: they come again when a location is
-    emptied and made anew at the same URL, or when a bad one is rebuilt. A client reads a checkpoint once, as it opens.
+    This holds for parts, part lists and state objects, whose names are random or a checksum. Published tables have
+    fixed names. The name of a checkpoint returns if a location is emptied and made anew at the same URL, or if a bad
+    checkpoint is rebuilt. A client reads a checkpoint only when it opens.
     """
     return key.startswith((PARTS, LISTS, STATES)) and _SHOWN.fullmatch(key) is None
 
 
 def is_upload(key: str, *collections: str) -> bool:
-    """Tell whether key names a part, a part list, or what goes with a published part, of one of these collections."""
+    """Return whether key is an upload to one of these collections."""
     match = _UPLOAD.fullmatch(key)
     return match is not None and match["collection"] in collections
 
 
 def is_shown(key: str, collection: str) -> bool:
-    """Tell whether key is a name that a table format prescribes, by which readers find a table of that collection."""
+    """Return whether a table format prescribes key for a table of that collection."""
     match = _SHOWN.fullmatch(key)
     return match is not None and match["collection"] == collection
 
@@ -132,14 +132,13 @@ def _no_upload(key: str, collection: str) -> str:
 
 
 def uploaded_seqno(key: str) -> int | None:
-    """Return the seqno that a part's or list's name begins with; None if it is no such name."""
-    match = _UPLOAD.fullmatch(key)
+    """Return the seqno in the key of a part or a part list; None for other keys."""
+    return _seqno(_UPLOAD, key)
+
+
+def _seqno(pattern: re.Pattern[str], key: str) -> int | None:
+    match = pattern.fullmatch(key)
     return None if match is None else int(match["seqno"])
-
-
-def collection_of(key: str) -> str:
-    """Return the collection that a part, a part list or a state object belongs to."""
-    return key.split("/")[1]
 
 
 def record_key(seqno: int) -> str:
@@ -148,7 +147,7 @@ def record_key(seqno: int) -> str:
 
 
 def record_seqno(key: str) -> int | None:
-    """Return the seqno in the key of a record; None if it is not such a key."""
+    """Return the seqno in the key of a record; None for other keys."""
     digits = key.removeprefix(LOG)
     return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
 
@@ -166,7 +165,7 @@ def checkpoint_key(seqno: int) -> str:
 
 
 def checkpoint_seqno(key: str) -> int | None:
-    """Return the seqno in the key of a checkpoint; None if it is not such a key."""
+    """Return the seqno in the key of a checkpoint; None for other keys."""
     digits = key.removeprefix(CHECKPOINTS)[21:41]
     return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
 
@@ -174,29 +173,29 @@ def checkpoint_seqno(key: str) -> int | None:
 def listed_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
     """Yield the checkpoints that the store lists, each with its seqno, the newest first.
 
-    Other names there are not ours: perhaps those of another location below this one.
+    Other keys there are skipped; they may belong to a location below this one.
     """
     return ((seqno, entry) for entry in blob.list(CHECKPOINTS) if (seqno := checkpoint_seqno(entry.key)) is not None)
 
 
 def part_key(collection: str, seqno: int) -> str:
-    """Return a key that no part had before, for an upload that began when seqno was next."""
+    """Return a new key for a part; the upload began when seqno was next."""
     return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
 
 
 def vectors_key(collection: str, seqno: int) -> tuple[str, uuid.UUID]:
-    """Return a key for rows that a Delta table leaves out, and the id that is in it."""
+    """Return a new key for the deleted rows of a Delta table, and the id in it."""
     id_ = uuid.uuid4()
     return f"{PARTS}{collection}/{seqno:020d}/deletion_vector_{id_}.bin", id_
 
 
 def manifest_key(collection: str, seqno: int) -> str:
-    """Return a key that no blob had before, for a manifest of an Iceberg table."""
+    """Return a new key for a manifest of an Iceberg table."""
     return f"{PARTS}{collection}/metadata/{seqno:020d}-{uuid.uuid4().hex}.avro"
 
 
 def table_root(collection: str) -> str:
-    """Return where a published table is: all names in it are below that of its folder."""
+    """Return the folder of a collection's parts, which is the root of its published tables."""
     return f"{PARTS}{collection}/"
 
 
@@ -216,9 +215,8 @@ def directory_prefix(seqno: int) -> str:
 
 
 def directory_seqno(key: str) -> int | None:
-    """Return the seqno of the checkpoint that the directory object at key was made for; None if it is no such key."""
-    match = _DIRECTORY.fullmatch(key)
-    return None if match is None else int(match["seqno"])
+    """Return the seqno of the checkpoint in the key of a directory object; None for other keys."""
+    return _seqno(_DIRECTORY, key)
 
 
 def pages_key(seqno: int, data: bytes) -> str:
@@ -227,9 +225,8 @@ def pages_key(seqno: int, data: bytes) -> str:
 
 
 def pages_seqno(key: str) -> int | None:
-    """Return the seqno of the checkpoint that the pages at key were made for; None if it is no such key."""
-    match = _PAGES.fullmatch(key)
-    return None if match is None else int(match["seqno"])
+    """Return the seqno of the checkpoint in the key of directory pages; None for other keys."""
+    return _seqno(_PAGES, key)
 
 
 def state_prefix(collection: str, seqno: int) -> str:
@@ -238,17 +235,16 @@ def state_prefix(collection: str, seqno: int) -> str:
 
 
 def state_collection(key: str) -> str | None:
-    """Return the collection in the key of a state object; None if it is not such a key."""
+    """Return the collection in the key of a state object; None for other keys."""
     match = _STATE.fullmatch(key)
     return None if match is None else match["collection"]
 
 
 def state_seqno(key: str) -> int | None:
-    """Return the seqno of the checkpoint that the state object at key was made for; None if it is not such a key."""
-    match = _STATE.fullmatch(key)
-    return None if match is None else int(match["seqno"])
+    """Return the seqno of the checkpoint in the key of a state object; None for other keys."""
+    return _seqno(_STATE, key)
 
 
 def collection_part(key: str) -> str:
-    """Return the collection in a key of parts; in a key that others made, it may be anything."""
+    """Return the second part of a key: the collection, in the key of a part, a part list or a state object."""
     return key.split("/")[1]

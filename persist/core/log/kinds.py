@@ -1,10 +1,9 @@
 """The mutations that a record of the log holds, all of them or none.
 
-    mutation = a kind, told by its tag "kind", and the fields of its class below
+    mutation = the tag of a kind as "kind", and the fields of its class below
 
 Mutations of a collection name it by its id, which is never used again. A frontier is a list of at most one time.
-A long list of parts is stored outside the record (`parts_in`); `persist.core.log.records` fills it in before anybody
-sees the record.
+A long list of parts is stored outside the record (`parts_in`), and `persist.core.log.records` fills it in on reading.
 """
 
 from functools import reduce
@@ -66,7 +65,7 @@ class Clone(CollectionMutation, frozen=True, tag="clone"):
     cloned from. Parts are numbered from 0 on, in the order in which they are listed.
 
     Attributes:
-        source: the id of the collection that has all parts but those that were stored for this one.
+        source: the id of the collection that has all parts, except parts that were stored for the clone.
         schema, earlier: the newest version of the schema, as of the source, and those before it.
         keyed, late_bound: as of the source, if that is keyed.
         runs: the history, with all updates up to as_of; with a keyframe, those after it.
@@ -107,16 +106,18 @@ class Append(CollectionMutation, frozen=True, tag="append"):
 
 
 class Replace(CollectionMutation, frozen=True, tag="replace"):
-    """Put merged history, or keyframes, in the place of what they were made of.
+    """Replace runs of history and keyframes by merged ones.
 
-    Parts are named by their numbers in the collection; those that come with this record are -1, -2, … in the order of
-    parts. What is removed must still be there: of two that replace the same, the second loses.
+    Parts are named by their numbers in the collection. New parts are -1, -2, … in the order of `parts`. The removed
+    ones must still exist: if two records replace the same, the second is refused.
 
     Attributes:
-        removed_runs: the first number of each run of history that goes; runs: those that come.
-        removed_keyframes: the time of each keyframe that goes; keyframes: those that come.
-        history_from: updates before this time are only in keyframes from now on; None leaves that as it is.
-        unused: the blobs that nothing refers to from now on.
+        removed_runs: the first number of each removed run of history.
+        runs: the new runs.
+        removed_keyframes: the time of each removed keyframe.
+        keyframes: the new keyframes.
+        history_from: updates before this time are only in keyframes from now on; None leaves it as it is.
+        unused: the blobs to which nothing refers from now on.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -143,19 +144,19 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
 
 
 class Erase(CollectionMutation, frozen=True, tag="erase"):
-    """Take some records out of all times: each part that had one makes room for parts without them.
+    """Remove some records from all times: parts without them replace each part that had one.
 
-    This is the one mutation after which a sealed time holds something else (`persist.core.state_rules.erasures`). What
-    it erased it does not say.
+    This is the only mutation that changes a sealed time (`persist.core.state_rules.erasures`). It does not name the
+    erased records.
 
     Attributes:
-        parts: those that come. The last ones, as many as events says, hold events that are pending.
-        replaced: the number of each part that goes, with the numbers of those that take its place; as in a `Replace`,
-            the parts that come with this record are -1, -2, … in the order of parts.
-        updates: how many updates, and events that are pending, were taken out. What keyframes repeat does not count.
-        by, at_ms: the client that asked for it, and when, in milliseconds since 1970 by its clock.
-        reason: why, for people; it names nobody.
-        unused: the blobs that nothing refers to from now on.
+        parts: the new parts; the last `events` of them hold pending events.
+        replaced: the number of each removed part, with the numbers of its replacements. New parts are -1, -2, … in the
+            order of `parts`, as in a `Replace`.
+        updates: the number of removed updates and pending events, without repetitions in keyframes.
+        by, at_ms: the client that requested it, and the time by its clock, in milliseconds since 1970.
+        reason: the reason, for people; it must not name a person.
+        unused: the blobs to which nothing refers from now on.
     """
 
     is_alone: ClassVar[bool] = True
@@ -226,12 +227,11 @@ class Destroy(CollectionMutation, frozen=True, tag="destroy"):
 class SetHold(CollectionMutation, frozen=True, tag="hold"):
     """Keep since at or before a time, from now on.
 
-    hold is 32 hex digits for one that lives as long as a lease; it is a name for a permanent one, which is moved from
-    its expected time (None: it does not exist yet) by compare-and-set.
-
     Attributes:
-        schema: the version of the schema under which its owner reads, if it stays with that; None leaves what it is.
-        columns: the ids of columns that may not be dropped as long as it is there; None leaves what it is.
+        hold: 32 hex digits for a hold that lives as long as a lease, or the name of a permanent one.
+        expected: the present time of a permanent hold, for compare-and-set; None if it must not exist.
+        schema: the version of the schema under which its owner reads; None leaves it as it is.
+        columns: the ids of columns that may not be dropped meanwhile; None leaves them as they are.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -251,7 +251,7 @@ class SetHold(CollectionMutation, frozen=True, tag="hold"):
 
 
 class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
-    """Give up a hold, if it is at its expected time; one that is not there is no error."""
+    """Give up a hold, if it exists; it must be at its expected time."""
 
     is_guarded: ClassVar[bool] = False
     hold: str
@@ -262,8 +262,8 @@ class ReleaseHold(CollectionMutation, frozen=True, tag="release"):
 class Pend(CollectionMutation, frozen=True, tag="pend"):
     """Add events to a keyed collection, all at times beyond upper, which wait to be resolved.
 
-    Parts are numbered like those of an `Append`, and hold rows of `persist.core.keyed.events`. Events arrived in the
-    order of (number of their part, `_seq`).
+    Parts are numbered as in an `Append`, and hold rows of `persist.core.keyed.events`. Events arrived in the order of
+    (number of their part, `_seq`).
     """
 
     is_sent: ClassVar[bool] = False
@@ -276,17 +276,17 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
 
 
 class Resolve(CollectionMutation, frozen=True, tag="resolve"):
-    """Put the updates that the events at `start <= time < end` amount to in the place of these events.
+    """Replace the events at `start <= time < end` by the updates that result from them.
 
-    It holds only if start is what is resolved now, and pending are the numbers of all pending parts with a time before
-    end: of two that resolve the same, or where events came meanwhile, the second loses. Upper moves to end, if it is
-    not beyond it. Parts of which all events are resolved then are pending no more; of the others, which lie on both
-    sides of end, the rows before it do not count any more.
+    It is valid only if `start` is the present `resolved`, and `pending` has the numbers of all pending parts with a
+    time before end. So if two records resolve the same, or events came meanwhile, the second is refused. Upper moves to
+    end, unless it is beyond. Parts whose events are all resolved are not pending any more. In a part on both sides of
+    end, the rows before it do not count any more.
 
     Attributes:
-        parts: updates, as of an `Append`, in `[start, end)`.
+        parts: updates, as in an `Append`, in `[start, end)`.
         watermarks: of events that came with this record and were not pending before.
-        unused: the blobs that nothing refers to from now on.
+        unused: the blobs to which nothing refers from now on.
     """
 
     start: Frontier
@@ -311,14 +311,14 @@ class Publish(CollectionMutation, frozen=True, tag="publish"):
     Attributes:
         id: of the table, the same in all versions.
         version: one more than the version before, or 0.
-        files: the parts that come, or of which other rows are left out from now on.
-        removed: the parts that the version before had and this one has not.
+        files: the new parts, and parts with other deleted rows.
+        removed: parts of the version before that this one lacks.
         schema: the version of the schema whose columns the table has.
-        metadata: the blobs that list the table's files, in place of those of the version before.
-        blobs: those of metadata and of deleted rows that come with this record. Parts are not among them.
-        options: what the table was published with.
-        digest: of its rows, if it was taken.
-        unused: the blobs that nothing refers to from now on.
+        metadata: the blobs that list the table's files, instead of the blobs of the version before.
+        blobs: new blobs of metadata and of deleted rows.
+        options: the options of the table.
+        digest: the digest of its rows, if it was computed.
+        unused: the blobs to which nothing refers from now on.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -403,7 +403,7 @@ class Redefine(CollectionMutation, frozen=True, tag="redefine"):
 
 
 class Rename(CollectionMutation, frozen=True, tag="rename"):
-    """Give the collection another name, which is not taken; the one that it had becomes free."""
+    """Give the collection another name, which must be free; the old name becomes free."""
 
     is_alone: ClassVar[bool] = True
     name: str
@@ -411,9 +411,9 @@ class Rename(CollectionMutation, frozen=True, tag="rename"):
 
 
 class Describe(CollectionMutation, frozen=True, tag="describe"):
-    """Say something of a collection and of its columns, by their ids.
+    """Change the descriptions of a collection and of its columns, by their ids.
 
-    With a version, nothing may have been said since what is known has that version.
+    With a version, the present description must have that version.
     """
 
     is_alone: ClassVar[bool] = True
@@ -455,7 +455,7 @@ class SetRetention(CollectionMutation, frozen=True, tag="retention"):
 
 
 class Note(CollectionMutation, frozen=True, tag="note"):
-    """What whoever commits wants to be remembered of the commit. It changes nothing."""
+    """A remark of the writer about the commit. It changes nothing."""
 
     message: str = ""
     metadata: dict[str, str] = msgspec.field(default_factory=dict)
@@ -465,10 +465,10 @@ class Note(CollectionMutation, frozen=True, tag="note"):
 
 
 class GrantLease(LocationMutation, frozen=True, tag="lease"):
-    """Begin a lease, or prolong it if it renews one. It lasts until somebody ends it, others not before its expiry.
+    """Begin a lease, or prolong it if it renews one. It lasts until `EndLease`, which others commit after its expiry.
 
-    Whatever its holder reads from now on is of the state at reads_from or later. With a consumer, it is the lease of
-    that consumer alone, and whoever takes that name up next ends it.
+    From now on, its holder reads states from reads_from on. With a consumer, it is the lease of that consumer alone,
+    and the next client with that name ends it.
     """
 
     is_guarded: ClassVar[bool] = False
@@ -513,7 +513,7 @@ class CloseWriter(LocationMutation, frozen=True, tag="close_writer"):
 
 
 class TruncateLog(LocationMutation, frozen=True, tag="truncate"):
-    """Declare that records below floor are not needed any more; they may be deleted once a checkpoint says so too."""
+    """Declare that no client needs records below floor; they may be deleted after a checkpoint has that floor."""
 
     is_guarded: ClassVar[bool] = False
     is_sent: ClassVar[bool] = False
@@ -551,7 +551,7 @@ class Collected(LocationMutation, frozen=True, tag="collected"):
 
 
 class DescribeLocation(LocationMutation, frozen=True, tag="describe_location"):
-    """Say something of the location; as `Describe`."""
+    """Change the description of the location; as `Describe`."""
 
     is_alone: ClassVar[bool] = True
     words: Words = Words()
@@ -595,6 +595,6 @@ KINDS: dict[str, type[Kind]] = {
 if TYPE_CHECKING:
     AnyCollectionMutation = CollectionMutation
     AnyMutation = Mutation
-else:  # What msgspec tells apart by tags.
+else:  # The union that msgspec distinguishes by tags.
     AnyCollectionMutation = reduce(or_, CollectionMutation.__subclasses__())
     AnyMutation = reduce(or_, KINDS.values())

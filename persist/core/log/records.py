@@ -2,31 +2,31 @@
 
     log/<seqno, 20 digits>             frame "record"
 
-`create` of the next key is the only coordination there is: who creates it, commits. A record is never changed and
-never replaced. The answer of a `create` may be lost, or be a strange one; every record therefore carries a commit id
-of its own, and whoever got no clear answer reads the slot. If it is taken, the id says by whom; if it is free, the
-same bytes are offered again.
+`create` of the next key is the only coordination: the client that creates it has committed. A record is never changed
+or replaced. The answer of a `create` may be lost or strange. So every record has a commit id of its own, and after an
+unclear answer the client reads the slot. A record there is identified by its id; if the slot is free, the same bytes
+are offered again.
 
 A record is
 
     { location, seqno, commit, previous, writer, epoch, written_ms, mutations, submitted? }
 
     location    32 hex digits, drawn by the writer of seqno 0; every object of a location repeats it
-    commit      32 hex digits, drawn anew for every commit: how a client that lost the answer knows its own record
-    previous    the commit of the record before this one, null at seqno 0: so a log is one chain, and whoever follows it
-                notices that a record was lost or exchanged, or that all were rolled back
+    commit      32 hex digits, drawn anew for every commit, by which a client recognises its own record
+    previous    the commit of the record before this one, null at seqno 0: so the log is one chain, and a follower
+                notices lost or exchanged records, and a roll-back
     writer      free text naming the client and its release, for people
     epoch       the seqno at which the writer opened the location exclusively, null if it did not
     written_ms  the writer's clock, milliseconds since 1970; for people and for retention, never for correctness
-    submitted   whose operations these are that were committed for others (`persist.engine.follow.log_queries`)
+    submitted   the clients for which others committed these operations (`persist.engine.follow.log_queries`)
 
 A part list too large for its record is kept in an object of its own:
 
     list/<collection>/<seqno known then, 20 digits>-<xxh3_128 of the object>.json     frame "parts"
 
 In memory a mutation that brings parts always has its `parts`. On storage, a long list is replaced by `parts_in`, a
-pointer with a checksum. The object is written before the record that points to it. Its name begins like that of an
-upload (`persist.core.state_rules.location.check_uploaded` says why) and goes on with its content, so writing it twice
+pointer with a checksum. The object is written before the record that points to it. Its name begins with a seqno, like
+an upload (see `persist.core.state_rules.location.check_uploaded`), and continues with its checksum. So writing it twice
 is harmless.
 """
 
@@ -53,12 +53,12 @@ from persist.blob.protocol import Blob, get_at_most, is_remote
 from persist.blob.threads import Backoff, Clock
 from persist.codecs.part.part import Part
 from persist.core.log.fields import Seqno
-from persist.core.log.framing import Framed, decode_framed, encode_framed, get_framed, put_framed
+from persist.core.log.framing import Framed, decode_framed, encode_framed, get_framed, store_framed
 from persist.core.log.keys import check_keys, list_prefix, listed_records, record_key
 from persist.core.log.kinds import AnyMutation, BringsParts, Mutation
 
-COMMIT_DEADLINE_S = 30.0  # How long a commit asks a store that gives no clear answer, before it ends in doubt.
-HEAD_BYTES = 256  # Of a record, which hold its commit id: only the ids of format and location stand before it.
+COMMIT_DEADLINE_S = 30.0  # How long a commit retries a store without a clear answer, before it ends in doubt.
+HEAD_BYTES = 256  # The first bytes of a record hold its commit id, after its kind, format, location and seqno.
 PARTS_INLINE_MAX = 256  # A longer list is stored outside its record.
 RECORD_BYTES_MAX = 256 << 20  # A group of commits is far smaller (`persist.engine.write.committer.GROUP_BYTES_MAX`).
 ONE_BY_ONE, AHEAD_FIRST, AHEAD_MAX = 3, 8, 32  # Records that are read in a row, and then at once.
@@ -69,10 +69,10 @@ A = TypeVar("A", bound=BringsParts)
 
 
 class Submitted(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Says of one client that lets others commit for it: which of its operations a record holds, and what never comes.
+    """The operations of another client in a record, for which its writer committed.
 
-    The client numbers its operations. Those from first to last are in this record, none if first is beyond last. Those
-    up to last that neither this record nor one before it holds are in none that follows.
+    The client numbers its operations. The record holds those from first to last, none if first is beyond last.
+    Operations up to last are in no later record.
     """
 
     submitter: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}$")]
@@ -97,10 +97,10 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
 def read_record(blob: Blob, seqno: int) -> Record | None:
     """Return the record at seqno with its part lists filled in, or None if there is none yet.
 
-    Cost: one GET, and one for each part list kept outside.
+    Cost: one GET, and one for each part list outside.
 
     Raises:
-        CorruptBlob, IncompatibleVersion: what is there cannot be believed or understood.
+        CorruptBlob, IncompatibleVersion: the record is damaged, or of a newer format.
         Unavailable: the store did not answer.
     """
     key = record_key(seqno)
@@ -113,37 +113,37 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
     for mutation in record.mutations:
         if isinstance(mutation, BringsParts):
             try:
-                check_keys(mutation)  # Before any of them is asked for.
+                check_keys(mutation)  # Before any of them is read.
             except ValueError as error:
                 raise CorruptBlob(key, f"it breaks a rule of the log: {error}") from error
     try:
         mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
     except MissingBlob:
         if blob.get(key, range=(0, 0)) is None:
-            return None  # Truncated in between, and the list after it.
+            return None  # The record was truncated in between, and the list after it.
         raise
     return msgspec.structs.replace(record, mutations=mutations)
 
 
 class RecordReader:
-    """Reads the log on from where its caller is, ahead of it where the store is remote. Not safe to use from threads.
+    """Reads the next records of the log, in parallel from a remote store. Not for several threads.
 
-    A remote store takes tens of milliseconds for a record, so a client that is far behind would never catch up with a
-    busy log one by one. After `ONE_BY_ONE` records in a row, it asks for `AHEAD_FIRST` slots at once, and for twice as
-    many each time that all of them have records. The first slot that has none is the end, as it is one by one. So a
-    reader that is nearly there needs one more round. Rejected: a listing that says how many there are. It costs a round
-    trip, in which a busy log grows, and as much as a dozen GETs. Memory: `AHEAD_MAX` records.
+    A remote store takes tens of milliseconds for a record, so a client that is far behind a busy log would never catch
+    up one by one. After `ONE_BY_ONE` records in a row, this reads `AHEAD_FIRST` slots at once, and twice as many each
+    time that all of them have records. The first free slot is the end of the log. Rejected: to list the log first. A
+    listing takes a round trip, in which a busy log grows, and costs as much as a dozen GETs. Memory: `AHEAD_MAX`
+    records.
     """
 
     def __init__(self, blob: Blob, pool: Executor) -> None:
         self._blob = blob
         self._pool = pool
 
-    def after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
-        """Yield the records up to last that there are; the caller applies each before it takes the next one.
+    def read_after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
+        """Yield the next records, up to last; the caller applies each before it takes the next one.
 
         Args:
-            applied: returns the seqno of the last record that was applied, by whomever.
+            applied: returns the seqno of the last applied record; another thread may apply some.
         """
         yielded, slots = 0, AHEAD_FIRST
         while applied() < last:
@@ -158,19 +158,19 @@ class RecordReader:
                 if record is None:
                     return
                 if seqno != applied() + 1:
-                    break  # Somebody else has applied it.
+                    break  # Another thread has applied it.
                 yield record
                 yielded += 1
 
     def page(self, after: int) -> "LogPage":
-        """Return what a page of LIST has of the log after a seqno; a remote store is asked for it at once."""
+        """Return a page of the log's listing after a seqno; requests to a remote store start at once."""
         return LogPage(self._blob, after, self._pool if is_remote(self._blob) else None)
 
 
 class LogPage:
-    """A page of the listing of the log, from a seqno on, and the records that it names after that without a gap.
+    """A page of the log's listing after a seqno, and its records up to the first gap.
 
-    With a pool, the listing and the first records are asked for when this is made; without it, when they are wanted.
+    With a pool, it requests the listing and the first records at once; without, on use.
     """
 
     def __init__(self, blob: Blob, after: int, pool: Executor | None) -> None:
@@ -183,23 +183,23 @@ class LogPage:
 
     @property
     def seqnos(self) -> list[int]:
-        """Those of all records that the page names, in order."""
+        """The seqnos of all records in the page, ascending."""
         if self._seqnos is None:  # No `cached_property`: up to Python 3.11, all pages of a process share its lock.
             self._seqnos = self._list() if self._listing is None else self._listing.result()
         return self._seqnos
 
     @property
     def is_full(self) -> bool:
-        """Whether there may be more in the log than the page names."""
+        """Whether the log may have more records than the page."""
         return len(self.seqnos) == LISTED_MAX
 
     @property
     def run(self) -> list[int]:
-        """The seqnos that follow each other after the one that was given."""
+        """The consecutive seqnos after the given one."""
         return _run(self._after, self.seqnos)
 
     def records(self) -> Iterator[Record | None]:
-        """Yield the records of the run; None for one that is not there any more. Take them once."""
+        """Yield the records of the run, once; None for a record that is gone."""
         run = self.run
         for at, seqno in enumerate(run):
             if self._pool is None:
@@ -232,10 +232,10 @@ def read_commit_id(blob: Blob, seqno: int) -> str | None:
     return None if data is None else decode_framed(data, Record, key).commit
 
 
-def begins_as(blob: Blob, seqno: int, commit: str) -> bool:
-    """Return whether the record at seqno begins as that of a commit does. Cost: a GET of its first bytes.
+def matches_commit(blob: Blob, seqno: int, commit: str) -> bool:
+    """Return whether the first bytes of the record at seqno have a commit id. Cost: a GET of these.
 
-    False is no proof that it is another one: `read_commit_id` tells.
+    False does not prove that it is another commit: `read_commit_id` does.
     """
     head = blob.get(record_key(seqno), (0, HEAD_BYTES))
     return head is not None and f'"commit":"{commit}"'.encode() in head
@@ -253,8 +253,8 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
         InvalidUsage: the record is larger than readers accept.
         StoreFull: the store has no room for it; this is not tried again.
         Unavailable: the record is certainly not in the log.
-        Indeterminate: the store did not say within deadline_s whether the record is in the log.
-        StoreMisconfigured: the store refuses to do it, or says that something is there which it does not have.
+        Indeterminate: within deadline_s, no answer showed whether the record is in the log.
+        StoreMisconfigured: the store refuses the request, or reports an existing record that it does not have.
     """
     key, data = record_key(record.seqno), record_bytes(record)
     if len(data) > RECORD_BYTES_MAX:
@@ -273,13 +273,13 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
             if stored is None and was_gone:
                 raise _has_nothing(blob, key)
             if stored is None:
-                was_gone = True  # Truncated in between: whoever creates it now finds out that the slot is none.
+                was_gone = True  # Truncated in between: a client that creates it now finds that out.
                 continue
             return None if stored.commit == record.commit else stored
         except StoreMisconfigured:
             if not _is_there(blob, record):
                 raise
-            return None  # An answer that a proxy made up.
+            return None  # A proxy invented the answer.
         except Unavailable as error:
             if isinstance(error, StoreFull) and not doubtful:
                 raise
@@ -294,7 +294,7 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
 
 
 def _readable_record(blob: Blob, seqno: int) -> Record | None:
-    """Return the record at seqno; None also if the store did not say."""
+    """Return the record at seqno; None also if the store did not answer."""
     try:
         return read_record(blob, seqno)
     except (Unavailable, StoreMisconfigured):
@@ -305,7 +305,7 @@ def _is_there(blob: Blob, record: Record) -> bool:
     try:
         stored = read_record(blob, record.seqno)
     except PersistError:
-        return False  # What the store said before is what the caller should hear.
+        return False  # The caller raises the first error of the store.
     return stored is not None and stored.commit == record.commit
 
 
@@ -343,7 +343,7 @@ def move_out(blob: Blob, location: str, append: A, seqno: int, *, format: int) -
     if len(append.parts) <= PARTS_INLINE_MAX:
         return append
     content = PartList(format=format, location=location, collection=append.collection, parts=append.parts)
-    return msgspec.structs.replace(append, parts_in=put_framed(blob, list_prefix(append.collection, seqno), content))
+    return msgspec.structs.replace(append, parts_in=store_framed(blob, list_prefix(append.collection, seqno), content))
 
 
 def as_stored(mutation: M) -> M:

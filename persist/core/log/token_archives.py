@@ -20,7 +20,7 @@ import numpy as np
 from persist.blob.errors import CorruptBlob
 from persist.blob.protocol import Blob
 from persist.core.log.fields import TokenArchive, TokenMark
-from persist.core.log.framing import Framed, get_framed, put_framed
+from persist.core.log.framing import Framed, get_framed, store_framed
 from persist.core.log.keys import archive_prefix
 
 _ROW = np.dtype([("hash", "<u8"), ("time_min", "<i8"), ("digest", "<u8"), ("has_digest", "u1")])
@@ -53,9 +53,9 @@ class ArchivedTokens:
 
     def find(self, token: str) -> TokenMark | None:
         """Return what is stored of a token; None if it is not here."""
-        wanted = np.uint64(_hash(token))
-        place = int(np.searchsorted(self.rows["hash"], wanted))
-        if place == len(self.rows) or self.rows["hash"][place] != wanted:
+        token_hash = np.uint64(_hash(token))
+        place = int(np.searchsorted(self.rows["hash"], token_hash))
+        if place == len(self.rows) or self.rows["hash"][place] != token_hash:
             return None
         row = self.rows[place]
         return TokenMark(token, int(row["time_min"]), f"{int(row['digest']):016x}" if row["has_digest"] else None)
@@ -66,7 +66,7 @@ def store_archive(
 ) -> TokenArchive:
     """Store tokens for the record at seqno, and return the pointer to them. Cost: a PUT."""
     stored = ArchiveObject(format=format, location=location, collection=collection, rows=tokens.rows.tobytes())
-    return TokenArchive(put_framed(blob, archive_prefix(collection, seqno), stored), len(tokens.rows))
+    return TokenArchive(store_framed(blob, archive_prefix(collection, seqno), stored), len(tokens.rows))
 
 
 def read_archive(blob: Blob, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:

@@ -135,7 +135,7 @@ class Archives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 
 def with_tokens(
-    before: Mapping[str, Remembered], step: kinds.Tokens, upper: int | None, archives: Archives | None
+    before: Mapping[str, Remembered], step: kinds.Tokens, upper: int, archives: Archives | None
 ) -> dict[str, Remembered]:
     """Return the tokens in the contents after those of a commit.
 
@@ -149,7 +149,7 @@ def with_tokens(
             raise ValueError(f"it archives {step.archiving.moved} tokens, and there are {len(tokens)}")
         return dict([*tokens.items()][step.archiving.moved :])
     if archives is None and len(tokens) > TOKENS_KEPT:  # A client of a format before 10 wrote this.
-        sealed = [token for token, write in tokens.items() if upper is None or write.time_min < upper]
+        sealed = [token for token, write in tokens.items() if write.time_min < upper]
         for token in sealed[: max(0, len(sealed) - TOKENS_KEPT)]:
             del tokens[token]
     return tokens

@@ -19,7 +19,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import Antichain, as_time
+from persist.core.antichain import END, as_time, from_stored, to_antichain, to_stored
 from persist.core.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -184,7 +184,7 @@ _change = msgspec.structs.replace
 
 def cloned(step: kinds.Clone) -> CollectionState:
     """Return the contents of a new clone; raises ValueError if its parts do not make up what it says."""
-    end: Frontier = () if step.as_of == TIME_MAX else (step.as_of + 1,)
+    end = to_stored(step.as_of + 1)
     is_background = step.keyed is not None and step.keyed.resolve == "background"
     contents = CollectionState(
         step.collection,
@@ -262,20 +262,20 @@ def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) ->
 
 
 def _sealed(contents: CollectionState, step: kinds.Seal) -> CollectionState:
-    _check_forward("upper", contents.upper, step.upper)
+    _check_forward("upper", contents.upper, from_stored(step.upper))
     if step.upper == contents.upper_times:
         return contents
     return _with_retention(_with_since(sealed(contents, step.upper)))
 
 
 def _allowed(contents: CollectionState, step: kinds.AllowCompaction) -> CollectionState:
-    _check_forward("since", contents.since, step.since)
-    allowed = max(Antichain(*contents.allowed_times), Antichain(*step.since))
-    return _with_since(_change(contents, allowed_times=allowed.elements))
+    since = from_stored(step.since)
+    _check_forward("since", contents.since, since)
+    return _with_since(_change(contents, allowed_times=to_stored(max(contents.allowed, since))))
 
 
 def _remembered(contents: CollectionState, step: kinds.Tokens) -> CollectionState:
-    tokens = with_tokens(contents.tokens, step, contents.upper.time, contents.archives)
+    tokens = with_tokens(contents.tokens, step, contents.upper, contents.archives)
     archives = with_archive(contents.archives, step)
     return _change(contents, tokens=tokens, archived=msgspec.UNSET if archives is None else archives)
 
@@ -287,20 +287,17 @@ def _noted(contents: CollectionState, step: kinds.Note) -> CollectionState:
 
 def _with_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
-    # As integers, and not as frontiers: of many views of one collection, each has a hold on it that moves each time.
     held = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
-    least = (Antichain(min(held)),) if held else ()
-    reach = min((Antichain(*contents.allowed_times), *least, *since_max(contents)))
-    return _change(contents, since_times=max(contents.since, reach).elements)
+    reach = min(contents.allowed, since_max(contents), *held)
+    return _change(contents, since_times=to_stored(reach)) if reach > contents.since else contents
 
 
 def _with_retention(contents: CollectionState) -> CollectionState:
     """Return contents with compaction allowed as far as the retention says. What is complete for ever stays."""
-    upper = contents.upper.time
-    if contents.retention is None or upper is None:
+    if contents.retention is None or not contents.upper_times:
         return contents
-    allowed = max(Antichain(*contents.allowed_times), Antichain(max(0, upper - contents.retention)))
-    return _with_since(_change(contents, allowed_times=allowed.elements))
+    allowed = max(contents.allowed, contents.upper - contents.retention)
+    return _with_since(_change(contents, allowed_times=to_stored(allowed)))
 
 
 def _retained(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
@@ -321,11 +318,11 @@ def _with_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> 
     if isinstance(step, kinds.DropTag):
         return others
     check_tag_name(step.tag)
-    as_time("tag time", step.time, most=TIME_MAX + 1)
-    if not contents.since.has_beyond(step.time):
-        raise AsOfCompacted(step.time, contents.since)
-    if contents.upper.has_beyond(step.time):
-        raise AsOfNotSealed(step.time, contents.upper, 0.0)
+    as_time("tag time", step.time, most=END)
+    if step.time < contents.since:
+        raise AsOfCompacted(step.time, to_antichain(contents.since))
+    if step.time >= contents.upper:
+        raise AsOfNotSealed(step.time, to_antichain(contents.upper), 0.0)
     if len(others) >= TAGS_MAX:
         raise InvalidUsage(f"the collection has {len(others)} tags, and at most {TAGS_MAX} are kept: drop some first")
     return dict(sorted({**others, step.tag: step.time}.items()))
@@ -380,8 +377,8 @@ def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> Col
 
 
 def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
-    if contents.upper_times != step.upper:
-        raise UpperMismatch(Antichain(*step.upper), contents.upper)
+    if (expected := from_stored(step.upper)) != contents.upper:
+        raise UpperMismatch(to_antichain(expected), to_antichain(contents.upper))
     return contents
 
 
@@ -390,13 +387,13 @@ def _expect_nothing(contents: CollectionState, step: ExpectNothingBeyondUpper) -
     hidden = None if contents.keyed is not None else unsealed(contents)
     if hidden is not None:
         first = hidden.first if hidden.is_exact else None
-        raise UpdatesBeyondUpper(contents.upper, hidden.last, first=first, updates=hidden.updates)
+        raise UpdatesBeyondUpper(to_antichain(contents.upper), hidden.last, first=first, updates=hidden.updates)
     return contents
 
 
-def _check_forward(which: str, current: Antichain, asked: Frontier) -> None:
-    if not current <= Antichain(*asked):
-        raise FrontierRegression(which, Antichain(*asked), current)
+def _check_forward(which: str, current: int, asked: int) -> None:
+    if asked < current:
+        raise FrontierRegression(which, to_antichain(asked), to_antichain(current))
 
 
 def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
@@ -441,9 +438,9 @@ def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionS
 
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
-    as_time("hold time", step.time, most=TIME_MAX + 1)
-    if not contents.since.has_beyond(step.time):
-        raise AsOfCompacted(step.time, contents.since)
+    as_time("hold time", step.time, most=END)
+    if step.time < contents.since:
+        raise AsOfCompacted(step.time, to_antichain(contents.since))
     if step.lease is not None:
         if not is_id(step.hold) or (held is not None and held.lease != step.lease):
             raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
@@ -454,7 +451,7 @@ def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHol
     if actual != step.expected:
         raise HoldMoved(step.hold, step.expected, actual)
     if actual is not None and step.time < actual:
-        raise FrontierRegression(f"the hold {step.hold!r}", Antichain(step.time), Antichain(actual))
+        raise FrontierRegression(f"the hold {step.hold!r}", to_antichain(step.time), to_antichain(actual))
 
 
 # What each kind of mutation, and each step of a draft that stands for one, makes of contents. `Create` and `Clone` have

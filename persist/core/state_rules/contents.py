@@ -36,8 +36,8 @@ import msgspec
 
 from persist.codecs.evolution import versions
 from persist.codecs.part.part import Part
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import Antichain
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import END, from_stored, to_antichain
 from persist.core.errors import (
     AsOfCompacted,
     BeforeViewBegan,
@@ -134,7 +134,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     earlier: tuple[dict[str, Any], ...] = ()  # The versions of the schema before this one.
     since_times: Frontier = msgspec.field(name="since", default=(0,))
     upper_times: Frontier = msgspec.field(name="upper", default=(0,))
-    allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))  # What since would be without holds.
+    allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))
     holds: dict[str, Held] = {}
     tags: dict[str, int] = {}  # Named times; since stays at or before each of them, too.
     retention: int | None = None  # How many times before upper stay readable; None for all that is not given up.
@@ -165,17 +165,22 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None if isinstance(self.archived, msgspec.UnsetType) else self.archived
 
     @property
-    def since(self) -> Antichain:
-        return Antichain(*self.since_times)
+    def since(self) -> int:
+        return self.since_times[0] if self.since_times else END
 
     @property
-    def upper(self) -> Antichain:
-        return Antichain(*self.upper_times)
+    def upper(self) -> int:
+        return self.upper_times[0] if self.upper_times else END
 
     @property
-    def resolved(self) -> Antichain:
+    def allowed(self) -> int:
+        """What since would be without holds."""
+        return from_stored(self.allowed_times)
+
+    @property
+    def resolved(self) -> int:
         """Up to where all events of a keyed collection have become updates; upper, if it is not keyed."""
-        return self.upper if self.resolved_times is None else Antichain(*self.resolved_times)
+        return self.upper if self.resolved_times is None else from_stored(self.resolved_times)
 
     @property
     def timeline(self) -> str | None:
@@ -246,7 +251,12 @@ def definition_number(contents: CollectionState) -> int:
 
 def last_sealed(contents: CollectionState) -> int:
     """Return the last sealed time of contents, which has one."""
-    return TIME_MAX if contents.upper.time is None else contents.upper.time - 1
+    return contents.upper - 1
+
+
+def first_time(contents: CollectionState) -> int:
+    """Return the first readable time; 0 if there is none, so that the read at 0 raises the error."""
+    return 0 if contents.since == END else contents.since
 
 
 def view_start(contents: CollectionState) -> int:
@@ -256,14 +266,15 @@ def view_start(contents: CollectionState) -> int:
 
 def check_readable(contents: CollectionState, as_of: int) -> None:
     """Raise AsOfCompacted if since has passed as_of, as `BeforeViewBegan` if there never was an answer."""
-    if not contents.since.has_beyond(as_of):
+    if as_of < contents.since:
         raise _unreadable(contents, as_of, None)
 
 
 def _unreadable(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
-    start, error = view_start(contents), AsOfCompacted(as_of, contents.since, lower)
+    start, since = view_start(contents), to_antichain(contents.since)
+    error = AsOfCompacted(as_of, since, lower)
     if as_of < start and start > 0:  # Before 0 there is no time.
-        error = BeforeViewBegan(as_of, contents.since, lower, start, contents.name)
+        error = BeforeViewBegan(as_of, since, lower, start, contents.name)
     return with_timeline(error, contents.timeline)
 
 
@@ -272,9 +283,9 @@ def check_changes_readable(contents: CollectionState, lower: int) -> None:
 
     They can if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: nothing came before then.
     """
-    if lower == 0 and contents.since == Antichain(0):
+    if lower == 0 and contents.since == 0:
         return
-    if not contents.since.has_beyond(lower - 1):
+    if lower - 1 < contents.since:
         raise _unreadable(contents, lower - 1, lower)
 
 
@@ -377,7 +388,7 @@ def check_runs(contents: CollectionState) -> None:
     if any(contents.numbered[number].time_min < contents.history_from for number in listed):
         raise ValueError(f"a part of the history has times before {contents.history_from}")
     times = [keyframe.as_of for keyframe in contents.keyframes]
-    if any(as_of < 0 or contents.resolved.has_beyond(as_of) for as_of in times) or sorted(set(times)) != times:
+    if any(not 0 <= as_of < contents.resolved for as_of in times) or sorted(set(times)) != times:
         raise ValueError(f"the keyframes as of {times} are not of ascending sealed times, upper is {contents.upper}")
     for keyframe in contents.keyframes:
         if any(contents.numbered[number].time_max > keyframe.as_of for number in keyframe.parts):
@@ -386,7 +397,7 @@ def check_runs(contents: CollectionState) -> None:
         base = contents.history_from - 1
         if not times or times[0] != base:
             raise ValueError(f"the history begins at {contents.history_from}, and no keyframe is as of {base}")
-        if contents.since == Antichain(0) or (contents.since.time is not None and contents.since.time < base):
+        if contents.since == 0 or contents.since < base:
             raise ValueError(f"the history begins at {contents.history_from}, and since is {contents.since}")
 
 
@@ -398,8 +409,8 @@ def check_plain(contents: CollectionState) -> None:
 
 def check_beyond_upper(contents: CollectionState, time: int) -> None:
     """Raise UpdateNotBeyondUpper unless time is beyond upper."""
-    if not contents.upper.has_beyond(time):
-        raise UpdateNotBeyondUpper(time, contents.upper)
+    if time < contents.upper:
+        raise UpdateNotBeyondUpper(time, to_antichain(contents.upper))
 
 
 @dataclass(frozen=True, slots=True)
@@ -433,10 +444,10 @@ class Unsealed:
 
 def unsealed(contents: CollectionState) -> Unsealed | None:
     """Return what contents hold at times that are not sealed; None if that is nothing."""
-    upper = contents.upper.time
+    upper = contents.upper
     held = contents.history_parts if contents.keyed is None else contents.pending.values()
-    parts = [part for part in held if upper is not None and part.time_max >= upper]
-    if upper is None or not parts:
+    parts = [part for part in held if part.time_max >= upper]
+    if not parts:
         return None
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)
     return Unsealed(

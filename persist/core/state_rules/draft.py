@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import TypeAlias
 
-from persist.core.antichain import Antichain
+from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
 from persist.core.log import kinds
 from persist.core.log.kinds import Mutation
@@ -30,16 +30,15 @@ _ONLY_APPENDS = {PlannedAppend}
 
 
 class Draft:
-    """A state being extended by operations that are not in the log yet, to tell which of them are valid.
+    """Validates operations that are not in the log yet, one after the other, against a state.
 
     It follows names and frontiers but not parts, so that a writer can validate thousands of small operations before
-    it encodes what they wrote into one batch. The checks are the same functions that `apply` uses. All collections
-    concerned must have their contents, except those of which an operation only releases holds.
+    it encodes their updates into one batch. The checks are the same functions that `apply` uses. Each collection
+    needs its contents, unless an operation only releases holds on it.
 
     Args:
-        state: what is known.
-        epoch: that of the writer, if it opened the location exclusively.
-        find_token: returns what a collection remembers of a token, if that is not among the newest ones.
+        epoch: of the writer, if it opened the location exclusively.
+        find_token: returns the record of a token that is not among the newest of its collection.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Draft:
         self._epoch = epoch
         self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
-        # Planned appends that were valid, by all but their time, and from which time on others like them are, too.
+        # Of valid planned appends, by collection and schema: the time from which on an append is valid.
         self._valid_from: dict[tuple[str, int], int] = {}
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
@@ -76,18 +75,14 @@ class Draft:
                 assert isinstance(step, PlannedAppend)
                 self._check(step)
             return True
-        if self._repeats_batch(steps):
-            return False
-        tokens = {
-            (s.collection, mark.token): mark.digest for s in steps if isinstance(s, kinds.Tokens) for mark in s.tokens
-        }
-        if tokens and self._done(tokens):
+        tokens = _list_tokens(steps)
+        if self._is_done(steps, tokens):
             return False
         draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
         self._check_views(steps)
         for gathered_step in gathered(steps):
             if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
-                raise UpdatesBeyondUpper(Antichain(*gathered_step.upper), None)
+                raise UpdatesBeyondUpper(to_antichain(from_stored(gathered_step.upper)), None)
             draft.add(gathered_step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)
@@ -97,8 +92,25 @@ class Draft:
         self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
         return True
 
+    def check(self, steps: Iterable[DraftStep]) -> bool:
+        """Check the only operation of a record, except for the rules that `apply` checks of the record.
+
+        It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
+        `apply` checks the mutations, so each is applied once. A condition must come before all changes of its
+        collection. Returns and raises as `extend`.
+        """
+        steps = tuple(steps)
+        check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
+        if self._is_done(steps, _list_tokens(steps)):
+            return False
+        self._check_views(steps)
+        for step in steps:
+            if isinstance(step, Planned | Condition):
+                after_step(self._now.entry_for(step).contents, step)
+        return True
+
     def _check(self, step: PlannedAppend) -> None:
-        """Check one append to what is known here. Of many tiny writes of a group, only times are told apart."""
+        """Check one append. Further appends to the same collection only compare their times."""
         alike = step.collection, step.schema
         valid_from = self._valid_from.get(alike)
         if valid_from is None or step.time_min < valid_from:
@@ -108,7 +120,7 @@ class Draft:
             self._appended.add(step.collection)
 
     def _check_views(self, steps: tuple[DraftStep, ...]) -> None:
-        """Raise ViewWritten if steps write or seal a view and do not expect the definition that they computed it by."""
+        """Raise ViewWritten if steps write or seal a view without an `ExpectDefinition`."""
         expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
         for step in steps:
             if isinstance(step, PlannedAppend | kinds.Seal) and step.collection not in expected:
@@ -116,8 +128,12 @@ class Draft:
                 if contents is not None and contents.view is not None:
                     raise ViewWritten(contents.name)
 
+    def _is_done(self, steps: tuple[DraftStep, ...], tokens: dict[Used, str | None]) -> bool:
+        """Return whether the log has an operation already, by its batch of a query or by all its tokens."""
+        return self._repeats_batch(steps) or (bool(tokens) and self._are_used(tokens))
+
     def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
-        """Tell whether steps are a batch that a collection has: one record adds it to all, so any will do."""
+        """Return whether some collection has the batch of these steps: one record adds it to all."""
         repeated = False
         for mark in steps:
             if isinstance(mark, kinds.Batch) and not mark.again:
@@ -130,7 +146,7 @@ class Draft:
         entry = self._now.entries.now(collection)
         return None if entry is None else entry.contents
 
-    def _done(self, tokens: dict[Used, str | None]) -> bool:
+    def _are_used(self, tokens: dict[Used, str | None]) -> bool:
         def remembered(used: Used) -> tuple[str, Remembered | None, int]:
             # As the log has them: what operations before this one have added is in `_new_tokens`.
             collection, token = used
@@ -142,6 +158,12 @@ class Draft:
             return contents.name, write, 0 if contents.archives is None else contents.archives.forgotten
 
         return were_used(tokens, self._new_tokens, remembered)
+
+
+def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
+    """Return the tokens of steps, with the digests of their writes."""
+    marked = [step for step in steps if isinstance(step, kinds.Tokens)]
+    return {(step.collection, mark.token): mark.digest for step in marked for mark in step.tokens}
 
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:

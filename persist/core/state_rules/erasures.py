@@ -91,7 +91,7 @@ def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState
     known = {**contents.numbered, **brought}
     numbered = {number: part for number, part in known.items() if number in in_use}
     waiting = [{**contents.pending, **brought}[number] for number in after(tuple(contents.pending))]
-    if any(not contents.resolved.has_beyond(part.time_max) for part in waiting):
+    if any(part.time_max < contents.resolved for part in waiting):
         raise Superseded("events that this erasure keeps pending have been resolved meanwhile")
     pending = dict(enumerate(waiting, contents.next_number + len(step.parts)))
     result = msgspec.structs.replace(

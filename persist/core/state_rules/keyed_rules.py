@@ -14,7 +14,6 @@ Arrival is the order of (number of the part, `_seq` in it). Numbers are drawn in
 depends neither on who resolves nor on when.
 """
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +22,8 @@ import pyarrow.types as pat
 
 from persist.codecs.part.part import Footer, Part
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import Antichain
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import END, from_stored, to_antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
@@ -147,7 +146,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
     before = contents.schema
-    if form.ties == "greatest" and not {*before.ids} <= {*after.ids} and due(contents, contents.upper_times):
+    if form.ties == "greatest" and not {*before.ids} <= {*after.ids} and due(contents, contents.upper):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
             "(ties is 'greatest'): no column can be dropped before."
@@ -184,8 +183,8 @@ def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:
         )
     check_form(form, contents.schema)
     latest = max((part.time_max for part in contents.history_parts), default=-1)
-    if contents.upper.has_beyond(latest):
-        raise UpdatesBeyondUpper(contents.upper, latest)
+    if latest >= contents.upper:
+        raise UpdatesBeyondUpper(to_antichain(contents.upper), latest)
     is_background = form.resolve == "background"
     after = msgspec.structs.replace(
         contents,
@@ -193,7 +192,7 @@ def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:
         late_bound=form.late_bound,
         resolved_times=contents.upper_times if is_background else None,
     )
-    if not all(contents.since <= most for most in since_max(after)):
+    if contents.since > since_max(after):
         raise InvalidUsage(
             f"since={contents.since} of {contents.name!r} is not before upper={contents.upper}, and a keyed collection "
             "needs what was sealed last: seal it further first"
@@ -242,24 +241,22 @@ def pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
     )
 
 
-def due(contents: CollectionState, end: Frontier) -> tuple[int, ...]:
+def due(contents: CollectionState, end: int) -> tuple[int, ...]:
     """Return the numbers of the pending parts that hold an event before end, in order of arrival; none are resolved.
 
     Of a part that lies on both sides of what is resolved, the later events count, whose times are not known exactly.
     """
-    ends = Antichain(*end)
-    if ends <= contents.resolved:
+    if end <= contents.resolved:
         return ()
-    return tuple(number for number, part in contents.pending.items() if not ends.has_beyond(part.time_min))
+    return tuple(number for number, part in contents.pending.items() if part.time_min < end)
 
 
-def pending_after(contents: CollectionState, end: Frontier) -> dict[int, Part]:
+def pending_after(contents: CollectionState, end: int) -> dict[int, Part]:
     """Return the pending parts that still hold an event when all before end are resolved."""
-    ends = Antichain(*end)
-    return {number: part for number, part in contents.pending.items() if ends.has_beyond(part.time_max)}
+    return {number: part for number, part in contents.pending.items() if part.time_max >= end}
 
 
-def unused_after(contents: CollectionState, end: Frontier) -> tuple[str, ...]:
+def unused_after(contents: CollectionState, end: int) -> tuple[str, ...]:
     """Return the blobs that contents do not refer to any more when all events before end are resolved."""
     after = {part.blob for part in (*contents.numbered.values(), *pending_after(contents, end).values())}
     return tuple(dict.fromkeys(p.blob for p in contents.pending.values() if p.blob and p.blob not in after))
@@ -274,26 +271,25 @@ def resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
         ValueError: its updates are at times that it does not resolve.
     """
     keyed = keyed_form(contents)
-    start, end = Antichain(*step.start), Antichain(*step.end)
+    start, end = from_stored(step.start), from_stored(step.end)
     if contents.resolved != start:
         raise Superseded(f"events up to {contents.resolved} are resolved already, and this began at {start}")
-    if not start <= end or (keyed.resolve == "seal" and start == end):
-        raise FrontierRegression("upper", end, start)
-    if due(contents, step.end) != step.pending or set(unused_after(contents, step.end)) != set(step.unused):
+    if end < start or (keyed.resolve == "seal" and start == end):
+        raise FrontierRegression("upper", to_antichain(end), to_antichain(start))
+    if due(contents, end) != step.pending or set(unused_after(contents, end)) != set(step.unused):
         raise Superseded(f"other events before {end} are pending than this resolution was made of")
     for part in step.parts:
-        if not start.has_beyond(part.time_min) or end.has_beyond(part.time_max):
+        if part.time_min < start or part.time_max >= end:
             raise ValueError(f"a part has times from {part.time_min} to {part.time_max}, and {start} to {end} resolve")
-    pending = pending_after(contents, step.end)
+    pending = pending_after(contents, end)
     gone = sum(len(part.inline) for number, part in contents.pending.items() if number not in pending)
     after = appended(_with_watermarks(contents, step.watermarks), step.parts)
-    upper = max(contents.upper, end)
     return msgspec.structs.replace(
         after,
         pending=pending,
         inline_bytes=after.inline_bytes - gone,
-        upper_times=upper.elements,
-        resolved_times=None if keyed.resolve == "seal" else end.elements,
+        upper_times=step.end if end > contents.upper else contents.upper_times,
+        resolved_times=None if keyed.resolve == "seal" else step.end,
     )
 
 
@@ -306,21 +302,19 @@ def sealed(contents: CollectionState, upper: Frontier) -> CollectionState:
     after = msgspec.structs.replace(contents, upper_times=upper)
     if contents.keyed is None:
         return after
-    waiting = due(contents, upper)
+    waiting = due(contents, after.upper)
     if contents.keyed.resolve == "seal":
         if waiting:
             first = min(contents.pending[number].time_min for number in waiting)
-            raise PendingEvents(contents.name, Antichain(*upper), first)
+            raise PendingEvents(contents.name, to_antichain(after.upper), first)
         return after
     # Where nothing waits, everything is resolved.
     return after if waiting else msgspec.structs.replace(after, resolved_times=upper)
 
 
-def since_max(contents: CollectionState) -> Iterable[Antichain]:
-    """Yield how far since may go at most: of a keyed collection to the last resolved time, of others anywhere."""
-    if contents.keyed is not None:
-        time = contents.resolved.time
-        yield Antichain(TIME_MAX if time is None else max(0, time - 1))
+def since_max(contents: CollectionState) -> int:
+    """Return how far since may go: of a keyed collection to the last resolved time, of others anywhere."""
+    return END if contents.keyed is None else max(0, contents.resolved - 1)
 
 
 def with_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> CollectionState:
@@ -360,15 +354,15 @@ def check_pending(contents: CollectionState) -> None:
         raise ValueError("a part is both pending and in the history")
     if sorted(contents.pending) != [*contents.pending]:
         raise ValueError("its pending parts are not in the order in which they came")
-    if not contents.resolved <= contents.upper:
+    if contents.resolved > contents.upper:
         raise ValueError(f"it is resolved up to {contents.resolved}, beyond its upper {contents.upper}")
     if (contents.keyed.resolve == "seal") != (contents.resolved_times is None):
         raise ValueError("how far it is resolved does not go with its policy")
-    if any(not contents.resolved.has_beyond(part.time_max) for part in contents.pending.values()):
+    if any(part.time_max < contents.resolved for part in contents.pending.values()):
         raise ValueError("a pending part holds no events that are not resolved")
-    if any(contents.resolved.has_beyond(part.time_max) for part in contents.numbered.values()):
+    if any(part.time_max >= contents.resolved for part in contents.numbered.values()):
         raise ValueError(f"it has updates at times that are not resolved, beyond {contents.resolved}")
-    if not all(contents.since <= most for most in since_max(contents)):
+    if contents.since > since_max(contents):
         raise ValueError(f"since is {contents.since}, and only {contents.resolved} is resolved")
 
 

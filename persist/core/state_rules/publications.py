@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from persist.codecs.part.part import Part
+from persist.core.antichain import to_antichain
 from persist.core.errors import AsOfNotSealed, Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import Numbers
@@ -43,8 +44,8 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
         raise ValueError(f"{step.id[:200]!r} is not the id of a table")
     if before is not None and before.id != step.id:
         raise Superseded(f"the {step.table} table of {contents.name!r} was given up, and is another one by now")
-    if contents.upper.has_beyond(step.as_of):
-        raise AsOfNotSealed(step.as_of, contents.upper, 0.0)
+    if step.as_of >= contents.upper:
+        raise AsOfNotSealed(step.as_of, to_antichain(contents.upper), 0.0)
     if not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(
             f"it has the columns of version {step.schema} of a schema that has {len(contents.earlier) + 1}"

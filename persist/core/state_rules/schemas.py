@@ -16,7 +16,7 @@ import msgspec
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between, check_next, only_adds
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain
+from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
 from persist.core.log import kinds
 from persist.core.state_rules.annotations import without_columns
@@ -105,8 +105,8 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
     """
     if contents.view is None:
         raise InvalidUsage(f"collection {contents.name!r} is no view: it is written by its users")
-    if not step.start or step.start != contents.upper_times:
-        raise UpperMismatch(Antichain(*step.start), contents.upper)
+    if not step.start or from_stored(step.start) != contents.upper:
+        raise UpperMismatch(to_antichain(from_stored(step.start)), to_antichain(contents.upper))
     number = definition_number(contents)
     if step.view.get("number") != number + 1:
         raise ViewRedefined(contents.name, int(step.view.get("number", 1)) - 1, number)

@@ -33,6 +33,7 @@ from typing import Any
 from msgspec import UNSET
 
 from persist.codecs.part.part import Part
+from persist.core.antichain import to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionExists,
@@ -189,7 +190,7 @@ def apply(state: State, record: Record) -> State:
 def format_after(state: State, mutations: Iterable[Mutation]) -> int:
     """Return the least number that a record with these mutations may have after state; it never goes back."""
     least = FORMAT_MIN if state.seqno < 0 else state.format
-    return max([least, *(mutation.format_needed for mutation in mutations)])
+    return max([least, *[mutation.format_needed for mutation in mutations]])
 
 
 class Changing:
@@ -316,8 +317,8 @@ class Changing:
         if not {source.id, *source.folders}.issuperset(folders):
             raise ValueError(f"it names blobs of collections {folders}, and its source {source.id} has none there")
         if source.contents is not None:
-            if source.contents.upper.has_beyond(step.as_of):
-                raise AsOfNotSealed(step.as_of, source.contents.upper, 0.0)
+            if step.as_of >= source.contents.upper:
+                raise AsOfNotSealed(step.as_of, to_antichain(source.contents.upper), 0.0)
             if (source.contents.schema_json, source.contents.keyed) != (step.schema, step.keyed):
                 raise Superseded("what was to be cloned has evolved meanwhile")
             named = {part.blob for part in source.contents.parts}

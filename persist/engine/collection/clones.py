@@ -31,12 +31,13 @@ from dataclasses import dataclass
 
 from persist.blob.errors import Indeterminate, MissingBlob
 from persist.codecs.part.part import Part
+from persist.core.antichain import END
 from persist.core.errors import CollectionExists, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers, Words
 from persist.core.names import DERIVED_FROM, check_free_name
 from persist.core.state_rules.collection_rules import ExpectErasures
-from persist.core.state_rules.contents import CollectionState, check_readable
+from persist.core.state_rules.contents import CollectionState, check_readable, first_time
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.schemas import newest_like
 from persist.core.timeline import Moment
@@ -56,7 +57,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
     writer = engine.writer("clone")
     check_free_name(name)
     contents, time = source.sealed(as_of, 0.0)
-    if as_of in (None, LATEST) and contents.upper.time is None:
+    if as_of in (None, LATEST) and contents.upper == END:
         # So that the clone can be written, although its source is complete for ever.
         if contents.keyed is not None:
             writer.resolver.resolve(source.id, source.name, source.machine)
@@ -65,7 +66,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
     def plan() -> CollectionHandle:
         if engine.follower.newest_id_of(name) is not None:
             raise CollectionExists(name)
-        if source.known().resolved.has_beyond(time):
+        if time >= source.known().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)
         contents = source.known()
         check_readable(contents, time)
@@ -93,7 +94,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
 
 def _last_change(contents: CollectionState) -> int:
     times = [part.time_max for part in contents.numbered.values()]
-    return max([*times, contents.since.time or 0, *(keyframe.as_of for keyframe in contents.keyframes)])
+    return max([*times, first_time(contents), *(keyframe.as_of for keyframe in contents.keyframes)])
 
 
 @dataclass(frozen=True, slots=True)

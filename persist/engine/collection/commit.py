@@ -25,7 +25,7 @@ from typing import Any, Self
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
 from persist.core.log import kinds
@@ -52,7 +52,7 @@ from persist.engine.collection.planned_commits import submit_all
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.write_options import WriteOptions, with_token
@@ -74,7 +74,7 @@ class _Draft:
 
     handle: CollectionHandle
     events: list[EventTable] = field(default_factory=list)
-    end: Antichain | None = None
+    end: int | None = None
     change: KeyedChange | None = None
 
     def add(self, events: EventTable) -> None:
@@ -95,8 +95,8 @@ class _Draft:
         if self.events and self.events[0].at_commit != events.at_commit:
             raise InvalidUsage(_times_differ("events", self.handle))
         first = pc.min(events.table["_time"]).as_py()
-        if self.end is not None and not (events.at_commit or self.end.has_beyond(first)):
-            raise with_timeline(UpdateNotBeyondUpper(first, self.end), self.handle.schema.timeline)
+        if self.end is not None and not events.at_commit and first < self.end:
+            raise with_timeline(UpdateNotBeyondUpper(first, to_antichain(self.end)), self.handle.schema.timeline)
         if self.events and self.events[0].schema != events.schema:
             raise SchemaMismatch(
                 f"these events of {self.handle.name!r} are of another version of its schema than those before them: "
@@ -104,18 +104,18 @@ class _Draft:
             )
         self.events.append(events)
 
-    def seal(self, end: Antichain) -> None:
+    def seal(self, end: int) -> None:
         """Let the collection be sealed to end; raise FrontierRegression if that goes back."""
-        if self.end is not None and not self.end <= end:
-            raise with_timeline(FrontierRegression("upper", end, self.end), self.handle.schema.timeline)
+        if self.end is not None and end < self.end:
+            error = FrontierRegression("upper", to_antichain(end), to_antichain(self.end))
+            raise with_timeline(error, self.handle.schema.timeline)
         self.end = end
 
     def asked(self, token: str | None) -> AskedEvents:
         """Return it for `submit_all`."""
         events, end = joined_events(self.events) if self.events else None, self.end
         if self.change is not None and self.change.time is not None:
-            after = Antichain(self.change.time + 1)
-            end = after if end is None else max(end, after)
+            end = max(end or 0, self.change.time + 1)
         return AskedEvents(events, end, token, change=self.change)
 
 
@@ -244,7 +244,7 @@ class Commit:
                 self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
-        wanted = None if keys is None else wanted_keys(keys, handle.schema)
+        wanted = None if keys is None else distinct_keys(keys, handle.schema)
         self._add_difference(handle, time, partial(delete_steps, handle, wanted, where, time, self.options.token))
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
@@ -311,11 +311,11 @@ class Commit:
                 "it first, or into a block of its own"
             )
 
-    def add_seal(self, handle: CollectionHandle, upper: Antichain) -> None:
+    def add_seal(self, handle: CollectionHandle, upper: int) -> None:
         """Add a seal, which resolves events if the collection is keyed; see `MultiWrite.seal`."""
         handle = handle.as_keyed()
         if handle.keyed is None:
-            self.add(handle, [kinds.Seal(handle.id, upper.elements)])
+            self.add(handle, [kinds.Seal(handle.id, to_stored(upper))])
         else:
             self._draft(handle).seal(upper)
 

@@ -7,7 +7,7 @@ from typing import Any
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_antichain, to_stored
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -48,7 +48,7 @@ def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) 
     """Let since advance as far as no hold needs what is before; see `Collection.allow_compaction`."""
     # A moment stays readable: the last time that is not after it does.
     reach = handle.as_time("since", since) if is_moment(since) else since
-    step = kinds.AllowCompaction(handle.id, handle.frontier("since", reach).elements)
+    step = kinds.AllowCompaction(handle.id, to_stored(handle.frontier("since", reach)))
     return handle.engine.writer("allow_compaction").allow_compaction(step, handle.name)
 
 
@@ -260,11 +260,11 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
     contents = handle.contents()
     if contents.retention is None:
         return None
-    allowed = Antichain(*contents.allowed_times)
-    late = tuple(hold for hold in holds if Antichain(hold.time) < allowed)
-    waits = any(reach < allowed for reach in since_max(contents))
+    late = tuple(hold for hold in holds if hold.time < contents.allowed)
+    waits = since_max(contents) < contents.allowed
     first = min((part.time_min for part in contents.pending.values()), default=None) if waits else None
-    return Retained(contents.retention, contents.since, contents.upper, late, handle.timeline, first)
+    since, upper = to_antichain(contents.since), to_antichain(contents.upper)
+    return Retained(contents.retention, since, upper, late, handle.timeline, first)
 
 
 def retention_step(handle: CollectionHandle, given: Retention | None) -> kinds.SetRetention:

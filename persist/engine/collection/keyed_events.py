@@ -16,7 +16,6 @@ from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.types.schema import TIME
 from persist.codecs.updates.inputs import as_table, opened
 from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
-from persist.core.antichain import Antichain
 from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
@@ -29,7 +28,7 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
-from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -115,7 +114,7 @@ class AskedEvents:
     """
 
     events: EventTable | None
-    end: Antichain | None = None
+    end: int | None = None
     token: str | None = None
     also: tuple[Step, ...] = ()
     late: Counter[str] | None = None
@@ -138,7 +137,7 @@ class AskedEvents:
         """Return the same with events, or the change, at a time, which is sealed."""
         events = None if self.events is None else self.events.at(time)
         change = None if self.change is None else replace(self.change, time=time)
-        return replace(self, events=events, change=change, end=Antichain(time + 1))
+        return replace(self, events=events, change=change, end=time + 1)
 
     def against(self, contents: CollectionState) -> "AskedEvents":
         """Return the request against contents as they are."""
@@ -175,7 +174,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     form = keyed_form(handle)
     rows = as_table(opened(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
-        rows = wanted_keys(what, handle.schema)
+        rows = distinct_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))
     events = to_events(rows, handle.schema, form, stamp, handle.clocked_timeline, handle.machine)
     check_event_times(handle, events)

@@ -33,7 +33,7 @@ from persist.codecs.types.schema import TIME, CollectionSchema
 from persist.codecs.updates.inputs import opened
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, to_antichain, to_stored
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -63,7 +63,7 @@ from persist.engine.follow.log_queries import say_whose
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
-from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, differences
 from persist.engine.read.planning.scan import Scan, negated
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
@@ -222,7 +222,7 @@ def delete_steps(
     check_either(wanted, where)
     at, contents = None if time is None else handle.exact_time("time", time), _settled(handle)
     writer = handle.engine.writer("delete")
-    keys = wanted_keys(wanted, handle.schema) if where is None else None
+    keys = distinct_keys(wanted, handle.schema) if where is None else None
     digest = 0
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
@@ -330,8 +330,8 @@ def _settled(handle: CollectionHandle) -> CollectionState:
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
     """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
     handle.current_schema(contents)
-    if at is not None and not contents.upper.has_beyond(at):
-        raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
+    if at is not None and at < contents.upper:
+        raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
     if refused is not None:
         raise refused
@@ -347,7 +347,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     if hidden is None:
         return None
     first = hidden.first if hidden.is_exact else None
-    error = UpdatesBeyondUpper(contents.upper, hidden.last, first=first, updates=hidden.updates)
+    error = UpdatesBeyondUpper(to_antichain(contents.upper), hidden.last, first=first, updates=hidden.updates)
     say_whose(error, handle.engine.blob, handle.engine.follower.state, handle.id, own)
     return with_timeline(error, contents.timeline)
 
@@ -372,7 +372,7 @@ def _alone(
     return [
         *expect_unchanged(contents),
         *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
-        *(_stamping(handle, at) or [kinds.Seal(contents.id, Antichain((at or 0) + 1).elements)]),
+        *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
     ]
 
 
@@ -385,9 +385,9 @@ def _present(
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
     schema = handle.schema
-    if not contents.upper.time:
+    if contents.upper in (0, END):
         return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
-    as_of = contents.upper.time - 1
+    as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)
     stack.callback(reading.close)

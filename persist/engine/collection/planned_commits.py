@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import MissingBlob
 from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_antichain, to_stored
 from persist.core.errors import (
     ClientClosed,
     Conflict,
@@ -275,15 +275,14 @@ class _Commit:
         uppers = {asked.collection: self._upper(asked.collection) for asked in asks}
         return times_together({asked.collection: asked for asked in asks}, uppers, self.engine.clock.wall_ms())
 
-    def _upper(self, collection: str) -> Antichain:
-        entry = self.engine.follower.load(collection)
-        return Antichain(0) if entry is None else entry.upper
+    def _upper(self, collection: str) -> int:
+        contents = self.engine.follower.load(collection)
+        return 0 if contents is None else contents.upper
 
     def _is_late(self, chosen: tuple[str, int]) -> bool:
         """Whether upper has gone beyond a time since it was chosen, and there are others."""
         collection, time = chosen
-        upper = self._upper(collection)
-        return not upper.has_beyond(time) and upper.time is not None and upper.time <= TIME_MAX
+        return time < self._upper(collection) <= TIME_MAX
 
     def _submitted(self) -> CommitFuture:
         plans, times = self.plans, self.times
@@ -381,19 +380,19 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     assert end is not None
     if handle.remembers(contents, asked.token):
         return [*asked.marks]  # It was done before, which the committer will find.
-    sealing = kinds.Seal(handle.id, end.elements)
+    sealing = kinds.Seal(handle.id, to_stored(end))
     before, after = _cut(asked.events, end)
-    if before is not None:
-        first = pc.min(before["_time"]).as_py()
-        if not contents.upper.has_beyond(first):
-            raise with_timeline(UpdateNotBeyondUpper(first, contents.upper), contents.timeline)
-    if asked.change is not None and not contents.upper.has_beyond(at := asked.change.time or 0):
-        raise with_timeline(UpdateNotBeyondUpper(at, contents.upper), contents.timeline)
-    if not contents.upper <= end:
+    first = [] if before is None else [pc.min(before["_time"]).as_py()]
+    if asked.change is not None:
+        first.append(asked.change.time or 0)
+    if first and min(first) < contents.upper:
+        error = UpdateNotBeyondUpper(min(first), to_antichain(contents.upper))
+        raise with_timeline(error, contents.timeline)
+    if end < contents.upper:
         return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
     resolving: list[Step] = [sealing]
     change = None if asked.change is None else partial(asked.change.updates, handle)
-    if before is not None or change is not None or due(contents, end.elements):
+    if before is not None or change is not None or due(contents, end):
         watermarks = None if asked.events is None or before is None else asked.events.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.machine_in(contents)
@@ -409,7 +408,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
 
 def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
-    sealing: list[Step] = [] if asked.end is None else [kinds.Seal(handle.id, asked.end.elements)]
+    sealing: list[Step] = [] if asked.end is None else [kinds.Seal(handle.id, to_stored(asked.end))]
     if asked.at_commit:
         sealing = [handle.at_commit()]
     return [*asked.also, *pending, *sealing, *asked.marks]
@@ -428,16 +427,14 @@ def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tok
     return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
 
 
-def _cut(events: EventTable | None, end: Antichain) -> tuple[pa.Table | None, pa.Table | None]:
+def _cut(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:
     """Return the events before end, and the others."""
     if events is None:
         return None, None
-    if end.time is None:
-        return events.table, None
     ends = pc.min_max(events.table["_time"]).as_py()
-    if ends["max"] < end.time:
+    if ends["max"] < end:
         return events.table, None
-    if ends["min"] >= end.time:
+    if ends["min"] >= end:
         return None, events.table
-    mask = pc.less(events.table["_time"], end.time)
+    mask = pc.less(events.table["_time"], end)
     return events.table.filter(mask), events.table.filter(pc.invert(mask))

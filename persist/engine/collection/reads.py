@@ -19,7 +19,7 @@ from persist.codecs.types.casts import cast_column, decoded_column
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.inputs import TableStream, as_table, opened
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, last_sealed
 from persist.core.state_rules.keyed_rules import form_in
@@ -133,7 +133,7 @@ def changes(
     moments = handle.moments(times)
 
     def make(scan: Scan, reading: ClaimedRead) -> Changes:
-        columns_of = Transitions.of_columns(scan.given, columns) if form != "updates" else None
+        columns_of = Transitions.of_columns(scan.result_schema, columns) if form != "updates" else None
         return Changes(scan, reading, moments, columns_of)
 
     return _changes(handle, start, until, make, columns, where, schema, timeout_s, raw=raw)
@@ -157,7 +157,7 @@ def _changes(
     """Return what a function makes of the plan of the updates with `start <= time < until`, and of what reads them."""
     lower, upper = handle.as_bound("start", start), None
     if until is not None:
-        upper = handle.as_bound("until", until, most=TIME_MAX + 1)
+        upper = handle.as_bound("until", until, most=END)
         if lower > upper:
             raise InvalidUsage(
                 f"start={lower} and until={upper} are backwards: the interval is [start, until), so start <= until"
@@ -167,12 +167,12 @@ def _changes(
     contents = handle.contents()
     if upper is None:
         # What begins beyond upper is waited for, as far as that.
-        upper = max(lower, handle.as_bound("upper", contents.upper))
+        upper = max(lower, contents.upper)
         is_short = contents.upper < lower
     else:
         is_short = upper > lower
     check_changes_readable(contents, lower)
-    if is_short and contents.upper.has_beyond(upper - 1):
+    if is_short and upper > contents.upper:
         contents, _ = handle.sealed(upper - 1, timeout_s, until=upper)
         check_changes_readable(contents, lower)
     contents, reading = handle.claim(max(0, lower - 1), end=upper)
@@ -220,8 +220,8 @@ def upserts(
     """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
     keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
-    form = form_in(handle.known(), updates.scan.given, resolves=False)
-    return Upserts(updates, UpsertEvents(updates.scan.given, form))
+    form = form_in(handle.known(), updates.scan.result_schema, resolves=False)
+    return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
 
 
 def listen_from(
@@ -248,18 +248,17 @@ def listen_from(
         schema = among_versions(handle.schema, contents)
         return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
 
-    def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: Antichain) -> Sequence[Piece]:
-        scan = planned(contents, lower, TIME_MAX + 1 if upper.time is None else upper.time)
+    def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
+        scan = planned(contents, lower, upper)
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
         for slices in slices_by_time(scan, reading().changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
-            after = upper if end == scan.time_upper else Antichain(end)
             if is_whole or len(slices) == 1:
                 interval = replace(scan, time_lower=start, time_upper=end).pruned()
-                pieces.append(Piece(partial(read, interval), after, interval.updates_memory))
+                pieces.append(Piece(partial(read, interval), end, interval.updates_memory))
                 continue
-            uppers = [*[Antichain(start)] * (len(slices) - 1), after]
+            uppers = [*[start] * (len(slices) - 1), end]
             sized = zip(slices, uppers, strict=True)
             pieces += [Piece(partial(read, part), upper, part.updates_memory) for part, upper in sized]
         return pieces
@@ -287,13 +286,13 @@ def contents_as_of(
     slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
-        empty = scan.given_out(scan.empty([*scan.columns, "_diff"]))
+        empty = scan.cast_to_result(scan.empty([*scan.columns, "_diff"]))
         rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
         column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
         updates = rows.add_column(len(handle.schema.names), handle.schema.arrow.field("_time"), column)
         return with_moments(updates, moments)
 
-    uppers = [*[Antichain(time)] * (len(slices) - 1), Antichain(time + 1)]
+    uppers = [*[time] * (len(slices) - 1), time + 1]
     return [Piece(partial(read, part), upper, part.memory) for part, upper in zip(slices, uppers, strict=True)]
 
 

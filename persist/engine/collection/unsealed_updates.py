@@ -69,11 +69,11 @@ class UnsealedUpdates:
         self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
         return pa.concat_tables([*come.values(), *gone]) if come or gone else None
 
-    def pass_to(self, upper: int | None) -> pa.Table | None:
-        """Return the updates that take back all that was told of times before upper, None for all; forget it."""
+    def pass_to(self, upper: int) -> pa.Table | None:
+        """Return the updates that take back all that was told of times before upper; forget it."""
         passed = []
         for key, table in self._told.items():
-            is_passed = pc.less(table["_time"], TIME_MAX + 1 if upper is None else upper)
+            is_passed = pc.less(table["_time"], upper)
             passed.append(negated(table.filter(is_passed)))
             self._told[key] = table.filter(pc.invert(is_passed))
         return pa.concat_tables(passed) if passed else None

@@ -51,8 +51,7 @@ class ErasedRecords:
     """What is to be erased: the records of some keys, or those for which a condition is true.
 
     Attributes:
-        keys: the key columns, sorted, each key once, as `persist.engine.read.lookups.requested_keys.wanted_keys` gives
-        them; or None.
+        keys: the key columns, as `persist.engine.read.lookups.requested_keys.distinct_keys` returns them; or None.
         where: instead of these.
         ids: of the columns that where names, by name: those of relatives must be the same.
     """
@@ -218,7 +217,7 @@ class PartEraser:
             schema = events_of(contents)
             for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
-                is_waiting = [contents.resolved.has_beyond(made.time_max) for made in outcome.made or ()]
+                is_waiting = [made.time_max >= contents.resolved for made in outcome.made or ()]
                 waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
                 take(number, part, _Outcome(outcome.rows, waiting))
                 updates += outcome.rows

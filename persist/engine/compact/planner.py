@@ -38,7 +38,7 @@ from typing import Any
 
 from persist.codecs.part.key_range import comparable_keys
 from persist.codecs.part.part import Part
-from persist.core.antichain import Antichain
+from persist.core.antichain import END
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.settings import Tuning
 from persist.core.state_rules.contents import CollectionState
@@ -135,10 +135,8 @@ def must_destroy(contents: CollectionState) -> int | None:
 
 def last_readable(contents: CollectionState) -> int | None:
     """Return the latest sealed time that since has reached, up to which times need not be told apart; None if none."""
-    since, sealed = contents.since, last_resolved(contents)
-    if since == Antichain(0) or sealed is None:
-        return None
-    return sealed if since.time is None else min(since.time, sealed)
+    sealed = last_resolved(contents)
+    return None if contents.since == 0 or sealed is None else min(contents.since, sealed)
 
 
 def last_resolved(contents: CollectionState) -> int | None:
@@ -146,11 +144,10 @@ def last_resolved(contents: CollectionState) -> int | None:
 
     If it is keyed, return the last resolved time, because only what is resolved is updates alone.
     """
-    resolved = contents.resolved
-    if resolved.time is None:
+    if contents.resolved == END:
         times = [part.time_max for part in contents.numbered.values()]
         return max([*times, *(keyframe.as_of for keyframe in contents.keyframes)], default=None)
-    return resolved.time - 1 if resolved.time > 0 else None
+    return contents.resolved - 1 if contents.resolved > 0 else None
 
 
 def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:

@@ -33,10 +33,10 @@ from msgspec import UNSET, UnsetType
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion, InvalidUsage, MissingBlob
 from persist.blob.protocol import Blob, get_at_most, is_remote
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain, as_time
+from persist.core.antichain import as_time
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, Seqno
-from persist.core.log.framing import FORMAT_MIN, BlobRef, Framed, decode_framed, encode_framed, pointer_to
+from persist.core.log.framing import FORMAT_MIN, BlobRef, Framed, decode_framed, encode_framed, make_pointer
 from persist.core.log.keys import (
     LOG,
     check_parts,
@@ -344,7 +344,7 @@ def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
         _check(checkpoint)
     except ValueError as error:
         raise CorruptBlob(key, f"it is not one that a writer would make: {error}") from error
-    return StoredCheckpoint(checkpoint, pointer_to(key, data))
+    return StoredCheckpoint(checkpoint, make_pointer(key, data))
 
 
 def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
@@ -454,8 +454,6 @@ def load_base(
 
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
     try:
-        for times in (contents.since_times, contents.upper_times, contents.allowed_times):
-            Antichain(*times)
         CollectionSchema.from_json(contents.schema_json)
         for name, held in contents.holds.items():
             as_time(f"the time of hold {name[:200]!r}", held.time)

@@ -43,7 +43,7 @@ from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.core.log import kinds
 from persist.core.log.fields import Seqno
-from persist.core.log.framing import BlobRef, Framed, decoder_of, encoded_object, fetched
+from persist.core.log.framing import BlobRef, Framed, encode_object, fetch_framed, get_decoder
 from persist.core.log.keys import (
     check_keys,
     check_unused,
@@ -231,7 +231,7 @@ class KnownLevels:
             if known.pointer != pointer:
                 break
             levels.append(known)
-        for pointer, stored in fetched(blob, pointers[len(levels) :], DirectoryObject, self._pool):
+        for pointer, stored in fetch_framed(blob, pointers[len(levels) :], DirectoryObject, self._pool):
             levels.append(_level(blob, stored, location, pointer, levels))
         return self.keep(levels)
 
@@ -310,7 +310,7 @@ def new_directory(
         stored = msgspec.structs.replace(
             stored, collections=changes.collections, gone=changes.gone, freed=changes.freed_over(kept)
         )
-    pointer, data = encoded_object(directory_prefix(state.seqno), stored)
+    pointer, data = encode_object(directory_prefix(state.seqno), stored)
     if len(data) > OBJECT_BYTES_MAX:
         raise InvalidUsage(
             f"a directory of {len(changes.entries):,} collections takes {len(data):,} bytes, and in a location of "
@@ -385,7 +385,7 @@ def _level(
 
 
 def _entry_of(id_: str, data: bytes) -> CollectionEntry:
-    entry = _read_entry(decoder_of(DirectoryEntry).decode(data))
+    entry = _read_entry(get_decoder(DirectoryEntry).decode(data))
     if entry.id != id_:
         raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
     return entry
@@ -393,7 +393,7 @@ def _entry_of(id_: str, data: bytes) -> CollectionEntry:
 
 def _id_of(name: str, data: bytes) -> str:
     check_name(name)
-    id_ = decoder_of(str).decode(data)
+    id_ = get_decoder(str).decode(data)
     if not is_id(id_):
         raise ValueError(f"{id_[:200]!r} is not the id of a collection: 32 hex digits")
     return id_

@@ -26,7 +26,7 @@ from persist.blob.threads import Clock, Pool
 from persist.core.errors import ClientClosed, CollectionNotFound, LogInterrupted, LogReplaced, PersistError
 from persist.core.log.fields import Policy
 from persist.core.log.keys import CHECKPOINTS, record_key
-from persist.core.log.records import LogPage, Record, RecordReader, begins_as, read_commit_id, read_record
+from persist.core.log.records import LogPage, Record, RecordReader, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.annotations import Remembered
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import PENDING_MAX, CollectionEntry, DoesNotFollow, State, apply
@@ -43,6 +43,7 @@ from persist.engine.follow.log_identity import (
     check_not_beyond,
     contradiction,
     fate_of,
+    is_past,
     record_of,
 )
 from persist.engine.follow.log_queries import Submissions
@@ -211,7 +212,7 @@ class Follower(AwaitedLog):
     def _read_on(self, last: float = math.inf) -> None:
         before = self._state
         try:
-            for record in self._records.after(lambda: self._state.seqno, last):
+            for record in self._records.read_after(lambda: self._state.seqno, last):
                 if self._state is before:
                     self._past.went_on_from(before)
                 self.advance(record)
@@ -354,7 +355,7 @@ class Follower(AwaitedLog):
 
     def is_long_ago(self, then: tuple[float, float]) -> bool:
         """Return whether a record created at that moment may have been truncated since."""
-        return any(now - before > STALE_AFTER_S for now, before in zip(self.now(), then, strict=True))
+        return is_past(then, self.now(), STALE_AFTER_S)
 
     def _is_stale(self) -> bool:
         return self.is_long_ago(self._seen_end)
@@ -377,7 +378,7 @@ class Follower(AwaitedLog):
             raise CorruptBlob(CHECKPOINTS, f"it belongs to location {newest.location}, not {self._state.location}")
         if newest.seqno > self._state.seqno:
             self._verify_newest()  # It is skipped, so nothing else would notice.
-            if newest.commit is None or not begins_as(self._blob, newest.seqno, newest.commit):
+            if newest.commit is None or not matches_commit(self._blob, newest.seqno, newest.commit):
                 check_not_beyond(self._blob, newest)
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
@@ -484,7 +485,7 @@ class Follower(AwaitedLog):
         return self._past.stop(seqno, commit, present)
 
     def load(self, id_: str) -> CollectionState | None:
-        """Return the contents of a collection in the newest known state, or None if it does not exist (any more)."""
+        """Return the contents of a collection in the newest known state; None if it does not exist."""
         with self._lock:
             try:
                 return self._load(id_)
@@ -590,10 +591,7 @@ class Follower(AwaitedLog):
             return self._state.seqno, [self.known(id_, name) for id_, name in wanted]
 
     def _read_hinted(self) -> None:
-        """Read up to the record that a hint spoke of, and do not ask for the one after it as `refresh` does.
-
-        Who waits has refreshed before, so nothing is missed: where there is more, the next refresh finds it.
-        """
+        """Read up to the record of a hint; the next refresh finds the records after it."""
         with self._lock:
             self._past.check_stopped()
             if not self._is_stale():

@@ -25,7 +25,7 @@ from persist.blob.errors import CorruptBlob, MissingBlob
 from persist.blob.protocol import Blob
 from persist.core.errors import LogInterrupted, LogReplaced
 from persist.core.log.keys import checkpoint_key, listed_records, record_key
-from persist.core.log.records import Record, begins_as, read_commit_id, read_record
+from persist.core.log.records import Record, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import beyond_the_log, read_newest_control
 
@@ -69,7 +69,8 @@ class Past:
 
     def saw(self, tops: list[Mark]) -> None:
         """Note that all of these were there."""
-        self._tops = [top for top in self._tops if top not in tops]
+        if self._tops:
+            self._tops = [top for top in self._tops if top not in tops]
 
     def check(self, state: State, now: Moment, after_s: float) -> None:
         """Ask whether the log still holds what is known, if that was not asked for after_s.
@@ -78,9 +79,9 @@ class Past:
             LogReplaced: it does not, or did not before.
         """
         self.check_stopped()
-        if not _passed(self._asked, now, after_s):
+        if not is_past(self._asked, now, after_s):
             return
-        if _passed(self._learned, now, after_s):
+        if is_past(self._learned, now, after_s):
             self._marks.clear()
             self._mark(state)
         self._ask(state, self._marks)
@@ -125,7 +126,7 @@ def fate_of(blob: Blob, mark: Mark) -> Fate:
     Cost: a GET of a few bytes, if it is there. Needs no lock.
     """
     seqno, commit = mark
-    if begins_as(blob, seqno, commit):
+    if matches_commit(blob, seqno, commit):
         return "there"
     present = read_commit_id(blob, seqno)
     if present == commit:
@@ -140,8 +141,9 @@ def _is_truncated(blob: Blob, seqno: int) -> bool:
         return False
 
 
-def _passed(then: Moment, now: Moment, after_s: float) -> bool:
-    return any(later - before >= after_s for before, later in zip(then, now, strict=True))
+def is_past(then: Moment, now: Moment, after_s: float) -> bool:
+    """Return whether after_s have passed by the monotonic or the wall clock."""
+    return now[0] - then[0] >= after_s or now[1] - then[1] >= after_s
 
 
 def record_of(blob: Blob, newest: State) -> Record | None:

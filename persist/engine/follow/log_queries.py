@@ -155,10 +155,10 @@ def _backwards(blob: Blob, state: State) -> Iterator[Record]:
 
 
 def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedWrites | None:
-    upper = contents.upper.time
+    upper = contents.upper
     appends = [step for step in record.mutations if isinstance(step, kinds.Append) and step.collection == contents.id]
-    parts = [part for step in appends for part in step.parts if upper is not None and part.time_max >= upper]
-    if upper is None or not parts:
+    parts = [part for step in appends for part in step.parts if part.time_max >= upper]
+    if not parts:
         return None
     marks = [m for step in record.mutations if isinstance(step, kinds.Tokens) for m in step.tokens]
     return UnsealedWrites(

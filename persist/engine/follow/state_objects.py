@@ -34,7 +34,7 @@ from msgspec import UNSET, UnsetType
 from persist.blob.errors import CorruptBlob
 from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
-from persist.core.log.framing import BlobRef, Framed, encoded_object, fetched
+from persist.core.log.framing import BlobRef, Framed, encode_object, fetch_framed
 from persist.core.log.keys import state_prefix
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry
@@ -90,7 +90,7 @@ class KnownContents:
     def __init__(self, pool: Executor | None = None, cache: Cache | None = None) -> None:
         self._pool = pool
         self._levels: Kind[str, tuple[StateLevel, ...]] = (cache or Cache(KNOWN_BYTES_MAX)).kind(
-            lambda levels: sum(level.pointer.bytes for level in levels), is_needed=True
+            lambda levels: sum(level.pointer.bytes for level in levels), share=1, is_needed=True
         )
 
     def read(self, blob: Blob, location: str, entry: CollectionEntry) -> tuple[StateLevel, ...]:
@@ -106,7 +106,7 @@ class KnownContents:
                 break
             levels.append(level)
         rest = entry.stored[len(levels) :]
-        for pointer, stored in fetched(blob, rest, StateObject, self._pool):
+        for pointer, stored in fetch_framed(blob, rest, StateObject, self._pool):
             if (stored.location, stored.collection.id) != (location, entry.id):
                 raise CorruptBlob(pointer.blob, "it belongs to another collection, so blobs were exchanged")
             before = levels[-1].contents if levels else None
@@ -139,7 +139,7 @@ def new_levels(
         stored = msgspec.structs.replace(
             changes(location, contents, kept[-1].contents if kept else None), format=format
         )
-        pointer, data = encoded_object(state_prefix(contents.id, seqno), stored)
+        pointer, data = encode_object(state_prefix(contents.id, seqno), stored)
         if not kept or kept[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
             return (*kept, StateLevel(pointer, contents)), data
         kept.pop()

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_antichain
 from persist.core.closing import Closes
 from persist.core.errors import FrontierRegression, HoldMoved, Indeterminate, InvalidUsage, LeaseExpired
 from persist.core.timeline import Moment
@@ -91,7 +91,7 @@ class Hold(Closes):
     def _later(self, what: str, time: int | Moment) -> int:
         time = self._to_time("hold time", time)
         if time < self._time:
-            raise FrontierRegression(what, Antichain(time), Antichain(self._time))
+            raise FrontierRegression(what, to_antichain(time), to_antichain(self._time))
         return time
 
 

@@ -17,7 +17,7 @@ from persist.codecs.evolution import changes_between
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain, to_stored
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
@@ -190,18 +190,19 @@ class CollectionHandle(CollectionTimes):
             contents = self.known()
             if as_of is not None:
                 check_readable(contents, as_of)
-            return None if contents.upper.has_beyond(as_of or 0) else contents
+            return contents if (as_of or 0) < contents.upper else None
 
         timeout_s = 0.0 if as_of is None else timeout_s
         contents = self.engine.follower.wait_for(look, timeout_s)
         if contents is None:
             contents = self.known()  # Of a moment later: the seal may just have come.
-        if contents.upper.has_beyond(as_of or 0):
+        if (as_of or 0) >= contents.upper:
             hidden = unsealed(contents)
             advice = hidden.advice if hidden else ""
             moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
             view = "" if contents.view is None else self.name
-            error = AsOfNotSealed(as_of, contents.upper, timeout_s or 0.0, advice, until, moved_ms, view)
+            upper = to_antichain(contents.upper)
+            error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, moved_ms, view)
             raise with_timeline(error, contents.timeline)
         time = last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
@@ -298,7 +299,7 @@ class CollectionHandle(CollectionTimes):
         def sealed_time() -> int | None:
             entry = self.engine.follower.entry(self.id)
             contents = None if entry is None else entry.contents
-            if contents is None or contents.upper.has_beyond(given or 0):
+            if contents is None or (given or 0) >= contents.upper:
                 return None
             return last_sealed(contents) if given is None else given
 
@@ -383,11 +384,11 @@ class CollectionHandle(CollectionTimes):
 
     def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
         """Return the step that rejects a commit unless the collection has this upper."""
-        return ExpectUpper(self.id, self.frontier("expected upper", upper).elements)
+        return ExpectUpper(self.id, to_stored(self.frontier("expected upper", upper)))
 
     def seal_step(self, upper: int | Moment | Antichain) -> kinds.Seal:
         """Return the step that seals the collection in a commit."""
-        return kinds.Seal(self.id, self.frontier("upper", upper).elements)
+        return kinds.Seal(self.id, to_stored(self.frontier("upper", upper)))
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""
@@ -426,7 +427,7 @@ class CollectionHandle(CollectionTimes):
         """
         if as_of is not None and not self._is_last(as_of):
             return self.as_time("as_of", as_of)
-        if contents.upper.has_beyond(0):
+        if contents.upper == 0:
             return self.sealed(None, 0.0)[1]  # Which says why there is none, or finds one by now.
         return last_sealed(contents)
 
@@ -486,7 +487,7 @@ class CollectionHandle(CollectionTimes):
         Cost: a few GETs.
         """
         moments = self._moment_map()
-        return None if moments is None or not moments.upper.time else moments.last()
+        return None if moments is None or moments.upper in (0, END) else moments.last()
 
     def moment_of(self, time: int) -> datetime | None:
         """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""

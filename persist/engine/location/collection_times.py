@@ -12,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain, as_time
+from persist.core.antichain import Antichain, as_time, to_frontier
 from persist.core.errors import InvalidUsage, TagNotFound
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import (
@@ -121,13 +121,12 @@ class CollectionTimes(ABC):
         A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
         """
         if self._is_last(given):
-            given = self.contents().upper
+            return self.contents().upper
         if isinstance(given, Antichain):
-            reach = Antichain.at(given).time
-            return TIME_MAX + 1 if reach is None else reach
+            return to_frontier(given)
         by_clock = parse_time_word(given, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times, upper = self._times_of_moments(what, given), self.as_bound(what, self.contents().upper)
+            times, upper = self._times_of_moments(what, given), self.contents().upper
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return upper if is_later else min(upper, times.bound_of(by_clock))
         given = self._typed(what, given)
@@ -155,12 +154,12 @@ class CollectionTimes(ABC):
             return as_time(what, given)
         return replace(self._timeline_for(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
 
-    def frontier(self, what: str, given: int | Moment | Antichain) -> Antichain:
+    def frontier(self, what: str, given: int | Moment | Antichain) -> int:
         """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
         if parse_time_word(given, self.engine.clock.wall_ms()) is not None:
-            return Antichain(self.exact_time(what, cast(str, given)))
+            return self.exact_time(what, cast(str, given))
         given = self._typed(what, given)
-        return Antichain(self.as_bound(what, given)) if is_moment(given) else Antichain.at(cast(int | Antichain, given))
+        return self.as_bound(what, given) if is_moment(given) else to_frontier(cast(int | Antichain, given))
 
     def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
         """Refuse a time to write at, or an upper to seal to, that nobody is likely to mean, if there is a timeline.

@@ -304,6 +304,10 @@ class Engine:
         if self._writer is not None:
             self._writer.committer.unobserved.raise_all()
 
+    def close_when_dropped(self) -> None:
+        """Let the last reference free this engine without a warning: nobody can close a shared one."""
+        self._unclosed.is_shared = True
+
     def __enter__(self) -> Self:
         return self
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.errors import AsOfNotSealed, InvalidUsage
 from persist.core.timeline import Moment, Timeline
 
@@ -42,7 +42,7 @@ class MomentMap:
     """
 
     name: str
-    upper: Antichain
+    upper: int
     read: Callable[[pc.Expression], pa.Table]
 
     def time_of(self, moment: Moment) -> int:
@@ -85,10 +85,9 @@ class MomentMap:
         return UNIT.datetime_of(int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())) if len(rows) else None
 
     def _last_us(self) -> int:
-        upper = self.upper.time
-        if upper == 0:
-            raise AsOfNotSealed(None, self.upper, 0.0)
-        rows = self.read(pc.scalar(True) if upper is None else pc.field(TIME) >= upper - 1)
+        if self.upper == 0:
+            raise AsOfNotSealed(None, to_antichain(self.upper), 0.0)
+        rows = self.read(pc.scalar(True) if self.upper == END else pc.field(TIME) >= self.upper - 1)
         return int(pc.max(rows[MOMENT].cast(pa.int64())).as_py())
 
     def _last_row(self, at: int) -> int | None:
@@ -104,7 +103,7 @@ class MomentMap:
 
     def _not_sealed(self, last: int) -> AsOfNotSealed:
         beyond = f"moments after {UNIT.text_of(last)}, up to which the source was read"
-        return AsOfNotSealed(self.upper.time, self.upper, 0.0, beyond)
+        return AsOfNotSealed(self.upper, to_antichain(self.upper), 0.0, beyond)
 
     def _too_early(self, moment: Moment) -> InvalidUsage:
         first = pc.min(self.read(pc.scalar(True))[MOMENT].cast(pa.int64())).as_py()

@@ -11,9 +11,10 @@ release reads all of them.
 """
 
 import os
-import re
+import threading
 import uuid
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, get_type_hints
 
@@ -21,6 +22,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.blob.options import check_values
+from persist.blob.url import without_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
@@ -42,7 +44,9 @@ from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 
-_SECRET = re.compile(r"key|secret|token|passw|credential|connection_string|sas|auth|user", re.IGNORECASE)
+# By process and origin: the clients that `Origin.open_shared` has opened, as long as something refers to them.
+_shared: "weakref.WeakValueDictionary[tuple[int, Hashable], Engine]" = weakref.WeakValueDictionary()
+_shared_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +55,7 @@ class Origin:
 
     Attributes:
         location: a URL or an absolute path; None of a store that is an object, or the memory of one process.
-        storage_options: those that are no secrets, which stay where they are: the other process takes its own.
+        storage_options: without secrets (`persist.blob.url.without_secret_options`): the other process has its own.
     """
 
     location: str | None
@@ -68,15 +72,35 @@ class Origin:
             text = os.path.abspath(text)
         elif text is not None and (text.startswith("memory://") or "?" in text or without_secrets(text) != text):
             text = None
-        plain = {name: value for name, value in (storage_options or {}).items() if isinstance(value, (str, int, float))}
-        shown = {name: value for name, value in plain.items() if not _SECRET.search(name)}
-        return cls(text, shown, options.mode, options.seqno, options.settings)
+        plain = {} if text is None else without_secret_options(text, storage_options)
+        return cls(text, plain, options.mode, options.seqno, options.settings)
 
     def open(self) -> Engine:
         """Open the location, in whatever process this is."""
         assert self.location is not None
         options = OpenOptions(self.mode, seqno=self.seqno, settings=self.settings)
         return open_engine(self.location, self.storage_options, options)
+
+    def open_shared(self) -> Engine:
+        """Return one client for all unpickled objects of this origin, opened if there is none.
+
+        The client is freed with the last object that refers to it.
+        """
+        options = frozenset(self.storage_options.items())
+        name = os.getpid(), (self.location, options, self.mode, self.seqno, self.settings)
+        with _shared_lock:
+            engine = _shared.get(name)
+        if engine is not None and not engine.is_closed:
+            return engine
+        opened = self.open()
+        opened.close_when_dropped()
+        with _shared_lock:
+            engine = _shared.get(name)
+            if engine is None or engine.is_closed:
+                _shared[name] = engine = opened
+        if engine is not opened:
+            opened.close()  # Another thread was faster.
+        return engine
 
     def check(self, what: object) -> "Origin":
         """Return it, if another process can open the location by it as this one has.

@@ -25,7 +25,7 @@ from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain
+from persist.core.antichain import to_stored
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.core.keyed.form import machine_of
 from persist.core.keyed.intake import EventTable, watermark_below, watermarks_of
@@ -54,9 +54,9 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     Returns:
         the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound.
     """
-    table, upper = events.table, contents.upper.time
+    table = events.table
     times = int64_values(combined(table["_time"]))
-    is_sealed = np.ones(len(times), np.bool_) if upper is None else times < upper
+    is_sealed = times < contents.upper
     is_late = np.zeros(len(times), np.bool_)
     if form.order_by and contents.late_bound is not None:
         is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
@@ -223,7 +223,7 @@ class Resolver:
         contents: CollectionState,
         schema: CollectionSchema,
         machine: Machine,
-        end: Antichain,
+        end: int,
         own: pa.Table | None = None,
         watermarks: Watermarks | None = None,
         change: Callable[[CollectionState], Iterator[pa.Table]] | None = None,
@@ -242,11 +242,13 @@ class Resolver:
         on_keys = (lambda keys: None) if purged is None else purged.touched
         updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
         gone = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
-        pending, unused = due(contents, end.elements), unused_after(contents, end.elements)
+        pending, unused = due(contents, end), unused_after(contents, end)
 
         def resolution() -> kinds.Resolve:
-            start, parts = contents.resolved.elements, tuple(stored)
-            return kinds.Resolve(contents.id, start, end.elements, pending, parts, watermarks=watermarks, unused=unused)
+            start, until = to_stored(contents.resolved), to_stored(end)
+            return kinds.Resolve(
+                contents.id, start, until, pending, tuple(stored), watermarks=watermarks, unused=unused
+            )
 
         def changed() -> Iterator[pa.Table]:
             if change is not None:  # Only now, when all that comes of events is stored.
@@ -280,7 +282,7 @@ class Resolver:
 
         def plan() -> bool:
             contents = self._follower.current(id_, name)
-            if not due(contents, contents.upper_times):
+            if not due(contents, contents.upper):
                 return False
             machine = machine_needed(machine_of(keyed_form(contents), given, name), keyed_form(contents), name)
             made: tuple[Part, ...] = ()
@@ -304,7 +306,7 @@ class Resolver:
 
         Where another client has the location for itself, that one resolves. Return whether something is left.
         """
-        if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper_times):
+        if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper):
             return False
         given = self._given.get(contents.id)
         if machine_of(contents.keyed, given, contents.name) is not None:

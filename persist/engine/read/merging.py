@@ -1,20 +1,18 @@
-"""How the contents as of a time are made of updates.
+"""Contents as of a time, merged from updates.
 
-`as_of` selects updates at times `<= as_of`; equal records' diffs are summed and zeros dropped. In form "diff" a
-record appears once with its multiplicity `_diff`; in form "rows" it appears as often as its multiplicity says. Rows
-come in no particular order.
+`as_of` selects updates at times `<= as_of`. The diffs of equal records are summed, and zeros dropped. In form "diff" a
+record appears once, with its multiplicity `_diff`; in form "rows" it appears `_diff` times. Rows have no particular
+order.
 
-Projection commutes with consolidation, so columns that nobody asked for are not read: the multiplicity of a
-projected record is the sum over all records that look like it. In form "rows" none of the sums per key may be negative,
-whether its key columns are asked for or not.
+Projection commutes with consolidation, so only requested columns are read. The multiplicity of a projected record is
+the sum over all records that look like it. In form "rows" no sum per key may be negative, even without key columns.
 
-What must be merged is as little as can be told beforehand. Rows *stand* if nothing can cancel them: in form "rows"
-those of parts without a negative diff, in form "diff" the distinct records of a keyframe; unless a row of the *rest*
-has the same key. So only keys that the rest touches are merged, and what stands is passed on as it was decoded. If
-nothing is in the rest, not even `_diff` is read.
+As few rows as possible are merged. Rows *stand* if nothing can cancel them. In form "rows" these are the parts without
+a negative diff, in form "diff" the distinct records of a keyframe. All other rows are the *rest*. Only keys that the
+rest touches are merged; other standing rows pass as they were decoded. Without a rest, not even `_diff` is read.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -33,50 +31,40 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead, finish
-from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns
+from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns, with_diff
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
-ROWS_MAX = 2**31 - 1  # Rows that one slice may become; beyond it somebody has mistaken multiplicities for data.
-TOUCH_FRACTION = 1.5  # If there is more rest than this for each row that stands, most keys are touched anyway.
+ROWS_MAX = 2**31 - 1  # Rows of one slice; with more, multiplicities were probably mistaken for data.
+TOUCH_FRACTION = 1.5  # With more rows in the rest for each standing row, most keys are touched anyway.
 
 
-def read_snapshot(scan: Scan, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-    """Yield what one slice of a snapshot holds, in no particular order.
+def read_snapshot(
+    scan: Scan, form: Form, reader: PartReader, *, elsewhere: Callable[[Part], bool] | None = None
+) -> Iterator[pa.Table]:
+    """Yield the contents of one slice of a snapshot, in no particular order.
 
-    Memory: one part at a time, if nothing must be merged; else about four times what the slice takes decoded. And
+    Memory: one part at a time if nothing must be merged; otherwise about four times the decoded slice. Besides,
     `REPEATED_ROWS_MAX` rows.
+
+    Args:
+        elsewhere: selects standing parts that the caller reads by itself. Of these parts, only rows with a key of the
+            rest are yielded, so the caller leaves them out. If there is a rest, the collection has flat key columns.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
         NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
-    rest = yield from _passed_on(scan, reader, Split.of(scan, form), form)
-    if rest is not None:
-        yield from _given_out(rest.consolidated(), scan, form)
+    for item in _read_slice(scan, reader, form, elsewhere):
+        if isinstance(item, _Rest):
+            yield from _emit(item.consolidated(), scan, form)
+        else:
+            yield item
 
 
-def read_touched(
-    scan: Scan, form: Form, reader: PartReader, *, elsewhere: Callable[[Part], bool] = lambda _: True
-) -> Iterator[pa.Table]:
-    """Yield what one slice of a snapshot holds, but for what stands in some parts and is not touched by the rest.
-
-    For plans that have somebody else read these parts, and take the keys of the rest out of them: if there is a rest,
-    key columns are flat, and there is one at least. Memory and errors as of `read_snapshot`.
-
-    Args:
-        elsewhere: tells which of the parts that stand are read by somebody else; by default all of them.
-    """
-    parts = Split.of(scan, form)
-    assert scan.schema.key_names or not parts.is_merged, "without keys, nothing is touched more than anything else"
-    rest = yield from _passed_on(scan, reader, parts, form, elsewhere)
-    if rest is not None:
-        yield from _given_out(rest.consolidated(), scan, form)
-
-
-def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
-    table = scan.given_out(table)
+def _emit(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+    table = scan.cast_to_result(table)
     if form == "rows" and "_diff" in table.column_names:
         yield from repeated(table, scan)
     elif table.num_rows:
@@ -85,7 +73,7 @@ def _given_out(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True)
 class Split:
-    """The parts of a slice: of the keyframe and of the history, each those that stand and the rest."""
+    """The parts of a slice: standing ones and the rest, of the keyframe and of the history."""
 
     base: list[Part]
     history: list[Part]
@@ -94,9 +82,9 @@ class Split:
 
     @classmethod
     def of(cls, scan: Scan, form: Form) -> "Split":
-        """Return which parts of a scan stand, and which may cancel what stands."""
+        """Split the parts of a scan into standing ones and the rest."""
         if form == "diff":
-            # Records of a keyframe are distinct, unless they are told apart by what was not asked for.
+            # Records of a keyframe are distinct, unless they differ only in columns that are not requested.
             is_whole = set(scan.columns) == set(scan.schema.names)
             base = [part for part in scan.base if is_whole and scan.tells_apart(part)]
             base_rest = [part for part in scan.base if not (is_whole and scan.tells_apart(part))]
@@ -111,11 +99,11 @@ class Split:
         return bool(self.base_rest or self.rest)
 
     def standing_where(self, condition: Callable[[Part], bool]) -> "Split":
-        """Return a split of which only those parts stand that a condition is true for."""
+        """Return a split in which only the parts that meet a condition stand."""
         return replace(self, base=[*filter(condition, self.base)], history=[*filter(condition, self.history)])
 
     def is_touching(self, scan: Scan) -> bool:
-        """Return whether the rest is so small beside what stands that most of that is passed on as it is read."""
+        """Return whether the rest is so small that most standing rows pass untouched."""
         if not self.is_merged or not scan.schema.key_names:
             return bool(scan.schema.key_names)
         standing_rows = sum(scan.rows_within(part) for part in (*self.base, *self.history))
@@ -124,9 +112,9 @@ class Split:
 
 
 def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
-    """Return how a snapshot is read: in slices if rows of different parts must be held against each other.
+    """Return the slices of a snapshot; one if no rows of different parts must be compared.
 
-    What stands counts for half where most of it is passed on as it is read, untouched: the cuts cost a third more time.
+    Standing rows count half where most of them pass untouched: more cuts would cost a third more time.
     """
 
     def held(piece: Scan) -> int:
@@ -139,36 +127,41 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
 
 
 class _Rest:
-    """The rows of a slice that are left to consolidate, by their columns but `_diff`, which can be done once."""
+    """The rows of a slice that must be consolidated, which can be done once.
+
+    Args:
+        by: all columns but `_diff`, in the order in which they are compared.
+    """
 
     def __init__(self, rows: pa.Table, by: list[str]) -> None:
-        """Take rows, and the names of their columns in the order in which they are to be looked at."""
         self._rows, self._names, self._by = [rows], rows.column_names, by
 
     def consolidated(self) -> pa.Table:
-        """Return the rows consolidated, and let go of those that were taken."""
+        """Return the rows consolidated, and free the original ones."""
         return consolidate(self._rows.pop(), self._by).select(self._names)
 
 
-def _passed_on(
-    scan: Scan, reader: PartReader, split: Split, form: Form, elsewhere: Callable[[Part], bool] | None = None
-) -> Generator[pa.Table, None, _Rest | None]:
-    """Yield what stands and is not touched, but in parts that are read elsewhere, as it is given out.
+def _read_slice(
+    scan: Scan, reader: PartReader, form: Form, elsewhere: Callable[[Part], bool] | None = None
+) -> Iterator[pa.Table | _Rest]:
+    """Yield the standing rows that nothing touches, as results; then the rest, if there is one.
 
-    Return what is left to consolidate. No `_diff` is as good as all 1.
+    A table without `_diff` has the diff 1 in all rows.
     """
+    split = Split.of(scan, form)
+    assert elsewhere is None or scan.schema.key_names or not split.is_merged, "without keys, everything is touched"
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
         here = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
         for table in _standing(scan, reader, here, columns, keeps_diff=keeps_diff):
-            yield from _given_out(table, scan, form)
-        return None
+            yield from _emit(table, scan, form)
+        return
     names = [*columns, *(name for name in keys if name not in columns)]
-    # As rows, records of different keys that look alike must not make up for each other: whether they met here would
-    # depend on how the collection is stored.
+    # In form "rows", records of different keys that look alike must not cancel each other: whether they are in one
+    # slice depends on how the collection is stored.
     apart = names if form == "rows" else columns
     is_touching = bool(keys) and (elsewhere is not None or split.is_touching(scan))
-    # What stands is read while the rest is, and while its keys are looked up.
+    # Standing rows are read in another thread, while the rest is read and searched.
     stands = [(split, True)]
     if elsewhere is not None:
         stands = [
@@ -199,21 +192,21 @@ def _passed_on(
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
-                yield from _given_out(_selected(table, columns), scan, form)
+                yield from _emit(_selected(table, columns), scan, form)
             elif touching is None:
-                touched.append(_counted(table, apart))
+                touched.append(with_diff(table).select([*apart, "_diff"]))
             else:
                 inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
-                touched.append(_counted(inside, apart))
+                touched.append(with_diff(inside).select([*apart, "_diff"]))
                 if outside is not None:
-                    yield from _given_out(_selected(outside, columns), scan, form)
-    return _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
+                    yield from _emit(_selected(outside, columns), scan, form)
+    yield _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
 
 def _standing(
     scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
 ) -> Iterator[pa.Table]:
-    """Yield the rows that stand, without `_diff` where it is 1 throughout and not to be kept."""
+    """Yield the standing rows, without `_diff` if it is 1 in all of them and is not requested."""
 
     def is_bare(part: Part) -> bool:
         return part.is_plain and not keeps_diff
@@ -228,18 +221,10 @@ def _selected(table: pa.Table, columns: list[str]) -> pa.Table:
     return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
 
 
-def _counted(table: pa.Table, columns: list[str]) -> pa.Table:
-    """Return columns and `_diff` of a table that may lack it, where it is 1 throughout."""
-    if "_diff" in table.column_names:
-        return table.select([*columns, "_diff"])
-    ones = pa.array(np.ones(len(table), np.int64))
-    return table.select(columns).append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
-
-
 def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa.Table]:
     """Yield a whole snapshot, slice by slice if it must be merged; memory and errors as of `read_snapshot`.
 
-    In form "diff" without all key columns, records of different slices may look alike: then all of it is one table.
+    In form "diff" without all key columns, records of different slices may look alike: then there is one table.
     """
     reader = reading()
     slices = snapshot_slices(scan, form, reader.slice_bytes)
@@ -255,9 +240,9 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
 
 
 def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
-    """Yield what `read_snapshot` yields of each slice, in order. A slice is merged while the next one is read.
+    """Yield the contents of each slice, in order; a slice is merged while the next one is read.
 
-    Memory: what `read_snapshot` takes, and a slice.
+    Memory: as `read_snapshot`, and a slice.
     """
     if len(slices) < 2:
         for scan_slice in slices:
@@ -268,37 +253,24 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
     try:
         for scan_slice in slices:
             reader = reading()
-            passed_on = _Returning(_passed_on(scan_slice, reader, Split.of(scan_slice, form), form))
-            for table in passed_on:
+            for item in _read_slice(scan_slice, reader, form):
                 yield from before
-                yield table
-            yield from before
-            rest = passed_on.value
-            if rest is not None:
-                merging = reader.pool.submit(rest.consolidated)
-                before = _when_made(merging, scan_slice, form)
+                if isinstance(item, _Rest):
+                    merging = reader.pool.submit(item.consolidated)
+                    before = _emit_when_merged(merging, scan_slice, form)
+                else:
+                    yield item
         yield from before
     finally:
         finish([] if merging is None else [merging])
 
 
-def _when_made(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
-    yield from _given_out(future.result(), scan, form)
-
-
-class _Returning:
-    """A generator that is iterated over, and what it has returned then."""
-
-    def __init__(self, generator: Generator[pa.Table, None, _Rest | None]) -> None:
-        self._generator = generator
-        self.value: _Rest | None = None
-
-    def __iter__(self) -> Iterator[pa.Table]:
-        self.value = yield from self._generator
+def _emit_when_merged(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
+    yield from _emit(future.result(), scan, form)
 
 
 def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
-    """Yield contents without `_diff`, each row as often as it says."""
+    """Yield contents without `_diff`, each row `_diff` times."""
     rows = contents.select(list(scan.columns))
     counts = int64_values(combined(contents["_diff"]))
     if not len(counts):
@@ -317,7 +289,7 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
             f"record {to_dicts(rows.slice(at, 1))} alone has multiplicity {counts[at]}."
         ).with_remedy("{snapshot:call} with {form:option:diff} shows multiplicities.")
     for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
-        # Row i is at the places from ends[i - 1] up to ends[i].
+        # Row i has the places from ends[i - 1] up to ends[i].
         wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
         if scan.columns:
             yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
@@ -343,9 +315,9 @@ def differences(
     Columns: those of the collection and `_diff`, consolidated, in key order.
 
     Args:
-        check: raises if new rows of some keys, all of these, are refused.
-        replaced: what to add for new rows of some keys, given all present updates of these, so that they are in the
-            place of what is there. It is that all present records go and the new ones come, if it is left out.
+        check: raises if it refuses the new rows; called with all new rows of some keys.
+        replaced: returns the updates that replace all present updates of some keys by new rows. Without it, all present
+            records go and all new ones come.
 
     Raises:
         InvalidUsage: the filter of the present contents is not true for some of the new rows.
@@ -379,7 +351,7 @@ def differences(
         )
 
 
-RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # Those of the new rows in a slice that pass its filter.
+RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # The new rows in a slice that pass its filter.
 
 
 def _stored(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
@@ -390,7 +362,7 @@ def _stored(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> 
 
 
 def _held(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[Part]]:
-    """Return how to take slices of rows in memory, and what stands for them where slices are cut."""
+    """Return a function that slices rows in memory, and a part that represents them for cutting slices."""
     schema = present.schema
     if not len(new) or present.memory + new.nbytes <= 2 * slice_bytes:  # There will be one slice.
         return (lambda piece: [_passing(new, piece)]), []

@@ -1,9 +1,9 @@
-"""What goes on beside the calls of users: leases are renewed, history is compacted, garbage is collected.
+"""Work in the background: renew leases, compact history, collect garbage.
 
-Promises: a blob is deleted only when the log says that nobody may refer to it any more; when in doubt it stays.
+Promises: a blob is deleted only after the log forbids all later references to it; in doubt it stays.
 """
 
 from persist.engine.upkeep.ages import Ages, checkpoint_marks
 from persist.engine.upkeep.background import CompactionSchedule, Upkeep
 from persist.engine.upkeep.garbage import Deleted, Garbage, GarbageReport
-from persist.engine.upkeep.references import OBJECTS, Names, named_in, object_seqno, sharers
+from persist.engine.upkeep.references import OBJECTS, Names, find_sharers, list_named, object_seqno

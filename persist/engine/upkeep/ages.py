@@ -3,12 +3,11 @@
     checkpoint of seqno 40, dated 10:00   proves that all records up to 40 are from 10:00 or before
     record of seqno 55, dated 10:20       proves the same of those up to 55
 
-Blobs are dated by their store, and the present is the date of a blob that was written just now. So ages are differences
-between times of one clock, and that of no client counts. Mostly checkpoints are enough, because there are fewer of
-them; a full store may take no new one, and then the dates of the records count, too. What nothing proves to be old
-counts as young.
+The store dates blobs, and the present is the date of a blob that was written just now. So ages are differences between
+times of the store's clock. Mostly checkpoints are enough, and there are fewer of them. A full store accepts no new one,
+so the dates of records count then, too, as a proof. A record without a proof counts as young.
 
-The collector deletes checkpoints, too. So it may only wait for ages that some checkpoint always reaches. These are
+The collector also deletes checkpoints. So it may only wait for ages that some checkpoint always reaches. These are
 `log_retention_s` and `Ages.erase_after_s`: the floor of the log passes a record, and the checkpoints before it go, only
 when the record is that old. A longer age, such as `orphan_grace_s`, is measured on the waiting blob itself.
 """
@@ -46,8 +45,8 @@ class Ages:
     Attributes:
         state: the newest one, and its policies, which are the client's own if the log has none.
         now_s: the present.
-        checkpoints: those that exist.
-        records: those that exist, or none if checkpoints are enough.
+        checkpoints: all that exist.
+        records: all that exist, or none if checkpoints are enough.
     """
 
     state: State
@@ -65,7 +64,7 @@ class Ages:
 
     @property
     def erase_after_s(self) -> float:
-        """How long records stay that may hold destroyed data: no client may take their end for that of the log."""
+        """How long records with destroyed data stay, so that no client takes a hole for the end of the log."""
         return max(self.policy.grace_s, 2 * STALE_AFTER_S)
 
     def seqno_before(self, age_s: float) -> int:
@@ -86,8 +85,8 @@ class Ages:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
         That is after the last upload that has taken too long, and not after any other. A writer may have read the log
-        before an old upload began, and store its first part only now. So the records that it does not know must be old,
-        too.
+        before an old upload began, and store its first part only now. So the records that it does not know must also be
+        old.
 
         Args:
             uploads: the seqno in the name and the age in seconds of each part that nothing names.
@@ -103,7 +102,7 @@ class Ages:
         return min(floor, passed, *young)
 
     def log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
-        """Return from where on the log is needed, if it is worth a record to say so.
+        """Return the first record that the log still needs; None if declaring it is not worth a record.
 
         Args:
             records: all that there are, the oldest first.
@@ -114,11 +113,10 @@ class Ages:
             self.seqno_before(max(policy.log_retention_s, self.erase_after_s)) + 1,
             min(_floor_of_size(policy, records), least_old + 1),
         )
-        # A record may be old, and yet follow the newest checkpoint that somebody has just read: then its slot is not to
-        # be free. So a checkpoint that has been there for long stands for all that goes
-        # (`tests/proofs/models/truncating.py`).
-        stands_for = _last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
-        floor = min(old, self.state.seqno + 1 - policy.log_retention_records, stands_for + 1)
+        # An old record may follow the newest checkpoint that a client has just read. Its slot must not become free. So
+        # a checkpoint that has existed for a while must cover the deleted ones (`tests/proofs/models/truncating.py`).
+        covered = _last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
+        floor = min(old, self.state.seqno + 1 - policy.log_retention_records, covered + 1)
         least = max(1, policy.log_retention_records // 10)
         destroyed = control.destroyed_before(least_old)
         if destroyed > floor:
@@ -132,9 +130,9 @@ def _last_before(moment_s: float, *marks: Mark) -> int:
 
 def _floor_of_size(policy: Policy, records: Iterable[tuple[int, BlobEntry]]) -> int:
     """Return the first of the newest records that are not too many, by number or bytes."""
-    left = policy.log_bytes_max
+    bytes_left = policy.log_bytes_max
     for number, (seqno, entry) in enumerate(reversed([*records])):
-        left -= entry.bytes
-        if number == policy.log_records_max or left < 0:
+        bytes_left -= entry.bytes
+        if number == policy.log_records_max or bytes_left < 0:
             return seqno + 1
     return 0

@@ -1,14 +1,13 @@
-"""What a writing client does beside answering calls: it renews its lease, compacts, and collects garbage.
+"""Background work of a writing client: it renews leases, compacts, and collects garbage.
 
-Two threads do it. One has the lease alone, because a lease that is late costs readers their reads, and compaction or a
-collection of garbage may take hours. The other has these two, one after the other.
+One thread renews leases, because a late lease costs readers their reads, and other work may take hours. Another thread
+compacts and collects garbage.
 
-It looks for a compaction that is due in the collections that the client has lately used, every
-`Tuning.compaction_interval_s` and as soon as many commits have been made. It looks in all collections of the location
-the first time that it collects garbage, so that one writing client anywhere is enough to look after what nobody writes
-to any more. Each later time it looks in those that have changed since, and in those in which something was left: what
-is due in a collection depends on its contents, unless whoever looks says otherwise. What since has passed is destroyed
-when it has waited for half of `grace_s`, counted from when this client first saw it.
+Compaction looks at the collections that the client has lately used, every `Tuning.compaction_interval_s`, and sooner
+after many commits. With the first collection of garbage it looks at all collections, so that one writing client serves
+a whole location. With later ones it looks at collections that have changed since or have work left. Their contents
+determine the due work, unless a `LookAfter` reports more. Data that since has passed is destroyed
+half of `grace_s` after this client first saw it.
 """
 
 import logging
@@ -23,21 +22,25 @@ from persist.core.errors import ClientClosed, CollectionNotFound, PersistError
 from persist.core.settings import Settings
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap
-from persist.core.state_rules.state import CollectionEntry, State
+from persist.core.state_rules.state import CollectionEntry
 from persist.engine.compact import Compactor, must_destroy
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import ConsumerLeases, Leases
 
-# Does what is due in a collection. True if something may be due there later though the collection does not change.
+# Does the due work of a collection. Returns true if more may become due without a change of the collection.
 LookAfter = Callable[[CollectionState], bool | None]
 
-COMMITS_MAX = 16  # Of one collection, before it is looked at without waiting for the interval.
+COMMITS_MAX = 16  # After this many commits, a collection is looked at before the interval ends.
 
 logger = logging.getLogger(__name__)
 
 
 class CompactionSchedule:
-    """Knows what is due, and since when; `tick` does it in the thread that calls it."""
+    """The due compactions of a client; `tick` runs them in the calling thread.
+
+    Attributes:
+        also: further work for each collection, done after its compaction.
+    """
 
     def __init__(
         self,
@@ -47,8 +50,8 @@ class CompactionSchedule:
         settings: Settings,
         resolve: LookAfter = lambda contents: None,
     ) -> None:
-        """Make one; resolve turns the sealed events of a keyed collection into updates, if that is due."""
-        self.also: list[LookAfter] = []  # Done for each collection after that.
+        """Make one; `resolve` turns the sealed events of a keyed collection into updates, if that is due."""
+        self.also: list[LookAfter] = []
         self._resolve = resolve
         self._compactor = compactor
         self._follower = follower
@@ -57,17 +60,17 @@ class CompactionSchedule:
         self._sweep_interval_s = settings.gc_interval_s
         # Clients that were opened together should not compact together.
         self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.25, 0.75)
-        self._undestroyed: dict[str, float] = {}  # Since when, by the clock.
-        self._swept: FrozenMap[CollectionEntry] | None = None  # What was there when the last whole sweep began,
-        self._left: set[str] = set()  # and where something was left.
+        self._undestroyed: dict[str, float] = {}  # When data to destroy was first seen, by collection.
+        self._swept: FrozenMap[CollectionEntry] | None = None  # The collections when the last sweep began,
+        self._unfinished: set[str] = set()  # and those with work left.
         self._relieved_at: dict[str, int] = {}
         self._commits: Counter[str] = Counter()
 
     def tick(self) -> None:
-        """Do what is due by now.
+        """Do the due work.
 
         Raises:
-            PersistError: what went wrong first, after all collections have had their turn.
+            PersistError: the first error, after all collections have had their turn.
         """
         self._commits.clear()
         state = self._follower.refresh()
@@ -79,20 +82,19 @@ class CompactionSchedule:
             self._sweep_at_s = now_s + self._sweep_interval_s
             self._sweep(self._is_overdue)
         else:
-            known = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
-            _, failed = self._look_after(known, self._is_overdue)
-            if failed is not None:
-                raise failed
+            used = [(id_, entry.name) for id_, entry in state.entries.in_memory() if entry.contents is not None]
+            _, error = self._compact_all(used, self._is_overdue)
+            if error is not None:
+                raise error
 
     def sweep(self, *, destroys: bool) -> int:
-        """Do what is due now in all collections; return in how many something was.
+        """Do the due work of all collections; return how many had some.
 
         Args:
-            destroys: also destroy all that since has passed, as a process must that does not live to see it overdue.
+            destroys: also destroy all data that since has passed. A short-lived process never sees it overdue.
 
-        Cost: the first time, a request for each collection of which this client does not know the contents; later for
-        those that have changed since the last time, or in which something was left; and the work itself. Memory: the
-        ids of the first time.
+        Cost: the first time, a request for each collection whose contents this client does not know. Later, for each
+        collection that has changed since, or has work left. And the work itself.
 
         Raises:
             PersistError: as `tick`.
@@ -103,79 +105,80 @@ class CompactionSchedule:
         return self._sweep((lambda contents: True) if destroys else self._is_overdue)
 
     def _sweep(self, is_overdue: Callable[[CollectionState], bool]) -> int:
-        """Look after all collections in which something may be due; return in how many something was done."""
-        entries, before = self._follower.state.entries, self._swept
-        if before is None or not entries.is_over_the_same_as(before):
-            # Most of them are idle, so nothing of them is kept in memory.
-            worked, failed = self._look_after(self._follower.over_all(_all_in), is_overdue, self._follower.glanced)
+        """Do the due work of all collections that may have some; return how many had."""
+        entries, swept = self._follower.state.entries, self._swept
+        if swept is None or not entries.is_over_the_same_as(swept):
+            # Most of them are idle, so their contents do not stay in memory.
+            all_ids = self._follower.over_all(lambda state: [(id_, entry.name) for id_, entry in state.entries.each()])
+            worked, error = self._compact_all(all_ids, is_overdue, self._follower.glanced)
         else:
-            changed = {id_: entry.name for id_, entry in entries.changes_since(before).items() if entry is not None}
-            left = [(id_, id_) for id_ in self._left - changed.keys()]
-            worked, failed = self._look_after([*changed.items(), *left], is_overdue)
-        self._swept = entries  # Only now: what has not had its turn, as others were interrupted, has it the next time.
-        if failed is not None:
-            raise failed
+            changed = {id_: entry.name for id_, entry in entries.changes_since(swept).items() if entry is not None}
+            unfinished = [(id_, id_) for id_ in self._unfinished - changed.keys()]
+            worked, error = self._compact_all([*changed.items(), *unfinished], is_overdue)
+        self._swept = entries  # Only now, so that an interrupted sweep is repeated.
+        if error is not None:
+            raise error
         return worked
 
-    def _look_after(
+    def _compact_all(
         self,
         collections: Iterable[tuple[str, str]],
         is_overdue: Callable[[CollectionState], bool],
         look: Callable[[str, str], CollectionState] | None = None,
     ) -> tuple[int, PersistError | None]:
-        """Look after collections, by (id, name); return in how many something was done, and what failed first."""
+        """Do the due work of collections, by (id, name); return how many had some, and the first error."""
         look = look or self._follower.known
         worked = 0
-        failed: PersistError | None = None
+        first_error: PersistError | None = None
         for id_, name in collections:
             try:
-                has_worked, is_left = self._looked_after(id_, name, is_overdue, look)
+                has_worked, is_unfinished = self._compact(id_, name, is_overdue, look)
                 worked += has_worked
-                (self._left.add if is_left else self._left.discard)(id_)
+                (self._unfinished.add if is_unfinished else self._unfinished.discard)(id_)
             except CollectionNotFound:
                 self._undestroyed.pop(id_, None)
-                self._left.discard(id_)
+                self._unfinished.discard(id_)
             except ClientClosed:
                 raise
             except PersistError as error:
                 logger.warning("upkeep of %r failed and will be tried again: %s", name, error)
-                failed = failed or error
-                self._left.add(id_)
-        return worked, failed
+                first_error = first_error or error
+                self._unfinished.add(id_)
+        return worked, first_error
 
-    def _looked_after(
+    def _compact(
         self,
         id_: str,
         name: str,
         is_overdue: Callable[[CollectionState], bool],
         look: Callable[[str, str], CollectionState],
     ) -> tuple[bool, bool]:
-        """Do what is due in a collection; return whether there was a compaction, and whether something may be left."""
-        # As of the last look: a location of many idle collections must not cost requests for each.
+        """Do the due work of a collection; return whether it was compacted, and whether work is left."""
+        # As of the last look: idle collections must not cost a request each.
         contents = look(id_, name)
         entry = self._follower.entry(id_)
 
         def now() -> CollectionState:
             return contents if self._follower.entry(id_) is entry else self._follower.known(id_, name)
 
-        is_left = bool(self._resolve(contents))
+        is_unfinished = bool(self._resolve(contents))
         destroys, has_worked = is_overdue(now()), False
         if self._compactor.is_due(now(), destroy=destroys):
             self._compactor.compact(id_, name, destroy=destroys)
             has_worked = True
-            if destroys:  # What is retracted from now on waits anew.
+            if destroys:  # Later retractions wait anew.
                 self._undestroyed.pop(id_, None)
         for look_after in self.also:
-            is_left |= bool(look_after(now()))
-        return has_worked, is_left or must_destroy(now()) is not None or self._compactor.is_due(now())
+            is_unfinished |= bool(look_after(now()))
+        return has_worked, is_unfinished or must_destroy(now()) is not None or self._compactor.is_due(now())
 
     def committed(self, collection: str) -> bool:
-        """Take note of a commit that added updates; tell whether there were so many that compaction is due."""
+        """Count a commit that added updates; return whether so many make compaction due."""
         self._commits[collection] += 1
         return self._commits[collection] >= COMMITS_MAX
 
     def relieve(self, collection: str) -> None:
-        """Make the caller, who is about to write, wait for a merge if there are too many runs to go on."""
+        """Merge runs before a write, if the collection has too many of them."""
         entry = self._follower.entry(collection)
         if entry is None or entry.contents is None or len(entry.contents.history) < self._runs_max:
             return
@@ -189,11 +192,11 @@ class CompactionSchedule:
             logger.warning("%r has too many runs, and compaction failed: %s", entry.name, error)
 
     def stop(self) -> None:
-        """Let what is under way end soon, with ClientClosed; idempotent."""
+        """End a running compaction soon, with ClientClosed; idempotent."""
         self._compactor.close()
 
     def _is_overdue(self, contents: CollectionState) -> bool:
-        """Tell whether something has waited to be destroyed for long enough."""
+        """Return whether data has waited long enough to be destroyed."""
         if must_destroy(contents) is None:
             self._undestroyed.pop(contents.id, None)
             return False
@@ -204,15 +207,11 @@ class CompactionSchedule:
 
 WAKE_MAX_S = 30.0
 WAKE_MIN_S = 0.05
-SHORTEN_S = 60.0  # Between two looks whether the log is too long.
+SHORTEN_S = 60.0  # Between two looks at the length of the log.
 
 
 class Upkeep:
-    """Owns the two threads, unless settings say otherwise; `tick` does now what is due.
-
-    Attributes:
-        compaction: what of it is due.
-    """
+    """The two threads, if the settings have them; `tick` does the due work now."""
 
     def __init__(
         self,
@@ -251,20 +250,20 @@ class Upkeep:
             )
 
     def tick(self) -> None:
-        """Do what is due by now.
+        """Do the due work.
 
         Raises:
-            PersistError: the store did not answer, or the log is damaged; what is due stays due.
+            PersistError: the store did not answer, or the log is damaged; the work stays due.
         """
         try:
             self.tick_leases()
         except StoreFull:
-            self.tick_work()  # Collecting garbage is what makes room, also for leases.
+            self.tick_work()  # Collecting garbage makes room, also for leases.
             raise
         self.tick_work()
 
     def tick_leases(self) -> None:
-        """Renew or end the leases of this client, and end those of others that have run out."""
+        """Renew or end the leases of this client, and end expired leases of other clients."""
         self._leases.tick()
         self._consumers.tick()
         now_s = self._clock.monotonic_s()
@@ -273,7 +272,7 @@ class Upkeep:
             self._expire_at_s = now_s + self._follower.policies.newest.lease_s / 10
 
     def tick_work(self) -> None:
-        """Compact, then collect garbage, or shorten a log that is too long; also if the first fails."""
+        """Compact; then, even after an error, collect garbage or shorten the log."""
         try:
             self.compaction.tick()
         finally:
@@ -286,13 +285,13 @@ class Upkeep:
                 self._shorten_log()
 
     def committed(self, collection: str) -> None:
-        """Take note of a commit that added updates: after many, compaction does not wait for its time."""
+        """Count a commit that added updates; after many, wake the thread that compacts."""
         if self.compaction.committed(collection):
             for thread in self._threads[1:]:
                 thread.wake()
 
     def request_stop(self) -> None:
-        """Let the threads end soon, and a compaction that is under way."""
+        """Let the threads, and a running compaction, end soon."""
         self.compaction.stop()
         for thread in self._threads:
             thread.request_stop()
@@ -305,9 +304,9 @@ class Upkeep:
 
 
 class RepeatingThread:
-    """A daemon thread that does one thing again and again, after a pause each time, until it is stopped.
+    """A daemon thread that repeats one call, after a pause each time, until it is stopped.
 
-    What goes wrong is logged, and done again after the next pause. ClientClosed ends the thread.
+    Errors are logged. ClientClosed ends the thread.
     """
 
     def __init__(self, name: str, do: Callable[[], object], pause_s: Callable[[], float]) -> None:
@@ -319,16 +318,16 @@ class RepeatingThread:
         self._thread.start()
 
     def wake(self) -> None:
-        """Pause no longer."""
+        """End the present pause."""
         self._woken.set()
 
     def request_stop(self) -> None:
-        """Let the thread end after what it is doing."""
+        """Let the thread end after the present call."""
         self._is_stopped = True
         self._woken.set()
 
     def join(self) -> None:
-        """Wait for the end of the thread, unless this is called by it."""
+        """Wait for the end of the thread, unless the caller is this thread."""
         if self._thread is not threading.current_thread():
             self._thread.join()
 
@@ -344,9 +343,5 @@ class RepeatingThread:
                 return
             except PersistError as error:
                 logger.warning("upkeep of the location failed and will be tried again: %s", error)
-            except Exception:  # Whatever it is: without this thread, a lease would run out under those who read.
+            except Exception:  # Without this thread, a lease would expire while its readers read.
                 logger.exception("upkeep of the location failed in a way nobody thought of; it will be tried again")
-
-
-def _all_in(state: State) -> list[tuple[str, str]]:
-    return [(id_, entry.name) for id_, entry in state.entries.each()]

@@ -1,63 +1,57 @@
-"""Collection of garbage: what no state that anybody may still use refers to.
+"""Garbage collection: delete the blobs that no present or future state refers to.
 
-| what | is deleted when |
+| blobs | deleted when |
 |---|---|
-| blobs of a destroyed collection, and those | `grace_s` has passed, and each lease that read the collection |
-| that compaction left unused | then has ended, or reads from later states only; and no clone has them |
-| uploads that no record names | a record has declared them void, `orphan_grace_s` after they began |
-| log records | they are older than the retention, or than `grace_s` where there are too many, or where they |
-| | may hold what compaction has destroyed since; and a checkpoint says that they are not needed |
-| checkpoints | two newer ones exist, except one an hour back to the first log record that is kept |
-| directory and state objects, | no checkpoint that is kept refers to them, nor a log record, and none ever can |
-| and part lists | |
+| parts of destroyed collections, and parts that | `grace_s` has passed, each lease that read the collection |
+| compaction replaced | has ended or reads later states only, and no clone names them |
+| uploads that no record names | they are older than `orphan_grace_s`, and a record has declared them void |
+| log records | they are below the floor of the newest checkpoint (`Ages.log_floor`) |
+| checkpoints | two newer ones exist; one an hour stays, back to the first record of the log |
+| directory and state objects, part lists | no checkpoint or record refers to them, and none ever can |
 
-A collector may stop anywhere for hours, while others commit, make checkpoints and collect. What it deletes then was
-listed long ago, so each of these is safe because it can never come to be needed again, not because of a delay:
+A collector may pause for hours between any two steps, while others commit, make checkpoints and collect. Then it
+deletes what it listed long ago. So no delay makes a deletion safe, but that the blob can never be needed again:
 
-- *Parts*: what the log has dropped, and what a record has declared void, no later record can name (`apply` refuses it).
-  Clones name parts in the folders of others. What a collection has dropped stays as long as one of its clones names it.
-  What a clone has dropped in the folder of another collection is like an upload that no record names, once nobody reads
-  it any more. No later record can name what no collection names: a new clone names only what its source names when the
-  record is made.
-- *Records*: those below the floor of a checkpoint that has been read. Floors never go back, so every later checkpoint
-  has that floor, too, and somebody who creates a record in such a slot finds out by it (`Follower.was_truncated`).
-- *Checkpoints*: those that two newer ones follow in a listing. So the newest one is never among them.
-- *Directory and state objects*. They lie there under names that a checkpoint may take over from the one that it is made
-  of, and its maker may have been asleep since it read that. So a `TakeOver` in the log, at seqno v, first names one
-  checkpoint N that has been read. By `write_checkpoint`, one at v or later is made of N, or of one at v or later, and
-  what it does not take over has its own seqno in the name. By induction, all checkpoints from v on name nothing but
-  what N names and objects that are made for v or later. As soon as a checkpoint at v or later has been read, no newest
-  one is ever before v. From then on, what N does not name and what has a seqno up to that of N is unused for good. What
-  a checkpoint before v names that is there by then stays as long as it does: it may be kept for what the log was. Late
-  checkpoints before v may still come to be, and name what is gone: nobody opens them, and they are deleted.
-- *Part lists*: they are named by the record whose slot they were made for, and by checkpoints that keep its mutation,
-  which they take over as they do with objects. So they need both a floor beyond their seqno, and the above.
+- *Parts*: `apply` refuses a record that names a dropped part or a void upload. A dropped part stays while a clone names
+  it. If a clone dropped it in the folder of another collection, it later counts as an upload that no record names. A
+  new clone names only parts that its source names at that record.
+- *Records*: the floor never goes back, so every later checkpoint has the floor of a checkpoint that was read, or a
+  higher one. A client that creates a record below the floor finds that out (`Follower.was_truncated`).
+- *Checkpoints*: two newer ones were in a listing, so the newest one is never deleted.
+- *Directory and state objects*: a checkpoint takes over names from an older one, which its maker may have read hours
+  ago. So a `TakeOver` record at seqno v first names a checkpoint N that was read. By `write_checkpoint`, a checkpoint
+  at v or later is written from N, or from another checkpoint at v or later, and its new objects have its own seqno in
+  their names. By induction, all checkpoints from v on name only objects that N names, and objects made for v or later.
+  Once a checkpoint at v or later was read, no earlier one is ever the newest again. From then on, an object is unused
+  for good if N does not name it and its seqno is not after N. The objects of an older checkpoint stay as long as that
+  checkpoint, which shows the past of the log. A late checkpoint before v may name deleted objects: no client opens it,
+  and it is deleted.
+- *Part lists*: the record of their slot names them, and checkpoints that keep its mutation. So their seqno must be
+  below the floor, and the rule for objects must allow it.
 
-Somebody may restore a backup in place between any two steps. What the state in memory says is unused may be in use
-then. So before each page of deletes the collector looks whether the log is still the one that it knows. A restore may
-come between that look and the deletes of one page: docs/run/restore.md says to stop collectors before.
+A backup may be restored in place between any two steps; then the state in memory is wrong. So the collector checks that
+the log is the same before each page of deletes. A restore within a page goes unnoticed: docs/run/restore.md demands
+that collectors are stopped first.
 
-A listing is believed only as far as what it listed could be read: if something has gone meanwhile, everything is listed
-again. Where the newest checkpoint names what is not there, nothing of that kind is deleted, and that is an error.
+If a listed object is missing when it is read, another collector has deleted it, and everything is listed again. If the
+newest checkpoint names a missing object, that is an error, and nothing of that kind is deleted.
 
-Nobody's clock decides about data. Ages are differences between the store's own times of change: a checkpoint that the
-store says is older than the grace period, next to a blob written just now, proves that every record up to its seqno is.
-What may go is then declared in the log, and only after that deleted; a writer that comes late finds the declaration
-before it can commit. Any number of collectors may run at once: all of their steps are idempotent. One that dies leaves
-what it did not delete to the next.
+No client's clock decides about data: ages are differences between dates of the store (`persist.engine.upkeep.ages`). A
+deletion is declared in the log first, so a late writer finds the declaration before it can commit. Several collectors
+may run at once, because all steps are idempotent. If one dies, the next one continues.
 
-A full store takes no declaration, and making room is what collecting is for. So each step that has no room to write is
-left out, and the others delete what the log, as it stands, gives free. After that there mostly is room, and all is done
-again. Ages are then those of records, too, and the present is the last change that the store has dated: no blob can be
-written to learn more, and both err on the side of keeping.
+A full store accepts no declaration. Then steps that must write are skipped, the others delete what the log allows
+already, and everything is tried again. The dates of records count as proofs, too, and the newest date in the store is
+the present, because no blob can be written to learn it. Both only keep blobs for longer.
 
-Only what has the name of one of these is ever deleted, and no key is taken from what was read: keys come from a listing
-of this location. What else lies there, such as another location below this one, is left alone.
+A deleted key was listed in this location, and fits the grammar of such blobs. Other blobs stay, such as those of a
+location below this one.
 """
 
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, takewhile
 from math import inf
 
@@ -91,11 +85,11 @@ from persist.engine.upkeep.references import (
     CheckedUploads,
     KnownNames,
     Names,
-    named_in,
+    find_sharers,
+    find_unnamed,
+    list_folders,
+    list_named,
     object_seqno,
-    sharers,
-    unnamed_parts,
-    whole_folders,
 )
 from persist.engine.write.committer import Committer
 
@@ -109,18 +103,18 @@ _NOUNS = {
     "records": "record",
 }
 DELETE_MAX = 1000
-LONG = 1.25  # So much more than `log_records_max` is worth a round between two collections.
-ROUNDS_MAX = 5  # That come to nothing because others have collected meanwhile.
+LONG = 1.25  # Times `log_records_max`: a log this long is shortened between two collections.
+ROUNDS_MAX = 5  # Attempts, if other collectors delete what is about to be read.
 
 
 @dataclass(frozen=True)
 class GarbageReport(Shown):
-    """What one collection of garbage deleted.
+    """The numbers of blobs that a collection of garbage deleted.
 
     Attributes:
-        collections: destroyed ones whose blobs are gone now.
-        parts, lists, states, directories, checkpoints, records: blobs deleted of each kind.
-        bytes: what all of them occupied.
+        collections: destroyed collections whose blobs are all deleted.
+        parts, lists, states, directories, checkpoints, records: deleted blobs of each kind.
+        bytes: the size of all of them.
     """
 
     collections: int = 0
@@ -136,7 +130,7 @@ class GarbageReport(Shown):
         return self.sentence("deleted")
 
     def sentence(self, did: str) -> str:
-        """Return what was deleted as a person reads it; `did` is what became of it, such as "would delete"."""
+        """Return a sentence about the deleted blobs; `did` is its verb, such as "would delete"."""
         deleted = [counted(self.collections, "destroyed collection")] if self.collections else []
         for kind, noun in _NOUNS.items():
             deleted += [counted(getattr(self, kind), noun)] if getattr(self, kind) else []
@@ -150,7 +144,7 @@ class GarbageReport(Shown):
 
 @dataclass(frozen=True)
 class Deleted:
-    """What `Garbage.delete_leaked` did: the keys that are gone, and the seqnos of the records it committed for that."""
+    """The keys that `Garbage.delete_leaked` deleted, and the seqnos of the records that declared it."""
 
     keys: tuple[str, ...] = ()
     declared_at: tuple[int, ...] = ()
@@ -167,22 +161,23 @@ class Garbage:
         self._known_names = KnownNames()
 
     def collect(self, before: Callable[[], object] = lambda: None) -> GarbageReport:
-        """Delete what may be deleted now, after a first step that may commit something, such as the end of leases.
+        """Delete all garbage that may be deleted now.
 
-        Cost: LISTs of everything, a GET for each checkpoint and directory object kept, and for the state of each
-        collection; after the first time, of those in which parts have come since, and once a day again of all
-        (`CheckedUploads`). Up to four commits and three checkpoints, and a few GETs for each 1,000 blobs to delete.
-        Memory: the part list of one collection, and the names of objects of checkpoints. Kept between two calls: 8
-        bytes for each of these names, 32 MB at most. What the process has freed by then goes back to the operating
-        system, which takes some milliseconds.
+        Cost: LISTs of everything, a GET for each remaining checkpoint and directory object, and for the state of each
+        collection. Later calls read the states of collections with new parts, and once a day all (`CheckedUploads`). Up
+        to four commits and three checkpoints, and a few GETs for each 1,000 deleted blobs. Memory: the part list of one
+        collection, and the names of objects of checkpoints. Between two calls, 8 bytes for each of these names stay, 32
+        MB at most. Freed memory is returned to the operating system, in some milliseconds.
+
+        Args:
+            before: called first; it may commit, such as the end of leases.
 
         Raises:
-            StoreFull: what could be deleted without a commit was, and there still is no room for one.
+            StoreFull: the store has no room for a commit, even after deleting what needs none.
             Unavailable: the store did not answer.
-            Indeterminate: others truncated the log again and again while this client was late.
-            Corruption: something that refers to blobs cannot be read, so what it may refer to was not deleted; or the
-                newest checkpoint names what is not there; or the log is not the one that is known, or is interrupted,
-                and nothing was deleted.
+            Indeterminate: other clients truncated the log again and again while this one was late.
+            Corruption: a blob that names others cannot be read, or the newest checkpoint names a missing blob. Blobs
+                that it may name were not deleted. Or the log is interrupted or another one: nothing was deleted.
         """
         with self._one_at_a_time:
             state = self._follower.refresh()
@@ -194,9 +189,9 @@ class Garbage:
         return report
 
     def shorten_log(self) -> None:
-        """Do what `collect` does about records and checkpoints, if there are far more records than there should be.
+        """Delete old records and checkpoints, if the log is far longer than `log_records_max`.
 
-        Cost: nothing; or LISTs of them, and a commit and a checkpoint. Errors are those of `collect`.
+        Cost: nothing, or LISTs of both, a commit and a checkpoint. Raises as `collect`.
         """
         with self._one_at_a_time:
             state = self._follower.state
@@ -205,12 +200,10 @@ class Garbage:
                 self._round().run_log()
 
     def plan(self) -> GarbageReport:
-        """Return what `collect` would delete now, changing nothing. Cost: its reads.
+        """Return an estimate of what `collect` would delete now. Cost: its reads; raises as `collect`.
 
-        An estimate: the age of blobs is told by this machine's clock, because asking the store for the time needs a
-        write; and leases that have run out count as live.
-
-        Raises: as `collect`.
+        Ages are measured by this machine's clock, because learning the store's time needs a write. Expired leases count
+        as live.
         """
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
@@ -218,9 +211,9 @@ class Garbage:
             return self._round(is_dry=True).run(lambda: None)
 
     def delete_leaked(self, keys: Iterable[str]) -> Deleted:
-        """Delete those of keys that `collect` would delete as uploads, lists, states or records nobody refers to.
+        """Delete some keys, if `collect` would delete them as uploads, objects or records.
 
-        Cost and errors are those of `collect`. No other blob is deleted.
+        Cost and errors: as `collect`.
         """
         with self._one_at_a_time:
             if self._follower.refresh().location is None:
@@ -233,7 +226,11 @@ class Garbage:
 
 
 class _Round:
-    """One collection of garbage, which reads the store's clock once; only of some keys, if they are given."""
+    """One collection of garbage at one moment of the store's clock.
+
+    Args:
+        only: the keys that may be deleted; None for all.
+    """
 
     def __init__(
         self,
@@ -252,19 +249,19 @@ class _Round:
         self._committer = committer
         self._only = only
         self._is_dry = is_dry
-        self._log_floor = self._upload_floor = 0  # What a dry round would have declared.
+        self._log_floor = 0  # The floor that a dry round would declare.
         self._deleted: list[str] = []
         self._declarations: list[int] = []
         self._counts: dict[str, int] = {}
         self._bytes = 0
         self._collections = 0
-        self._being_made: int | None = None  # The least seqno of a checkpoint that has no age yet, perhaps.
+        self._being_made: int | None = None  # The least seqno of a checkpoint that this client is writing.
         self._ages = Ages(follower.state, follower.policies, 0.0, ())
         self._full: StoreFull | None = None
         self._names = names
         self._checked = CheckedUploads()
-        self._unnamed: list[BlobEntry] = []  # Parts that nothing named when they were looked at last,
-        self._shared: set[str] = set()  # and folders in which clones had parts.
+        self._unnamed: list[BlobEntry] = []  # Parts that no collection names, by the last look,
+        self._shared: set[str] = set()  # and folders in which clones have parts.
 
     def run(self, before: Callable[[], object]) -> GarbageReport:
         had_deleted = -1
@@ -275,7 +272,10 @@ class _Round:
             if self._full is None:
                 return GarbageReport(self._collections, **self._counts, bytes=self._bytes)
         assert self._full is not None, "it was the reason to do it again"
-        raise self._no_room(self._full) from self._full
+        raise StoreFull(
+            f"of this location, {len(self._deleted):,} blobs of {self._bytes:,} bytes were deleted; to delete more, a "
+            f"little must be written first, for which there is no room: {self._full}"
+        ) from self._full
 
     def run_only(self) -> Deleted:
         self._unhindered(self._collect_only)
@@ -285,7 +285,7 @@ class _Round:
         self._unhindered(self._collect_log)
 
     def _unhindered(self, collect: Callable[[], object]) -> None:
-        """Collect; begin again when others, who have collected meanwhile, have deleted what was about to be read."""
+        """Collect; begin again if another collector deletes a blob before this one reads it."""
         failed = ""
         for _ in range(ROUNDS_MAX):
             try:
@@ -318,26 +318,21 @@ class _Round:
 
     def _truncate_and_collect(self) -> None:
         self._ages = replace(self._ages, state=self._follower.state)
-        self._truncate_with_room()
-        self._move_on()
+        self._truncate()
+        self._advance_basis()
         self._date(self._ages.now_s)
         self._collect_records()
         self._collect_checkpoints()
 
-    def _with_room(self, step: Callable[[], object]) -> None:
-        """Do what needs room, or take note that there is none."""
-        if self._is_dry:
-            return
-        try:
-            step()
-        except StoreFull as error:
-            self._full = self._full or error
-
-    def _no_room(self, full: StoreFull) -> StoreFull:
-        return StoreFull(
-            f"of this location, {len(self._deleted):,} blobs of {self._bytes:,} bytes were deleted; to delete more, a "
-            f"little must be written first, for which there is no room: {full}"
-        )
+    def _with_room(self, step: Callable[[], object]) -> bool:
+        """Run a step that writes; return False, and remember the error, if the store is full. A dry round skips it."""
+        if not self._is_dry:
+            try:
+                step()
+            except StoreFull as error:
+                self._full = self._full or error
+                return False
+        return True
 
     def _collect_only(self) -> None:
         self._date(self._store_time_s())
@@ -361,7 +356,7 @@ class _Round:
         write_checkpoint(self._blob, *self._follower.recent())
 
     def _date(self, now_s: float) -> None:
-        # First, because it may be there when the listing has passed it.
+        # First, because this checkpoint may be stored after the listing has passed its place.
         self._being_made = self._committer.groups.checkpointing.least_seqno
         checkpoints = checkpoint_marks(self._blob.list(CHECKPOINTS))
         follower = self._follower
@@ -374,44 +369,40 @@ class _Round:
         for dropped in state.control.dropped:
             is_due = dropped.seqno <= old and not is_waited_for(state.control, dropped)
             (due if is_due else waiting).append(dropped)
-        kept = {folder for dropped in waiting for folder in whole_folders(dropped)}
+        shared_folders = {folder for dropped in waiting for folder in list_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}
-        due = [dropped for dropped in due if dropped.collection not in kept]
-        shares = sharers(state) if due else {}
-        shared: dict[str, set[str]] = {}
+        due = [dropped for dropped in due if dropped.collection not in shared_folders]
+        if not due:
+            return
+        shares = find_sharers(state)
 
-        def shared_in(folder: str) -> set[str]:
-            if folder in shares and folder not in shared:
-                shared[folder] = named_in(self._blob, state, folder, shares)
-            return shared.get(folder, set())
+        @cache
+        def list_shared(folder: str) -> set[str]:
+            return list_named(self._blob, state, folder, shares) if folder in shares else set()
 
         for dropped in due:
-            # Its part lists stay as long as the log records that name them, because following the log reads them; its
-            # state objects as long as a checkpoint that is kept names them, which may be older than the destruction.
+            # Its part lists stay with the records that name them, because followers read them. Its state objects stay
+            # with the checkpoints that name them, which may be older than the destruction.
             id_, unused = dropped.collection, frozenset(dropped.blobs)
-            named = replaced | shared_in(id_)
+            named = replaced | list_shared(id_)
             unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
-            if dropped.is_destroyed:  # Its published tables go with it.
-                gone = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
+            if dropped.is_destroyed:  # Its published tables go, too.
+                garbage = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
             else:
-                gone = (entry for entry in unnamed if entry.key in unused)
-            self._delete("parts", gone)
-        if due:
-            self._with_room(lambda: self._forget(due))
-            self._collections += self._is_dry * sum(dropped.is_destroyed for dropped in due)
-
-    def _forget(self, due: list[Dropped]) -> None:
-        self._commit(kinds.Collected(tuple((dropped.collection, dropped.seqno) for dropped in due)))
-        self._collections += sum(dropped.is_destroyed for dropped in due)
+                garbage = (entry for entry in unnamed if entry.key in unused)
+            self._delete("parts", garbage)
+        collected = kinds.Collected(tuple((dropped.collection, dropped.seqno) for dropped in due))
+        if self._with_room(lambda: self._declare(collected)):
+            self._collections += sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
-        # What is only asked for, or of some keys, is looked up anew.
+        # A dry or partial round neither believes nor changes the memory of the last one.
         is_whole = self._only is None and not self._is_dry
-        self._checked = self._names.known.uploads.at(self._ages.now_s) if is_whole else CheckedUploads()
+        self._checked = self._names.known.uploads.expire(self._ages.now_s) if is_whole else CheckedUploads()
         self._delete_unnamed()
         if is_whole:
             unnamed = (entry.key for entry in self._unnamed)
-            self._names.known.uploads = self._checked.after(self._ages.now_s, unnamed, self._shared)
+            self._names.known.uploads = self._checked.update(self._ages.now_s, unnamed, self._shared)
 
     def _delete_unnamed(self) -> None:
         state, uploads = self._unnamed_uploads()
@@ -420,98 +411,86 @@ class _Round:
             return
         floor = self._ages.upload_floor((seqno, self._age_s(entry)) for entry, seqno in uploads)
         if floor > state.control.upload_floor or max(orphans) > state.seqno:
-            # The second, because in a log that stands still nothing would ever be older than these uploads.
-            self._with_room(lambda: self._void(floor))
-            self._upload_floor = floor
-        # Only what no record names even now, after the declaration, can never be named.
+            # The second, because without a new record nothing in the log would ever be newer than these uploads.
+            self._with_room(lambda: self._declare(kinds.VoidUploads(floor)))
+        # A part that no record names after the declaration can never be named.
         state, uploads = self._unnamed_uploads()
-        voided = max(state.control.upload_floor, self._upload_floor if self._is_dry else 0)
+        voided = max(state.control.upload_floor, floor if self._is_dry else 0)
         orphaned = (entry for entry, seqno in uploads if seqno < voided and self._is_orphan(entry, seqno))
         self._delete("parts", orphaned)
 
-    def _void(self, floor: int) -> None:
-        self._declarations.append(self._commit(kinds.VoidUploads(floor)))
-
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
-        """Return the newest state, and the parts that it does not refer to, each with the seqno in its name."""
+        """Return the newest state, and the parts that nothing names, each with the seqno in its name."""
         state = self._follower.refresh()
-        self._unnamed, self._shared = unnamed_parts(self._blob, state, self._checked)
+        self._unnamed, self._shared = find_unnamed(self._blob, state, self._checked)
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
         unnamed = (entry for entry in self._unnamed if entry.key not in replaced)
         return state, [(entry, seqno) for entry in unnamed if (seqno := uploaded_seqno(entry.key)) is not None]
 
-    def _truncate_with_room(self) -> None:
-        if self._is_dry:
-            self._log_floor = self._ages.log_floor(listed_records(self._blob)) or 0
-        else:
-            self._with_room(self._truncate)
-
     def _truncate(self) -> None:
-        if (floor := self._ages.log_floor(listed_records(self._blob))) is not None:
-            self._commit(kinds.TruncateLog(floor))
-            self._checkpoint()
+        floor = self._ages.log_floor(listed_records(self._blob))
+        if floor is not None:
+            self._log_floor = floor if self._is_dry else 0
+            self._with_room(lambda: self._declare_in_checkpoint(kinds.TruncateLog(floor)))
 
-    def _move_on(self) -> None:
-        """Let checkpoints be made of one that says nothing of what was destroyed before the log begins.
+    def _advance_basis(self) -> None:
+        """Base checkpoints on one without old objects, if the present basis is older than the log.
 
-        The one that is taken over stays for as long as it is, with all that it names. So this must be only what the log
-        could say, too: a directory object from before its floor may hold rows of collections that are gone since.
+        The basis stays with all objects that it names. A directory object from before the log begins may hold rows of
+        collections that are gone since.
         """
         control = self._follower.state.control
-        taken, floor = control.taken_over, control.log_floor
-        if taken is not None and self._names.oldest_in(taken.checkpoint.blob) < floor:
+        basis, floor = control.taken_over, control.log_floor
+        if basis is not None and self._names.least_seqno(basis.checkpoint.blob) < floor:
             newest = self._names.newest()
-            if newest is not None and self._names.oldest_in(newest.pointer.blob) >= floor:
+            if newest is not None and self._names.least_seqno(newest.pointer.blob) >= floor:
                 self._with_room(lambda: self._take_over(newest))
 
-    def _known_floor(self) -> int:
-        """Return the floor of the log that the newest checkpoint gives.
-
-        Whoever opens, or comes back after a long time, learns of it there: until then, records beyond it are read.
-        """
+    def _stored_floor(self) -> int:
+        """Return the floor of the log in the newest checkpoint, where clients that open or wake up find it."""
         newest = self._names.newest()
         return max(self._log_floor, 0 if newest is None else newest.checkpoint.control.log_floor)
 
     def _collect_records(self) -> None:
-        end = self._known_floor()
-        old = takewhile(lambda listed: listed[0] < end, listed_records(self._blob))
+        floor = self._stored_floor()
+        old = takewhile(lambda listed: listed[0] < floor, listed_records(self._blob))
         self._delete("records", (entry for _, entry in old))
 
     def _collect_checkpoints(self) -> None:
-        floor = self._known_floor()
-        destroyed = self._follower.state.control.destroyed_before(floor)
-        marks, kept = self._ages.checkpoints, []
-        taken = self._follower.state.control.taken_over
+        floor, control = self._stored_floor(), self._follower.state.control
+        destroyed = control.destroyed_before(floor)
+        basis = None if control.taken_over is None else control.taken_over.checkpoint.blob
+        staying: list[Mark] = []
+        garbage: set[str] = set()
         buckets: set[tuple[int, int]] = set()
-        for n, mark in enumerate(marks):
-            age_s = self._age_s(mark)
-            width_s = 60 if age_s < 3600 else 3600
+        for n, mark in enumerate(self._ages.checkpoints):
+            width_s = 60 if self._age_s(mark) < 3600 else 3600
             bucket = (width_s, int(mark.modified_s // width_s))
             key = checkpoint_key(mark.seqno)
-            is_taken = taken is not None and taken.checkpoint.blob == key
-            is_due = mark.seqno >= floor - 1 and bucket not in buckets
-            if n < CHECKPOINTS_MIN or is_taken or (is_due and self._names.oldest_in(key) >= destroyed):
-                kept.append(mark)
+            is_first = mark.seqno >= floor - 1 and bucket not in buckets
             buckets.add(bucket)
-        gone = {checkpoint_key(mark.seqno) for mark in marks} - {checkpoint_key(mark.seqno) for mark in kept}
-        if gone:
-            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in gone))
-        self._ages = replace(self._ages, checkpoints=kept)
+            if n < CHECKPOINTS_MIN or key == basis or (is_first and self._names.least_seqno(key) >= destroyed):
+                staying.append(mark)
+            else:
+                garbage.add(key)
+        if garbage:
+            self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in garbage))
+        self._ages = replace(self._ages, checkpoints=staying)
 
     def _collect_objects(self) -> None:
-        """Delete directory objects, state objects and part lists: see the module's docstring."""
+        """Delete directory objects, state objects and part lists."""
         newest = self._names.newest()
         if newest is None:
             return
         listed = {what: [*self._blob.list(prefix)] for what, prefix in OBJECTS.items()}
-        named = self._names.named_by(newest.checkpoint)
+        named = self._names.list_named(newest.checkpoint)
         present = {entry.key for entries in listed.values() for entry in entries}
         self._names.check_present(named, present)
-        others, useless = self._names.named_by_others((mark.seqno for mark in self._ages.checkpoints), newest, present)
+        older, useless = self._names.list_older((mark.seqno for mark in self._ages.checkpoints), newest, present)
         if useless and self._only is None:
             self._delete("checkpoints", (entry for entry in self._blob.list(CHECKPOINTS) if entry.key in useless))
-        named |= others
-        # Neither has a way back: a list is for the record whose seqno it has, and that slot has been truncated.
+        named |= older
+        # A list below the floor is for a slot that was truncated, so no record can name it any more.
         floor = max(self._log_floor, newest.checkpoint.control.log_floor)
         ends = {"directories": newest.checkpoint.seqno + 1, "states": newest.checkpoint.seqno + 1, "lists": floor}
         unused = {
@@ -527,52 +506,46 @@ class _Round:
         }
         if not any(unused.values()):
             return
-        end, named = self._declared(newest)
-        named |= self._named_since(present)
+        end, named = self._declare_basis(newest)
+        named |= self._list_late(present)
         for what, entries in unused.items():
-            dead = (e for e in entries if e.key not in named and (object_seqno(e.key) or 0) < end)
-            self._delete(what, dead, check=self._names.check_unnamed)
+            garbage = (e for e in entries if e.key not in named and (object_seqno(e.key) or 0) < end)
+            self._delete(what, garbage, check=self._names.check_unnamed)
 
-    def _declared(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
-        """Declare of what checkpoints are made from now on; return what no later checkpoint names.
-
-        Those are all objects of seqnos below the first result but the second ones.
-        """
+    def _declare_basis(self, newest: StoredCheckpoint) -> tuple[int, set[str]]:
+        """Declare the basis of later checkpoints; return a seqno, and the older objects that they may name."""
         if self._is_dry:
             return newest.checkpoint.seqno + 1, set()
         self._with_room(lambda: self._take_over(newest))
-        taken, after = self._follower.refresh().control.taken_over, self._names.newest()
-        if taken is None or after is None or after.checkpoint.seqno < taken.seqno:
-            return 0, set()  # There is no room for what it takes.
-        basis = get_framed(self._blob, taken.checkpoint, Checkpoint)
-        # And without a grace period, what this client makes for an older one is not to go, either.
+        declared, after = self._follower.refresh().control.taken_over, self._names.newest()
+        if declared is None or after is None or after.checkpoint.seqno < declared.seqno:
+            return 0, set()  # The store is full.
+        basis = get_framed(self._blob, declared.checkpoint, Checkpoint)
+        # Without a grace period, objects that this client is writing for an older checkpoint could be deleted.
         end = basis.seqno + 1 if self._being_made is None else min(basis.seqno + 1, self._being_made)
-        return end, self._names.named_by(basis) | self._names.named_by(after.checkpoint)
+        return end, self._names.list_named(basis) | self._names.list_named(after.checkpoint)
 
-    def _named_since(self, present: set[str]) -> set[str]:
-        """Return what of present the checkpoints name that came after the others were listed, until the declaration.
+    def _list_late(self, present: set[str]) -> set[str]:
+        """Return the present objects that checkpoints name which appeared between the listing and the declaration.
 
-        Others may have kept one of them, while this client slept, for what the log was then. The last one declared is
-        beyond them all, and later ones before it are made when there are newer ones, and cannot be used.
+        While this client slept, another collector may have kept such a checkpoint, which shows the past of the log.
         """
-        taken = self._follower.state.control.taken_over
-        if self._is_dry or taken is None:
+        basis = self._follower.state.control.taken_over
+        if self._is_dry or basis is None:
             return set()
-        since = {seqno for seqno, _ in listed_checkpoints(self._blob) if seqno < taken.seqno}
+        seqnos = {seqno for seqno, _ in listed_checkpoints(self._blob) if seqno < basis.seqno}
         newest = self._names.newest()
-        if newest is None or since <= {mark.seqno for mark in self._ages.checkpoints}:
+        if newest is None or seqnos <= {mark.seqno for mark in self._ages.checkpoints}:
             return set()
-        return self._names.named_by_others(since, newest, present)[0]
+        return self._names.list_older(seqnos, newest, present)[0]
 
     def _take_over(self, newest: StoredCheckpoint) -> None:
-        """Declare that checkpoints are made of this one, unless this client has slept and knows no record after it."""
-        if self._follower.refresh().seqno < newest.checkpoint.seqno:
-            return
-        self._declarations.append(self._commit(kinds.TakeOver(newest.pointer)))
-        self._checkpoint()
+        """Declare a checkpoint as the basis of later ones, unless this client does not know its record yet."""
+        if self._follower.refresh().seqno >= newest.checkpoint.seqno:
+            self._declare_in_checkpoint(kinds.TakeOver(newest.pointer))
 
     def _is_orphan(self, entry: BlobEntry, seqno: int, longest_s: float = inf) -> bool:
-        """Return whether an upload, or an object that nothing names, is old enough to go, and is to be looked at."""
+        """Return whether this round may delete an unnamed upload or object, by its age and key."""
         age_s = self._age_s(entry)
         is_old = age_s >= longest_s or self._ages.is_old_upload(seqno, age_s)
         return is_old and (self._only is None or entry.key in self._only)
@@ -580,8 +553,12 @@ class _Round:
     def _age_s(self, dated: BlobEntry | Mark) -> float:
         return self._ages.now_s - dated.modified_s
 
-    def _commit(self, mutation: LocationMutation) -> int:
-        return self._committer.submit([mutation], {}).result()
+    def _declare(self, mutation: LocationMutation) -> None:
+        self._declarations.append(self._committer.submit([mutation], {}).result())
+
+    def _declare_in_checkpoint(self, mutation: LocationMutation) -> None:
+        self._declare(mutation)
+        self._checkpoint()
 
     def _delete(
         self, kind: str, entries: Iterable[BlobEntry], check: Callable[[list[str]], object] = lambda keys: None

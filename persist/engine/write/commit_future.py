@@ -7,9 +7,9 @@ No error may be lost (rule 5): a ledger keeps every failed future that nobody ha
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -22,17 +22,6 @@ ERRORS_KEPT_MAX = 100
 
 
 logger = logging.getLogger(__name__)
-
-
-@contextmanager
-def _contained() -> Iterator[None]:
-    """Keep what ends a thread, such as `sys.exit` in a callback, from what was committed together with its future."""
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception):  # Those of callbacks are logged by the future itself.
-            raise
-        logger.error("a future's callback raised %r, which ends nothing here: do that in the main thread", error)
 
 
 class UnobservedErrors:
@@ -141,15 +130,22 @@ class CommitFuture(Completed, Future[int]):
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
         _drop_frames(error)
         self._unobserved.add(self._number, error)
-        with _contained():
-            self.set_exception(error)
+        self._resolve(self.set_exception, error)
 
     def succeed(self, seqno: int, times: Mapping[str, int] = MappingProxyType({})) -> None:
         """Resolve to the seqno of the commit, which gave these times."""
         self._times = times
-        with _contained():
-            self.set_result(seqno)
+        self._resolve(self.set_result, seqno)
         self._seqno = seqno
+
+    def _resolve(self, resolve: Callable[[Any], None], outcome: Any) -> None:
+        """Resolve, and log what would end the thread, such as `sys.exit` in a callback: others share the commit."""
+        try:
+            resolve(outcome)
+        except Exception:  # The future itself logs those of callbacks.
+            raise
+        except BaseException as error:
+            logger.error("a future's callback raised %r, which ends nothing here: do that in the main thread", error)
 
     def result(self, timeout: float | None = None) -> int:
         """Return the seqno of the commit; raise its error, or TimeoutError after timeout seconds."""

@@ -214,7 +214,8 @@ class Committer:
                 return []
             first = self._asked[0]
             pipelined = len(self._asked) > 1
-        wait(first.uploads)
+        if uploads := first.uploads:
+            wait(uploads)
         if pipelined:
             self._hurry.wait(LINGER_S)
         self._hurry.clear()

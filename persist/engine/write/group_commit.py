@@ -1,17 +1,19 @@
-"""How a group of operations becomes one record of the log, and what each of their callers is told.
+"""A group of operations becomes one record of the log, and each caller gets an answer.
 
 For one group:
 
 1. *Validate* each operation in order against a `Draft` of the newest known state. A rejection counts only if that
-   state is the newest there is, so the log is read before one is handed out.
-2. *Merge* what was accepted into the least number of mutations (`persist.engine.write.operations`). Readers cannot
-   tell, because a record is atomic.
-3. *Create* the record at the next seqno. Whoever loses the race applies the winner's record and starts again at 1,
-   with the same uploads. Times that the commit assigns are those of the state which the record follows, so each attempt
-   has its own; parts are stamped with them in their descriptors, and none is encoded again.
+   state is the newest there is, so the log is read before a caller hears of it. If the group is one operation,
+   `Draft.check` leaves its mutations to step 3, which applies them once.
+2. *Merge* the accepted operations into the least number of mutations (`persist.engine.write.operations`). A record is
+   atomic, so this makes no difference to readers.
+3. *Apply* the record to the state, and *create* it at the next seqno. The follower adopts the resulting state, unless
+   another record came between. A client that loses the race applies the winner's record and starts again at 1, with
+   the same uploads. Each attempt assigns times anew, from the state that its record follows. They are stamped into the
+   descriptors of parts, and no part is encoded again.
 
-With a `relay`, another client is asked first to commit a group with those of others (`persist.engine.write.relay`);
-what it does not answer is settled here.
+With a `relay`, another client first tries to commit the group together with others (`persist.engine.write.relay`). The
+operations without an answer are settled here.
 
 Every so many records, the pool makes a checkpoint of them (`Checkpointing`), one at a time.
 
@@ -35,7 +37,7 @@ from msgspec import UNSET
 from persist.blob.protocol import Blob, acquire_turn, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
-from persist.core.antichain import Antichain
+from persist.core.antichain import from_stored
 from persist.core.errors import (
     CollectionNotFound,
     Conflict,
@@ -115,11 +117,12 @@ class GroupCommit:
                 self._proof.begin(newest, pool)
 
     def counts(self) -> dict[str, int]:
-        """Return counts of what was asked for, and of what became of it.
+        """Return counters.
 
-        Records made, the operations they or an earlier record hold, those among them that were done before, those
-        rejected, attempts that found their slot of the log taken, and checkpoints made. Then the operations that
-        another client committed or rejected for this one, and those that it was asked for and did not answer.
+        records: made by this client. operations: in these records, or in earlier ones. repeated: operations that an
+        earlier record has. rejected: operations. lost_races: attempts that found their slot of the log taken.
+        checkpoints: made. relayed: operations that another client committed or rejected for this one. in_doubt:
+        operations that another client did not answer.
         """
         return self._counts | {"checkpoints": self.checkpointing.made}
 
@@ -131,7 +134,7 @@ class GroupCommit:
 
     def commit(self, group: list[Operation]) -> None:
         """Resolve the future of every operation of the group."""
-        operations = self._relayed_first(self._with_failed_uploads_rejected(group))
+        operations = self._relayed_first([operation for operation in group if self._is_uploaded(operation)])
         try:
             self._commit_here(operations)
         except BaseException as error:
@@ -167,8 +170,8 @@ class GroupCommit:
         return left
 
     def _commit_here(self, operations: list[Operation]) -> None:
-        submissions = [operation.submission for operation in operations if is_in_doubt(operation)]
-        doubtful = [submission.after for submission in submissions if submission is not None]
+        submissions = [operation.submission for operation in operations if operation.submission is not None]
+        doubtful = [submission.after for submission in submissions if submission.is_own]
         if doubtful:
             self._follower.catch_up(min(doubtful))
             if not self._look_back.now(self._follower.state):
@@ -184,11 +187,11 @@ class GroupCommit:
     def _commit_in_turn(self, operations: list[Operation], turn: ExitStack) -> None:
         """Commit, with the turn to create records if many race for the next slot, and the store has turns.
 
-        It is taken for reading, encoding and creating together, and given back before anybody hears what came of it.
-        Who had it for the create alone would lose and wait again. So each who waits once gets a slot, and nothing is
-        read and encoded in vain.
+        A turn covers reading, encoding and creating, and ends before callers get their answers. With a turn for the
+        create alone, a client would lose and wait again. So a client waits once, and encodes nothing in vain.
         """
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
+        is_alone = len(operations) == 1
         while operations:
             self._follower.prove()
             state, unreadable = self._state_for(operations)
@@ -196,7 +199,7 @@ class GroupCommit:
                 continue
             operations = self._unsettled(operations, state, unreadable)
             try:
-                accepted, done, rejected, times = self._validate(state, operations, unreadable)
+                accepted, done, rejected, times = self._validate(state, operations, unreadable, is_alone=is_alone)
             except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
                 if self._follower.restart().entries.is_over_the_same_as(state.entries):
                     raise
@@ -205,13 +208,23 @@ class GroupCommit:
             is_final = bool(rejected) or (bool(accepted) and not mutations)
             if is_final and self._follower.refresh().seqno != state.seqno:
                 continue  # Nobody is refused, and nothing found to change nothing, on the strength of an old state.
-            # What may come in another way must not, before anybody is told what became of it.
+            # A record must rule out that another client commits these operations later.
             is_record = bool(mutations) or any(map(is_in_doubt, operations))
             try:
-                if is_record and not self._create(state, mutations, submitted(operations, accepted)):
+                if is_record:
+                    record = self._record(state, mutations, submitted(operations, accepted))
+                    try:
+                        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+                        after = apply(state, record)
+                    except (InvalidUsage, Conflict):
+                        if not is_alone:
+                            raise
+                        is_alone = False  # The draft finds the error for the caller.
+                        continue
+                if is_record and not self._create(state, record, after):
                     self._is_crowded = True
                     turn.enter_context(acquire_turn(self._blob, record_key(0)))
-                    self._follower.refresh()  # Where many race, the next slot has been taken meanwhile, too.
+                    self._follower.refresh()  # In a crowd, the next slot has been taken meanwhile.
                     continue
                 if not is_record and (accepted or done) and not self._look_back.now(state):
                     self._follower.restart()
@@ -224,7 +237,7 @@ class GroupCommit:
                         self._reject_alone(state, operation, unreadable, untried)
                 raise
             turn.close()
-            # Only now: what refuses them may be what was asked for before them, and is true only with this record.
+            # Only now: an operation of this record may be the reason.
             for operation, error in rejected:
                 self._reject(operation, error)
             for mutation in mutations:
@@ -264,12 +277,12 @@ class GroupCommit:
             for step in (() if record is None else record.mutations)
             if isinstance(step, kinds.Seal | kinds.Resolve)
         }
-        return _own({id_: upper[0] - 1 for id_, upper in sealed.items() if upper}, operation)
+        return _own({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
 
     def _unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
     ) -> list[Operation]:
-        """Resolve operations of which the log says what became of them; return the others."""
+        """Resolve the operations whose outcome is in the log; return the others."""
         known, left = self._follower.submissions, []
         for operation in operations:
             asked = operation.submission
@@ -334,9 +347,8 @@ class GroupCommit:
         self._follower.refresh()
         return False
 
-    def _create(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> bool:
-        """Try to be the record that follows state; return whether this was it."""
-        record = Record(
+    def _record(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> Record:
+        return Record(
             format=format_after(state, mutations) if state.location else FORMAT,
             location=state.location or uuid.uuid4().hex,
             seqno=state.seqno + 1,
@@ -348,15 +360,20 @@ class GroupCommit:
             mutations=mutations,
             submitted=marks or UNSET,
         )
-        # Whatever went wrong before, a record that readers would refuse must not enter the log.
-        after = apply(state, record)
+
+    def _create(self, state: State, record: Record, after: State) -> bool:
+        """Try to create a record as the successor of state; return whether it is.
+
+        Args:
+            after: the result of `apply(state, record)`, which the follower adopts.
+        """
         began = self._follower.now()
         look = self._look_back.begin(state)
         winner = create_record(self._blob, record, self._clock, deadline_s=self._deadline_s)
         past_is_there = look(record if winner is None else None)
         if winner is None and self._was_truncated(record, began, past_is_there=past_is_there):
-            # The slot was free because its record is no longer needed: this one is not part of the log.
-            with suppress(PersistError):  # What stays below the floor is collected sooner or later.
+            # The slot was free because the log was truncated beyond it: this record is not part of the log.
+            with suppress(PersistError):  # Garbage collection deletes records below the floor.
                 self._blob.delete(record_key(record.seqno))
             if not past_is_there:
                 self._follower.restart()
@@ -391,33 +408,29 @@ class GroupCommit:
             )
         return was_truncated
 
-    def _with_failed_uploads_rejected(self, group: list[Operation]) -> list[Operation]:
-        uploaded = []
-        for operation in group:
-            failed = (step.upload_error() for step in operation.steps if isinstance(step, Write))
-            error = next((error for error in failed if error is not None), None)
-            if error is None:
-                uploaded.append(operation)
-            else:
+    def _is_uploaded(self, operation: Operation) -> bool:
+        """Return whether all uploads of an operation succeeded; reject it otherwise."""
+        for step in operation.steps:
+            if isinstance(step, Write) and (error := step.upload_error()) is not None:
                 self._reject(operation, error)
-        return uploaded
+                return False
+        return True
 
     def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        wanted = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
-        while wanted:
-            for id_ in wanted:
+        ids = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
+        while True:
+            for id_ in ids:
                 try:
                     self._follower.load(id_)
                 except Corruption as error:
                     unreadable[id_] = error
             state = self._follower.state
             # To load one, or to refresh in another thread, may go back to a checkpoint: without any contents.
-            loaded = (state.entries.get(id_) for id_ in wanted - unreadable.keys())
-            if all(entry is None or entry.contents is not None for entry in loaded):
+            entries = [state.entries.get(id_) for id_ in ids - unreadable.keys()]
+            if not [entry for entry in entries if entry is not None and entry.contents is None]:
                 return state, unreadable
-        return self._follower.state, unreadable
 
     def _mutations(
         self,
@@ -426,7 +439,7 @@ class GroupCommit:
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]],
         times: Mapping[str, int],
     ) -> tuple[Mutation, ...]:
-        """Return what the record must say; appends keeps what was encoded for an attempt that lost the race."""
+        """Return the mutations of the record; appends caches encoded writes for attempts after a lost race."""
         first, changes, last = merge(accepted, times)
         mutations: list[Mutation] = [*first]
         for change in changes.values():
@@ -439,18 +452,11 @@ class GroupCommit:
             encoded = appends[change.id][1]
             if change.id in times:
                 encoded = [_stamped(mutation, times[change.id]) for mutation in encoded]
-            if state.location is not None:
-                # For every attempt: a list whose name is below the log's floor is collected, whoever names it.
-                move = partial(_moved_out, self._blob, state)
-                encoded, change.replaces = move(encoded), move(change.replaces)
-                change.resolves = move(change.resolves)
-                change.publishes = move(change.publishes)
-                alone = (move([step]) if isinstance(step, kinds.Erase) else [step] for step in change.alone)
-                change.alone = [step for moved in alone for step in moved]
-                if isinstance(change.create, kinds.Clone):
-                    (change.create,) = move([change.create])
-            named = change.mutations(contents, encoded)
-            mutations += (with_archiving(self._blob, self._follower, state, contents, step) for step in named)
+            for mutation in change.mutations(contents, encoded):
+                if isinstance(mutation, BringsParts) and state.location is not None:
+                    # For every attempt: garbage collection deletes lists whose names are below the log's floor.
+                    mutation = move_out(self._blob, state.location, mutation, state.seqno + 1, format=state.format)
+                mutations.append(with_archiving(self._blob, self._follower, state, contents, mutation))
         return (*mutations, *last)
 
     def _reject(self, operation: Operation, error: BaseException) -> None:
@@ -468,12 +474,20 @@ class GroupCommit:
                 say_whose(error, self._blob, self._follower.state, step.collection, self._writer_name)
 
     def _validate(
-        self, state: State, operations: list[Operation], unreadable: dict[str, PersistError]
+        self,
+        state: State,
+        operations: list[Operation],
+        unreadable: dict[str, PersistError],
+        *,
+        is_alone: bool = False,
     ) -> tuple[list[Operation], list[Operation], list[tuple[Operation, PersistError]], dict[str, int]]:
         """Return the operations that may follow state in this order, those done before, and the others with the reason.
 
-        Last come the times for those who named none. An operation that repeats another of the same group counts as
-        done, too: it is once the group is.
+        The last result are the times that the commit assigns. An operation that repeats another of the same group
+        counts as done.
+
+        Args:
+            is_alone: there is one operation; if its steps are in order, its mutations are left to `apply`.
         """
         draft = Draft(state, self.epoch, self._follower.remembered)
         times = assigned_times(operations, partial(_upper_in, state), self._clock.wall_ms())
@@ -481,19 +495,25 @@ class GroupCommit:
         done: list[Operation] = []
         rejected: list[tuple[Operation, PersistError]] = []
         for operation in operations:
-            broken = [unreadable[id_] for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
-            if broken:
-                rejected.append((operation, broken[0]))
-                continue
+            if unreadable:
+                ids = [id_ for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
+                if ids:
+                    rejected.append((operation, unreadable[ids[0]]))
+                    continue
             try:
                 if operation.renew is not None:
                     operation = replace(operation, steps=tuple(operation.renew(state)))
-                self._check_clock(state, operation, times)
-                for step in operation.steps:
-                    # Here, where it costs its own operation only; `apply` would refuse the whole record.
-                    if isinstance(step, Write) and isinstance(step.data, Future):
-                        check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
-                (accepted if draft.extend(operation.plan(times)) else done).append(operation)
+                if operation.at_commit:
+                    self._check_clock(state, operation, times)
+                if is_alone and operation.is_in_order:
+                    is_new = draft.check(operation.plan(times))
+                else:
+                    for step in operation.steps:
+                        # Here, where it costs its own operation only; `apply` would refuse the whole record.
+                        if isinstance(step, Write) and isinstance(step.data, Future):
+                            check_uploaded(state.control, kinds.Append(step.collection, step.data.result()))
+                    is_new = draft.extend(operation.plan(times))
+                (accepted if is_new else done).append(operation)
             except MissingBlob as error:
                 if not error.key.startswith(PARTS):
                     raise
@@ -505,7 +525,7 @@ class GroupCommit:
         return accepted, done, rejected, times
 
     def _check_clock(self, state: State, operation: Operation, times: Mapping[str, int]) -> None:
-        """Raise ClockAhead if the clock that gives an operation its time is far ahead, and that is not allowed."""
+        """Raise ClockAhead if the clock assigns the time of an operation, and is far ahead without permission."""
         if any(
             not a.allow_future and is_of_clock(a, times, _upper_in(state, a.collection)) for a in operation.at_commit
         ):
@@ -514,10 +534,10 @@ class GroupCommit:
                 raise error
 
     def _discard_upload(self, collection: str, upload: "Future[tuple[Part, ...]]") -> None:
-        """Delete parts, except those that were committed nevertheless, such as by a commit that was tried again."""
+        """Delete parts, unless they were committed nevertheless, such as by another attempt."""
         entry = self._follower.entry(collection)
         if upload.exception() is not None or (entry is not None and entry.contents is None):
-            return  # Nobody knows whether they are in use, so they are left to garbage collection.
+            return  # They may be in use, so they are left to garbage collection.
         committed = set() if entry is None or entry.contents is None else entry.contents.named_blobs
         self._parts.discard(
             part for part in upload.result() if part.blob not in committed and is_upload(part.blob, collection)
@@ -525,14 +545,14 @@ class GroupCommit:
 
 
 def _concerned(step: Step) -> set[str]:
-    """Return the collections whose contents say whether a step is valid."""
+    """Return the collections whose contents decide whether a step is valid."""
     return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
 
 
-def _upper_in(state: State, collection: str) -> Antichain:
-    """Return the upper of a collection; one that is not there, or cannot be read, is refused by other rules."""
+def _upper_in(state: State, collection: str) -> int:
+    """Return the upper of a collection, 0 if it is missing or unreadable: other rules refuse that."""
     entry = state.entries.get(collection)
-    return Antichain(0) if entry is None or entry.contents is None else entry.contents.upper
+    return 0 if entry is None or entry.contents is None else entry.contents.upper
 
 
 def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
@@ -540,14 +560,9 @@ def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
 
 
 def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
-    """Return a mutation with the time of the commit in those of its parts that get it."""
+    """Return a mutation with the time of the commit in its stamped parts."""
     parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)
-
-
-def _moved_out(blob: Blob, state: State, mutations: Sequence[B]) -> list[B]:
-    assert state.location is not None
-    return [move_out(blob, state.location, mutation, state.seqno + 1, format=state.format) for mutation in mutations]
 
 
 logger = logging.getLogger(__name__)

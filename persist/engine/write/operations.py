@@ -33,7 +33,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
 from persist.codecs.updates.small import SmallUpdates
-from persist.core.antichain import Antichain
+from persist.core.antichain import from_stored, to_stored
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
 from persist.core.log.kinds import Mutation
@@ -193,6 +193,27 @@ class Operation:
         return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
 
     @property
+    def is_in_order(self) -> bool:
+        """Whether its steps are in the order of their mutations in a record.
+
+        Then `apply` of a record of this operation alone checks its steps one after the other. Common operations are in
+        order: conditions, then writes, holds and a seal.
+        """
+        reached: dict[str, int] = {}
+        for step in self.steps:
+            place = PLACES.get(type(step), 0 if isinstance(step, Condition) else None)
+            if place is None:
+                return False
+            if place == ANYWHERE:
+                continue
+            before = reached.get(step.collection, 0)
+            is_repeated = place == before and (place == SEAL or (isinstance(step, Write) and step.events is not None))
+            if place < before or is_repeated or (isinstance(step, kinds.GrantLease) and reached):
+                return False
+            reached[step.collection] = place
+        return True
+
+    @property
     def is_ready(self) -> bool:
         for step in self.steps:
             if isinstance(step, Write) and isinstance(step.data, Future) and not step.data.done():
@@ -223,17 +244,17 @@ class Operation:
 
     def seal_of(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after the time it was given, or farther if a step before seals it farther."""
-        after = Antichain(times[asked.collection] + 1)
-        return kinds.Seal(asked.collection, max(self.sealed_before(asked), after).elements)
+        end = max(self.sealed_before(asked), times[asked.collection] + 1)
+        return kinds.Seal(asked.collection, to_stored(end))
 
-    def sealed_before(self, asked: AtCommit) -> Antichain:
+    def sealed_before(self, asked: AtCommit) -> int:
         """Return how far the operation itself seals a collection before it asks for the time of the commit."""
-        upper = Antichain(0)
+        upper = 0
         for step in self.steps:
             if step is asked:
                 break
             if isinstance(step, kinds.Seal) and step.collection == asked.collection:
-                upper = Antichain(*step.upper)
+                upper = from_stored(step.upper)
         return upper
 
 
@@ -241,6 +262,21 @@ def _may_share_time(step: Step) -> bool:
     if isinstance(step, Write):
         return step.at_commit
     return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
+
+
+# The place of a step in `Change.mutations`, after conditions. No other step depends on tokens, batches and notes.
+# An `AllowCompaction` is missing: a record leaves it out if it changes nothing, also if since would go back.
+ANYWHERE, SEAL = -1, 4
+PLACES: dict[type, int] = {
+    **dict.fromkeys((kinds.Tokens, kinds.Batch, kinds.Note, Asked), ANYWHERE),
+    kinds.GrantLease: 0,
+    kinds.Resolve: 1,
+    Write: 2,
+    kinds.SetHold: 3,
+    kinds.ReleaseHold: 3,
+    kinds.Seal: SEAL,
+    AtCommit: SEAL,
+}
 
 
 @dataclass(slots=True)
@@ -269,8 +305,8 @@ class Change:
             self.writes.append(step)
         elif isinstance(step, AtCommit):
             end = times[step.collection] + 1
-            if self.seal is None or (self.seal.upper and self.seal.upper[0] < end):
-                self.seal = kinds.Seal(step.collection, (end,))
+            if self.seal is None or from_stored(self.seal.upper) < end:
+                self.seal = kinds.Seal(step.collection, to_stored(end))
         elif isinstance(step, kinds.Makes):
             self.create = step
         elif isinstance(step, kinds.Replace):
@@ -291,7 +327,7 @@ class Change:
             self.seal = step
         elif isinstance(step, kinds.AllowCompaction):
             before = self.allow_compaction
-            if before is None or Antichain(*before.since) < Antichain(*step.since):
+            if before is None or from_stored(before.since) < from_stored(step.since):
                 self.allow_compaction = step
         elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
@@ -329,7 +365,7 @@ class Change:
         if (
             contents is not None
             and self.allow_compaction is not None
-            and Antichain(*self.allow_compaction.since) <= Antichain(*contents.allowed_times)
+            and from_stored(self.allow_compaction.since) <= contents.allowed
         ):
             wanted.remove(self.allow_compaction)
         if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
@@ -391,9 +427,7 @@ def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
     return records
 
 
-def assigned_times(
-    operations: Iterable[Operation], upper_of: Callable[[str], Antichain], wall_ms: int
-) -> dict[str, int]:
+def assigned_times(operations: Iterable[Operation], upper_of: Callable[[str], int], wall_ms: int) -> dict[str, int]:
     """Return, by collection, the time of a commit that is made now for those who named none.
 
     It is beyond the upper of each collection, and on a timeline not before the clock. Collections that an operation
@@ -404,7 +438,7 @@ def assigned_times(
         wall_ms: the clock, in milliseconds since 1970.
     """
     together: dict[str, dict[str, AtCommit]] = {}  # The collections of one time, for each of them.
-    uppers: dict[str, Antichain] = {}
+    uppers: dict[str, int] = {}
     for operation in operations:
         asks: dict[str, AtCommit] = {}
         if len(operation.at_commit) == 1 and operation.at_commit[0].collection in together:
@@ -420,29 +454,26 @@ def assigned_times(
     return times
 
 
-def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, Antichain], wall_ms: int) -> dict[str, int]:
+def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall_ms: int) -> dict[str, int]:
     """Return the time that collections get together: one moment on timelines, and one number where times only count.
 
     On timelines of different units that is a time of the coarsest of them.
     """
     rates = {id_: 1000 ** TIME_UNITS.index(asked.timeline) for id_, asked in asks.items() if asked.timeline is not None}
-    number = max((_least(uppers[id_]) for id_ in asks if id_ not in rates), default=0)
+    # None may be written where all are sealed: then the last one is refused.
+    least = {id_: min(upper, TIME_MAX) for id_, upper in uppers.items()}
+    number = max((least[id_] for id_ in asks if id_ not in rates), default=0)
     coarsest = min(rates.values(), default=1)
     # Rounded up: a time of a finer timeline that lies between two of the coarsest is not beyond the first of them.
-    bounds = (-(-_least(uppers[id_]) * coarsest // rate) for id_, rate in rates.items())
+    bounds = (-(-least[id_] * coarsest // rate) for id_, rate in rates.items())
     moment = max(wall_ms * coarsest // 1000, *bounds, 0)
     assigned = {id_: min(moment * (rates[id_] // coarsest), TIME_MAX) if id_ in rates else number for id_ in asks}
     chosen = {id_: asked.time for id_, asked in asks.items() if asked.time is not None}
     return assigned | chosen
 
 
-def is_of_clock(asked: AtCommit, times: Mapping[str, int], upper: Antichain) -> bool:
+def is_of_clock(asked: AtCommit, times: Mapping[str, int], upper: int) -> bool:
     """Return whether the clock gives a commit its time on a timeline, not the upper, and may not be far ahead."""
     assigned = times.get(asked.collection)
     is_guarded = asked.timeline is not None and not asked.allow_future
-    return is_guarded and assigned is not None and assigned > _least(upper)
-
-
-def _least(upper: Antichain) -> int:
-    """Return the least time that may be written; none may where all are sealed, and then the last one is refused."""
-    return TIME_MAX if upper.time is None else min(upper.time, TIME_MAX)
+    return is_guarded and assigned is not None and assigned > upper

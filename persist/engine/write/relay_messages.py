@@ -35,7 +35,7 @@ from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.log import kinds
 from persist.core.log.fields import Watermarks
-from persist.core.log.framing import FORMAT, decoder_of
+from persist.core.log.framing import FORMAT, get_decoder
 from persist.core.log.kinds import KINDS, Mutation
 from persist.core.state_rules.collection_rules import Condition
 from persist.core.state_rules.contents import CollectionState
@@ -191,7 +191,7 @@ def _read(data: bytes, kind: type[T]) -> T:
     if xxhash.xxh3_128_digest(body) != data[:CHECKSUM_BYTES]:
         raise ValueError("its checksum is another one: it was damaged on the way")
     try:
-        message = decoder_of(kind).decode(body)
+        message = get_decoder(kind).decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not understood: {error}") from error
     if message.format != FORMAT:

@@ -47,6 +47,7 @@ class Unclosed:
         self.url = url
         self.committer = committer
         self.timeout_s = timeout_s
+        self.is_shared = False  # Nobody could have closed it, so it ends without a warning.
         self._collected = weakref.finalize(client, _dropped, self)
         self._collected.atexit = False  # At that time `_finish` sees to it.
         _registry.add(self)
@@ -141,7 +142,8 @@ def _dropped(unclosed: Unclosed) -> None:
         _registry.remove(unclosed)
     else:
         unclosed.committer.when_ended(lambda: _registry.remove(unclosed))
-    _warn(unclosed.url, pending)
+    if not unclosed.is_shared:
+        _warn(unclosed.url, pending)
 
 
 def _warn(url: str, pending: str) -> None:
@@ -155,7 +157,7 @@ def _warn(url: str, pending: str) -> None:
 def _finish() -> None:
     """Wait for what was asked for in this process, and report what came of it."""
     unclosed, ledgers = _registry.taken()
-    left_open = [(client.url, client.pending()) for client in unclosed]
+    left_open = [(client.url, client.pending()) for client in unclosed if not client.is_shared]
     for lost in _wait(unclosed):
         _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")
         _registry.has_failed = True

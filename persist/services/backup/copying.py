@@ -82,7 +82,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import StoredCheckpoint, load_contents
 from persist.engine.follow.follower import Follower
-from persist.engine.upkeep import OBJECTS, Names, named_in, sharers
+from persist.engine.upkeep import OBJECTS, Names, find_sharers, list_named
 
 COPIES_AT_ONCE = 4
 PASSES_MAX = 20
@@ -356,7 +356,7 @@ class _Copying:
             raise MissingBlob(newest.pointer.blob, "a newer state has been stored", "read it")
         self._missing.clear()
         self._left_out.clear()
-        objects = set() if newest is None else self._names.named_by(newest.checkpoint)
+        objects = set() if newest is None else self._names.list_named(newest.checkpoint)
         present = {what: self._present(prefix) for what, prefix in OBJECTS.items()}
         self._is_any_dropped = any((state_collection(key) or "") not in state.entries for key in present["states"])
         for id_, entry in state.entries.items():
@@ -474,18 +474,18 @@ class _Copying:
     def _forget(self, state: State, checkpoint: StoredCheckpoint | None) -> int:
         """Delete from the target what its state does not name; return how many blobs."""
         deleted = 0
-        shares = sharers(state)
+        shares = find_sharers(state)
         for folder, entries in groupby(self._target.list(PARTS), lambda entry: collection_part(entry.key)):
             owners = {folder, *(sharer.id for sharer in shares.get(folder, ()))}
             if owners <= state.entries.keys() and not (self._is_any_dropped or owners & self._changed):
                 continue
-            named = named_in(self._target, state, folder, shares)
+            named = list_named(self._target, state, folder, shares)
             unnamed = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
             deleted += self._deleted(unnamed)
         floor, older, named = state.control.log_floor, list[str](), set[str]()
         if checkpoint is not None:
             older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
-            named = Names(self._target).named_by(checkpoint.checkpoint)
+            named = Names(self._target).list_named(checkpoint.checkpoint)
         records = [entry.key for seqno, entry in listed_records(self._target) if seqno < floor]
         named |= _lists(self._target, floor, state.seqno)
         objects = [key for prefix in OBJECTS.values() for key in self._present(prefix) if key not in named]

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from persist.compute.sql import dependents_of
+from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound
 from persist.core.names import DERIVED_FROM, OWN_PREFIX
 from persist.engine.location.collection_handle import CollectionHandle
@@ -59,7 +60,9 @@ def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
     for relative in family:
         since = relative.contents().since
         views = (view for view in dependents_of(relative.engine, relative) if not view.name.startswith(OWN_PREFIX))
-        names |= {view.name for view in views if view.contents().upper.time and view.contents().since < since}
+        names |= {
+            view.name for view in views if view.contents().upper not in (0, END) and view.contents().since < since
+        }
     return sorted(names)
 
 

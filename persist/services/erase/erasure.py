@@ -59,7 +59,7 @@ from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.lookups.requested_keys import wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
@@ -139,7 +139,7 @@ def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRec
     if keys is not None:
         if not schema.key_names:
             raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
-        return ErasedRecords(wanted_keys(keys, schema), None)
+        return ErasedRecords(distinct_keys(keys, schema), None)
     return ErasedRecords.matching(checked_filter(schema, where), schema)
 
 
@@ -208,7 +208,7 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
 
     Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
     """
-    texts = _texts(None if keys is None else wanted_keys(keys, handle.known().schema), where)
+    texts = _texts(None if keys is None else distinct_keys(keys, handle.known().schema), where)
     family = related(handle) if texts else []
     views = {view.id: view for relative in family for view in dependents_of(handle.engine, relative)}
     places: list[str] = []

@@ -26,7 +26,7 @@ from dataclasses import replace
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion
 from persist.blob.protocol import Blob, get_at_most
 from persist.core.log import kinds
-from persist.core.log.framing import BlobRef, encode_framed, encoded_object, pointer_to
+from persist.core.log.framing import BlobRef, encode_framed, encode_object, make_pointer
 from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, state_prefix
 from persist.core.log.kinds import BringsParts
 from persist.core.log.records import read_record
@@ -119,14 +119,14 @@ class Renewal:
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
             stored = StateObject(format=state.format, location=state.location, collection=contents)
-            pointer, data = encoded_object(state_prefix(entry.id, state.seqno), stored)
+            pointer, data = encode_object(state_prefix(entry.id, state.seqno), stored)
             entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
             yield pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         objects: list[tuple[BlobRef, bytes]] = []
 
         def store(key: str, data: bytes) -> None:
-            objects.append((pointer_to(key, data), data))
+            objects.append((make_pointer(key, data), data))
 
         self._directory = new_directory(self._blob, state, directory, (), (), store)
         yield from objects

@@ -41,7 +41,6 @@ from persist.core.log.keys import (
     STATES,
     checkpoint_key,
     checkpoint_seqno,
-    collection_of,
     collection_part,
     is_shown,
     is_upload,
@@ -356,7 +355,7 @@ class _Examination:
             if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_shown(key, id_)):
                 if key in replaced:
                     yield self._leak(blob, kind, "gc deletes it: compaction has replaced it")
-                elif kind != "directory" and collection_of(key) in destroyed:
+                elif kind != "directory" and collection_part(key) in destroyed:
                     yield self._leak(blob, kind, "gc deletes it: its collection was destroyed")
                 elif is_shown(key, id_):
                     advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
@@ -399,7 +398,7 @@ class _Examination:
 
 def _is_dropped(key: str, state: State) -> bool:
     """Return whether a part waits to be deleted for what the log has dropped."""
-    folder = collection_of(key)
+    folder = collection_part(key)
     return any(
         key in dropped.blobs or (dropped.is_destroyed and folder in (dropped.collection, *dropped.folders))
         for dropped in state.control.dropped

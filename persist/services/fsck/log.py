@@ -20,7 +20,6 @@ import msgspec
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, MissingBlob
 from persist.blob.protocol import Blob
 from persist.codecs.part.part import Part
-from persist.core.antichain import Antichain
 from persist.core.log import kinds
 from persist.core.log.framing import BlobRef
 from persist.core.log.keys import checkpoint_key, listed_checkpoints, listed_records, record_key
@@ -388,7 +387,7 @@ def _examine_state(state: State, findings: Findings) -> None:
             what = "the holds that live by leases are not noted both in the directory and with the collection"
             findings.add("rule", key, what, collection=entry.name)
         times_by_name = {**{hold: h.time for hold, h in contents.holds.items()}, **contents.tags}
-        passed = sorted(hold for hold, time in times_by_name.items() if not contents.since <= Antichain(time))
+        passed = sorted(hold for hold, time in times_by_name.items() if time < contents.since)
         if passed:
             findings.add("rule", key, f"since has passed the holds {passed}", collection=entry.name)
         inline = sum(len(part.inline) for part in contents.stored_parts)

@@ -28,6 +28,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from persist.core.antichain import to_antichain
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, PersistError, Superseded
 from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
 from persist.core.state_rules.schemas import version_of
@@ -157,7 +158,7 @@ class IcebergCatalog:
             slot = self._slots.setdefault(name, _Slot())
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
-        if handle.contents().upper_times == (0,):
+        if handle.contents().upper == 0:
             return _without_rows(handle, handle.known())
         requested = None if as_of is None else handle.as_time("as_of", as_of)
         if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
@@ -198,7 +199,7 @@ class IcebergCatalog:
             chosen = _publication_of(contents, asked.snapshot_id)
         elif chosen is not None and as_of is not None and (time_ := handle.as_time("as_of", as_of)) != chosen.as_of:
             chosen = contents.pins.get(time_)
-        elif chosen is None and contents.upper_times == (0,):
+        elif chosen is None and contents.upper == 0:
             return {"status": "completed", "delete-files": [], "file-scan-tasks": []}
         if chosen is None:
             raise InvalidUsage("the table has no such snapshot any more: load the table again")
@@ -263,7 +264,7 @@ class IcebergCatalog:
                 continue
         if requested is not None and requested != newest and requested not in handle.known().pins:
             if requested > newest:
-                raise AsOfNotSealed(requested, contents.upper, 0.0)
+                raise AsOfNotSealed(requested, to_antichain(contents.upper), 0.0)
             pins = handle.known().pins.values()
             requests = sum("until_ms" in pinned_.options for pinned_ in pins)
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:

@@ -43,8 +43,8 @@ from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.keyed_rules import form_in
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
-from persist.engine.read.lookups.part_rows import places_of
-from persist.engine.read.merging import Split, read_snapshot, read_touched, repeated
+from persist.engine.read.lookups.part_rows import find_places
+from persist.engine.read.merging import Split, read_snapshot, repeated
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
@@ -171,10 +171,10 @@ class Planner:
         self, known: Publication, contents: CollectionState, newest: CollectionState, scan: Scan, reader: PartReader
     ) -> Plan | None:
         """Return the version that follows another one by the changes since; None if all is to be planned anew."""
-        schema, since, numbers = scan.schema, contents.since.time, _numbers(newest)
+        schema, numbers = scan.schema, _numbers(newest)
         if not (schema.key_names and self._share and known.schema == schema.version and known.as_of < scan.as_of):
             return None
-        if since is None or since > known.as_of:
+        if contents.since > known.as_of:
             return None
         changes = changes_scan(contents, schema, known.as_of + 1, scan.as_of + 1, None, raw=True)
         parts = {number: newest.part(number) for number in known.files}
@@ -189,7 +189,7 @@ class Planner:
         files = [
             PlannedFile(part, number, places)
             for number, part in parts.items()
-            if touched is not None and len(places := places_of(touched, part, schema, reader))
+            if touched is not None and len(places := find_places(touched, part, schema, reader))
         ]
         dead = self._dead(contents, schema)
         files += [PlannedFile(p, numbers[p.blob], find_omitted_rows(p, schema, touched, dead, reader)) for p in listed]
@@ -251,7 +251,7 @@ class Planner:
         if contents.keyed is None or scan.sign != 1 or scan.narrow is not None or touched is None:
             return None
         first = min(part.time_min for part in rest)
-        if any(part.time_max >= first and len(places_of(touched, part, scan.schema, reader)) for part in history):
+        if any(part.time_max >= first and len(find_places(touched, part, scan.schema, reader)) for part in history):
             return None
         schema, names = scan.schema, [*scan.schema.names]
         tables = [*scan.updates(reader, [*names, "_time", "_diff"], rest)]
@@ -275,11 +275,9 @@ class Planner:
 
         def tables() -> Iterator[pa.Table]:
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
-                if scan.schema.key_names or not Split.of(piece, "rows").is_merged:
-                    rows = [*read_touched(piece, "rows", reader, elsewhere=is_listed)]
-                else:
-                    rows = [*read_snapshot(piece, "rows", reader)]
-                rows = [table for table in rows if len(table)]
+                can_split = scan.schema.key_names or not Split.of(piece, "rows").is_merged
+                elsewhere = is_listed if can_split else None
+                rows = [table for table in read_snapshot(piece, "rows", reader, elsewhere=elsewhere) if len(table)]
                 if rows:
                     yield _with_diffs(pa.concat_tables(rows), scan.schema)
 
@@ -362,7 +360,7 @@ def find_omitted_rows(
     part: Part, schema: CollectionSchema, touched: SortedKeys | None, dead: pc.Expression | None, reader: PartReader
 ) -> Rows:
     """Return the places of the rows that a table omits from a part: touched keys and retracted rows."""
-    places = NONE if touched is None else places_of(touched, part, schema, reader)
+    places = NONE if touched is None else find_places(touched, part, schema, reader)
     if dead is None or not parts_that_may_match([part], dead, schema):
         return places
     table = reader.table(part, schema, referenced_columns(dead, schema.arrow))

@@ -250,8 +250,12 @@ def serve(
     opened = at.writing(background=True) if commits or iceberg is not None else at.reading()
     with opened as client, ExitStack() as stack, catch_sigterm() as stop:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
-        limits = {"sql_memory_bytes": sql_memory and sql_memory << 20, "sql_timeout_s": sql_timeout}
-        options: dict[str, Any] = {name: limit for name, limit in limits.items() if limit is not None}
+        limits: dict[str, Any] = {"memory_bytes": sql_memory and sql_memory << 20, "timeout_s": sql_timeout}
+        limits = {name: limit for name, limit in limits.items() if limit is not None}
+        from persist.compute.query import QueryLimits  # Here: the other commands start sooner without it.
+
+        if limits and not sql:
+            raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
         server = stack.enter_context(
             client.serve(
                 url,
@@ -260,8 +264,7 @@ def serve(
                 commits=commits,
                 store=store,
                 write_token=write_token,
-                sql=sql,
-                **options,
+                sql=QueryLimits(**limits) if limits else sql,
             )
         )
         addresses = {"url": server.url}

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import persist
-from persist.codecs.types.schema import TIME_MAX
 from persist.connect.egress.sink import SINK
 from persist.connect.ingest.source import BEHIND, SOURCE
+from persist.core.antichain import to_time
 from persist.core.log import kinds
 from persist.core.log.keys import CHECKPOINTS, collection_part, listed_records, table_root
 from persist.core.log.records import read_record
@@ -32,7 +32,7 @@ from persist.core.state_rules.keyed_rules import due as events_due
 from persist.core.state_rules.location import Dropped, LocationState, is_waited_for
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
-from persist.engine.upkeep import Ages, checkpoint_marks, named_in, sharers
+from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
 
 LISTED_MAX = 64
@@ -237,7 +237,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         live_bytes=live,
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
         waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
-        keeps_all=sum(facts.contents.allowed_times == (0,) for facts in listed),
+        keeps_all=sum(facts.contents.allowed == 0 for facts in listed),
         collections=tuple(sorted(map(_lagging(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_sources(client, listed, now_s),
@@ -261,8 +261,8 @@ def _lagging(now_s: float) -> Callable[[Facts], Lag]:
 def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
     assert facts.contents.view is not None
     inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
-    least = min(inputs, key=lambda input_: TIME_MAX + 1 if input_.upper is None else input_.upper, default=None)
-    is_due = least is not None and not least.contents.upper <= facts.contents.upper
+    least = min(inputs, key=lambda input_: input_.contents.upper, default=None)
+    is_due = least is not None and least.contents.upper > facts.contents.upper
     own_s, its_s = facts.lag_s(0.0), None if least is None else least.lag_s(0.0)
     return ViewLag(
         facts.name,
@@ -345,8 +345,7 @@ def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float
 
 def _find_kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
     contents, since = facts.contents, facts.since
-    allowed = contents.allowed_times
-    if since is None or (allowed and allowed[0] <= since):
+    if since is None or contents.allowed <= since:
         return []
     holders = [
         (
@@ -357,7 +356,7 @@ def _find_kept_back(facts: Facts, names: Mapping[str, str], control: LocationSta
         if held_time.time <= since
     ]
     holders += [(f"tag {tag!r}", None) for tag, at in contents.tags.items() if at <= since]
-    then = allowed[0] if allowed else None
+    then = to_time(contents.allowed)
     return [
         KeptBack(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
         for hold, holder in holders
@@ -382,12 +381,12 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """
     engine, state = client.engine, client.engine.follower.state
-    dropped, names, shares = state.control.dropped, names_by_id(client), sharers(state)
+    dropped, names, shares = state.control.dropped, names_by_id(client), find_sharers(state)
     folders = [_folders(entry) for entry in dropped]
     ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
-        named = named_in(engine.blob, state, id_, shares) if id_ in shares else set()
+        named = list_named(engine.blob, state, id_, shares) if id_ in shares else set()
         return {entry.key: entry.bytes for entry in engine.blob.list(table_root(id_)) if entry.key not in named}
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
@@ -484,7 +483,7 @@ def _due(
 
 
 def _is_unresolved(contents: CollectionState) -> bool:
-    return contents.keyed is not None and bool(events_due(contents, contents.upper_times))
+    return contents.keyed is not None and bool(events_due(contents, contents.upper))
 
 
 def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int) -> list[Made]:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import persist
 from persist.blob.errors import MissingBlob
+from persist.core.antichain import END, to_time
 from persist.core.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
 from persist.core.state_rules.contents import CollectionState, Unsealed, definition_number, last_sealed, unsealed
 from persist.core.state_rules.state import CollectionEntry, State
@@ -63,24 +64,24 @@ class Facts:
 
     @property
     def since(self) -> int | None:
-        return self.contents.since.time
+        return to_time(self.contents.since)
 
     @property
     def upper(self) -> int | None:
         """None if it is complete for ever."""
-        return self.contents.upper.time
+        return to_time(self.contents.upper)
 
     @property
     def latest(self) -> int | None:
         """The latest time that can be read; None if there is none."""
         contents = self.contents
-        if contents.upper.time == 0 or contents.since.time is None:
+        if contents.upper == 0 or contents.since == END:
             return None
-        if contents.upper.time is None:  # Complete: nothing happens after its last update.
+        if contents.upper == END:  # Complete: nothing happens after its last update.
             last = max((part.time_max for part in contents.history_parts), default=0)
-            return max(last, contents.since.time, *(keyframe.as_of for keyframe in contents.keyframes), 0)
+            return max(last, contents.since, *(keyframe.as_of for keyframe in contents.keyframes))
         latest = last_sealed(contents)
-        return latest if contents.since.has_beyond(latest) else None
+        return latest if latest >= contents.since else None
 
     @property
     def unsealed(self) -> Unsealed | None:

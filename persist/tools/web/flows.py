@@ -137,9 +137,7 @@ def classify(facts: Facts) -> str:
 def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
     """Return who holds the history of a collection, least time first, and whether since waits for them."""
     leases, names = client.engine.follower.state.control.leases, names_by_id(client)
-    allowed = facts.contents.allowed_times
-    since = facts.since
-    waits = since is not None and not (allowed and allowed[0] <= since)
+    waits = facts.contents.allowed > facts.contents.since
     holds = [
         (entry.time, hold_for_people(None if entry.lease else hold, names), leases.get(entry.lease or ""))
         for hold, entry in facts.contents.holds.items()
@@ -152,7 +150,7 @@ def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
             "holder": None if lease is None else lease.holder,
             "time": at,
             "moment": facts.moment(at),
-            "keeps_back": waits and since is not None and at <= since,
+            "keeps_back": waits and at <= facts.contents.since,
         }
         for at, hold, lease in sorted(holds, key=lambda held: held[0])
         if not is_sentinel(at, facts.contents.timeline)

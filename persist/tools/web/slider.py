@@ -86,8 +86,8 @@ def span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
 
 def _ends(contents: CollectionState) -> str | None:
     """Return the last time of the picture: the latest readable one, unless it is a sentinel."""
-    latest, since, timeline = Facts(contents).latest, contents.since.time, contents.timeline
-    if latest is None or since is None:
+    latest, since, timeline = Facts(contents).latest, contents.since, contents.timeline
+    if latest is None:
         return None
     if is_sentinel(latest, timeline):
         times = [time for part in contents.history_parts for time in (part.time_min, part.time_max)]
@@ -100,8 +100,8 @@ def _begins(contents: CollectionState) -> str | None:
 
     Before its first data a collection is empty, and where times are moments that may be fifty years.
     """
-    since, latest = contents.since.time, Facts(contents).latest
-    if since is None or latest is None:
+    since, latest = contents.since, Facts(contents).latest
+    if latest is None:
         return None
     first = min((part.time_min for part in contents.history_parts), default=since)
     return str(max(since, min(first, latest)))

@@ -126,7 +126,7 @@ def check_found(client: persist.Client, told: list[str]) -> None:
         return
     contents = client.load("users").handle.contents()
     assert {*contents.tokens} >= {*told} & {"many", "few", "gone", "late"}
-    upper = contents.upper.time or 0
+    upper = contents.upper
     assert upper >= (5 if "seal 5" in told else 4 if "gone" in told else 2 if "seal 2" in told else 0)
     assert client.fsck().is_clean
 

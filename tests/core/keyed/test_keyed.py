@@ -126,7 +126,7 @@ def test_maintenance_resolves_what_a_background_policy_left(tmp_path: Path) -> N
         assert len(users.handle.contents().pending) == 2
         client.maintain()
         left = users.handle.contents()
-        assert (len(left.pending), left.resolved.time) == (1, 2)
+        assert (len(left.pending), left.resolved) == (1, 2)
         users.seal(3).result()
         assert contents(users) != before
         client.maintain()

@@ -22,8 +22,8 @@ from persist.core.log.kinds import Mutation
 from persist.core.log.records import (
     PARTS_INLINE_MAX,
     Record,
-    begins_as,
     create_record,
+    matches_commit,
     move_out,
     read_commit_id,
     read_record,
@@ -143,11 +143,11 @@ def test_a_store_that_refuses_a_record_that_is_there_has_created_it_and_any_othe
 
 def test_whose_a_record_is_can_be_asked_without_reading_what_it_names() -> None:
     blob, mine = MemoryBlob(), create()
-    assert (read_commit_id(blob, 0), begins_as(blob, 0, mine.commit)) == (None, False)
+    assert (read_commit_id(blob, 0), matches_commit(blob, 0, mine.commit)) == (None, False)
     create_record(blob, mine, ImpatientClock())
     assert read_commit_id(blob, 0) == mine.commit
-    assert begins_as(blob, 0, mine.commit)
-    assert not begins_as(blob, 0, rival(mine).commit)
+    assert matches_commit(blob, 0, mine.commit)
+    assert not matches_commit(blob, 0, rival(mine).commit)
 
 
 def test_a_record_that_names_what_is_no_upload_of_its_collection_is_corrupt_and_nothing_of_it_is_asked_for() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import Pool
-from persist.core.log.framing import encode_framed, fetched, put_framed
+from persist.core.log.framing import encode_framed, fetch_framed, store_framed
 from persist.core.log.keys import list_prefix, record_key
 from persist.core.log.records import AHEAD_FIRST, AHEAD_MAX, LISTED_MAX, ONE_BY_ONE, PartList, RecordReader
 from tests.core.log.test_commits import ORDERS, create, record
@@ -57,7 +57,7 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
 ) -> None:
     blob = logged(kind(), *range(length), length + 1)  # One is missing.
     read, applied = list[int](), [-1]
-    for found in RecordReader(blob, POOL).after(lambda: applied[0], last):
+    for found in RecordReader(blob, POOL).read_after(lambda: applied[0], last):
         read.append(found.seqno)
         applied[0] = found.seqno
     expected = range(min(length, int(min(last, 1000)) + 1))
@@ -75,7 +75,7 @@ def test_records_come_in_order_up_to_the_last_that_is_there_or_wanted(
 def test_what_somebody_else_has_applied_meanwhile_does_not_come(kind: type[Near], seed: int) -> None:
     chance, blob = random.Random(seed), logged(kind(), *range(90))
     applied, read, elsewhere = [-1], list[int](), set[int]()
-    for found in RecordReader(blob, POOL).after(lambda: applied[0], math.inf):
+    for found in RecordReader(blob, POOL).read_after(lambda: applied[0], math.inf):
         assert found.seqno == applied[0] + 1
         read.append(found.seqno)
         applied[0] += 1
@@ -89,7 +89,7 @@ def test_what_somebody_else_has_applied_meanwhile_does_not_come(kind: type[Near]
 def test_records_far_away_are_asked_for_at_once_after_the_first_few() -> None:
     blob = logged(Far(), *range(40))
     reader, applied = RecordReader(blob, POOL), [-1]
-    for found in reader.after(lambda: applied[0], ONE_BY_ONE + 1):
+    for found in reader.read_after(lambda: applied[0], ONE_BY_ONE + 1):
         applied[0] = found.seqno
         if applied[0] == ONE_BY_ONE - 1:
             blob.together = threading.Barrier(2)
@@ -126,7 +126,7 @@ def test_what_several_pointers_lead_to_is_fetched_at_once_from_far_away() -> Non
         for pointers in (0, 1, 2, 5):
             blob = kind()
             lists = [PartList(location=f"{n:032x}", collection=ORDERS, parts=()) for n in range(pointers)]
-            refs = [put_framed(blob, list_prefix(ORDERS, n), each) for n, each in enumerate(lists)]
+            refs = [store_framed(blob, list_prefix(ORDERS, n), each) for n, each in enumerate(lists)]
             if kind is Far and pointers > 1:
                 blob.together = threading.Barrier(pointers)
-            assert fetched(blob, refs, PartList, POOL) == [*zip(refs, lists, strict=True)]
+            assert fetch_framed(blob, refs, PartList, POOL) == [*zip(refs, lists, strict=True)]

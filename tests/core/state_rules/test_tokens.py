@@ -6,6 +6,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
+from persist.core.antichain import END
 from persist.core.log import kinds
 from persist.core.log.fields import Archiving, TokenArchive, TokenMark
 from persist.core.log.framing import BlobRef
@@ -31,8 +32,8 @@ def test_a_record_of_a_format_without_archives_drops_the_oldest_tokens_of_sealed
     step = kinds.Tokens("c", (TokenMark("later", 9),))
     assert [*with_tokens(before, step, 3, None)] == [f"t{n}" for n in range(6)] + ["later"], "three are sealed"
     assert [*with_tokens(before, step, 4, None)] == ["t1", "t2", "t3", "t4", "t5", "later"]
-    assert [*with_tokens(before, step, None, None)] == ["t4", "t5", "later"], "all are"
-    assert len(with_tokens(before, step, None, Archives())) == 7, "with archives, none is dropped"
+    assert [*with_tokens(before, step, END, None)] == ["t4", "t5", "later"], "all are"
+    assert len(with_tokens(before, step, END, Archives())) == 7, "with archives, none is dropped"
 
 
 def test_a_step_that_archives_other_tokens_or_archives_than_there_are_is_refused() -> None:

@@ -11,7 +11,7 @@ from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation
-from persist.core.log.framing import BlobRef, encode_framed, put_framed
+from persist.core.log.framing import BlobRef, encode_framed, store_framed
 from persist.core.log.keys import checkpoint_key, record_key, state_prefix
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
@@ -200,7 +200,7 @@ def test_directory_objects_count_only_after_those_that_they_were_made_after() ->
     def stored(seqno: int, name: str, id_: str = ID) -> BlobRef:
         entries = (DirectoryEntry(id_, name, pointer(id_)),)
         made = DirectoryObject(location=LOCATION, seqno=seqno, collections=entries)
-        return put_framed(blob, f"directory/{seqno:020d}-", made)
+        return store_framed(blob, f"directory/{seqno:020d}-", made)
 
     first, other, second = stored(0, "a"), stored(1, "b"), stored(2, "c", HOLD)
     levels = KnownLevels()
@@ -319,7 +319,7 @@ def test_contents_are_those_of_the_collection_under_the_name_that_it_had() -> No
 
     def loaded(*pending: CollectionMutation, name: str = "c", id_: str = ID) -> CollectionState | None:
         stored = StateObject(location=LOCATION, collection=CollectionState(id_, "c", SCHEMA))
-        pointer = put_framed(blob, state_prefix(ID, 0), stored)
+        pointer = store_framed(blob, state_prefix(ID, 0), stored)
         return checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, name, pointer, pending)).contents
 
     assert loaded() == CollectionState(ID, "c", SCHEMA)
@@ -336,7 +336,7 @@ def test_a_part_list_of_a_record_that_waits_in_a_checkpoint_names_uploads_of_its
     from persist.core.log.records import PartList
 
     listed = PartList(location=LOCATION, collection=ID, parts=(part(1, 0),))  # A part of another collection.
-    pointer = put_framed(blob, f"list/{ID}/{0:020d}-", listed)
+    pointer = store_framed(blob, f"list/{ID}/{0:020d}-", listed)
     pending = (kinds.Create(ID, "c", SCHEMA), kinds.Append(ID, parts_in=pointer))
     with pytest.raises(CorruptBlob, match="is not the name of an upload to collection 1111") as caught:
         checkpoint.load_contents(blob, LOCATION, CollectionEntry(ID, "c", None, pending, folders=("0" * 32,)))

@@ -16,7 +16,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import SystemClock
 from persist.core.log import kinds
-from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_framed, put_framed
+from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_framed, store_framed
 from persist.core.log.keys import directory_seqno, pages_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, create_record, read_record
@@ -493,7 +493,7 @@ def test_an_object_of_pages_that_no_writer_would_make_is_refused() -> None:
     ]
     for change in bad:
         stored = msgspec.structs.replace(whole, **change)
-        made = put_framed(blob, f"directory/{whole.seqno:020d}-", stored)
+        made = store_framed(blob, f"directory/{whole.seqno:020d}-", stored)
         with pytest.raises(CorruptBlob, match="not one that a writer would make"):
             directory.KnownLevels().read(blob, whole.location, [made])
 

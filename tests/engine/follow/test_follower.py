@@ -261,7 +261,7 @@ def test_a_collection_that_changes_often_is_loaded_though_nobody_reads_it() -> N
     writer.commit(kinds.Seal(writer.ids[0], (PENDING_MAX,)))
     busy, quiet = (following.refresh().entries[id_] for id_ in writer.ids)
     assert busy.contents is not None
-    assert busy.contents.upper.time == PENDING_MAX
+    assert busy.contents.upper == PENDING_MAX
     assert quiet.contents is None
 
 

@@ -29,7 +29,7 @@ from persist.blob.lru import Cache
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.stream import encode_parts
-from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, places_of
+from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, find_places
 from persist.engine.read.merging import Form
 from persist.engine.read.parts.caches import ENTRY_BYTES, decoded_rows
 from persist.engine.read.parts.reader import PartReader
@@ -671,8 +671,8 @@ def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch
             if at // group % 8 != 5:  # The last of what a block takes need not be wanted.
                 for _ in range(2):
                     assert rows_with(snapshot, [keys[at]]).equals(ascending.slice(at, 1))
-        kept: Any = client.engine.storage.cache._kept
-        names = [name for kind, name in kept if kind is client.engine.caches.decoded]
+        cached = client.engine.storage.cache._keys()
+        names: list[Any] = [name for kind, name in cached if kind is client.engine.caches.decoded]
         blocks = {name[1] for name in names if name[2] in (("k",), ("v",))}
         assert {(0, 8), (8, 16)} <= blocks
         assert not {(n, n + 1) for n in range(16)} & blocks, "what became a block is not kept beside it"
@@ -805,8 +805,8 @@ def test_the_places_of_keys_are_those_of_their_rows_in_small_parts_and_in_parts_
         (part,) = c.handle.contents().parts
         wanted = SortedKeys(pa.table({"k": [-2, 0, 1, 400, 998, 2 * count]}))
         reader = PartReader(client.engine.blob)
-        assert places_of(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
-        assert places_of(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
+        assert find_places(wanted, part, c.schema, reader).tolist() == [0, 200, 499]
+        assert find_places(SortedKeys(pa.table({"k": [-5, -1]})), part, c.schema, reader).tolist() == []
 
 
 @pytest.mark.parametrize(

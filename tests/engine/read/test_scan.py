@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 import persist
 import persist.engine.read.planning.scan
 from persist.blob.protocol import MemoryBlob
-from persist.engine.read.merging import read_touched
+from persist.engine.read.merging import read_snapshot
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
 from persist.engine.read.planning.snapshot_plan import _cost, _nearest, changes_scan
 from tests.support.keyframes import add_keyframe, contents_of, part_of, snapshots
@@ -82,10 +82,10 @@ def test_what_one_slice_touches_is_given_where_others_read_the_rest() -> None:
         c.write([((n, n), 0, 1) for n in range(10)]).result()
         c.write([((3, 3), 0, -1), ((3, 33), 0, 1)], seal=1).result()
         scan = c.snapshot().scan
-        tables = read_touched(scan, "rows", PartReader(client.engine.blob))
+        tables = read_snapshot(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: True)
         held = {row["k"]: row["v"] for table in tables for row in table.to_pylist()}
         assert held[3] == 33
-        tables = read_touched(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: False)
+        tables = read_snapshot(scan, "rows", PartReader(client.engine.blob), elsewhere=lambda part: False)
         assert sorted(row["k"] for table in tables for row in table.to_pylist()) == [*range(10)]
 
 

@@ -722,8 +722,8 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
         for _ in range(2):  # The second time, what was remembered is taken.
             reader = names.Names(blob, known)
             seqnos = [each.checkpoint.seqno for each in others]
-            named, useless = reader.named_by_others(seqnos, newest, present)
-            assert named == set[str]().union(*(reader.named_by(each.checkpoint) for each in others))
+            named, useless = reader.list_older(seqnos, newest, present)
+            assert named == set[str]().union(*(reader.list_named(each.checkpoint) for each in others))
             assert not useless
             kept = [len(hashes) for hashes in known.hashes.values()]
             assert sum(kept) <= remembered
@@ -732,9 +732,9 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
         blob.delete(gone.checkpoint.directory[-1].blob)
         reader = names.Names(blob)
         present.discard(gone.checkpoint.directory[-1].blob)
-        named, useless = reader.named_by_others([gone.checkpoint.seqno, *seqnos], newest, present)
+        named, useless = reader.list_older([gone.checkpoint.seqno, *seqnos], newest, present)
         assert useless == {gone.pointer.blob}
-        assert named == set[str]().union(*(reader.named_by(each.checkpoint) for each in others))
+        assert named == set[str]().union(*(reader.list_named(each.checkpoint) for each in others))
 
 
 def test_the_record_after_the_newest_one_that_is_old_enough_keeps_its_grace(dated: DatedBlob) -> None:

@@ -49,8 +49,8 @@ def checkpoints(blob: MemoryBlob) -> list[str]:
 def test_a_checkpoint_names_the_objects_that_it_points_to_and_those_that_they_point_to(writer: Writer) -> None:
     names = Names(writer.blob)
     for stored in stored_checkpoints(writer.blob):
-        assert names.named_by(stored.checkpoint) == named_in_text(writer.blob, stored.pointer.blob)
-        assert len(names.named_by(stored.checkpoint)) == 4
+        assert names.list_named(stored.checkpoint) == named_in_text(writer.blob, stored.pointer.blob)
+        assert len(names.list_named(stored.checkpoint)) == 4
     newest = names.newest()
     assert newest is not None
     assert newest.pointer.blob == checkpoints(writer.blob)[0]
@@ -61,11 +61,11 @@ def test_the_oldest_thing_in_a_checkpoint_is_itself_or_a_directory_object(writer
     newest, *_ = checkpoints(writer.blob)
     names = Names(writer.blob)
     seqnos = [int(name.split("/")[-1][:20]) for name in named_in_text(writer.blob, newest) if "directory/" in name]
-    assert names.oldest_in(newest) == min(seqnos) == 6
-    assert names.oldest_in(checkpoint_key(0)) == 0
-    assert names.oldest_in(checkpoint_key(99)) < 0
+    assert names.least_seqno(newest) == min(seqnos) == 6
+    assert names.least_seqno(checkpoint_key(0)) == 0
+    assert names.least_seqno(checkpoint_key(99)) < 0
     writer.blob.delete(newest)
-    assert names.oldest_in(newest) == 6, "it is remembered"
+    assert names.least_seqno(newest) == 6, "it is remembered"
 
 
 def test_nothing_is_deleted_that_the_newest_checkpoint_names(writer: Writer) -> None:
@@ -111,7 +111,7 @@ def test_a_checkpoint_of_which_something_is_gone_is_useless_and_names_nothing_th
     assert stored is not None
     seqnos = [int(key[-25:-5]) for key in (newest, middle, oldest)]
     present = {entry.key for entry in writer.blob.list("")}
-    named, useless = names.named_by_others([*seqnos, 77], stored, present)
+    named, useless = names.list_older([*seqnos, 77], stored, present)
     assert useless == set()
     others = [named_in_text(writer.blob, key) for key in (middle, oldest)]
     assert named == set.union(*others)
@@ -121,7 +121,7 @@ def test_a_checkpoint_of_which_something_is_gone_is_useless_and_names_nothing_th
                 writer.blob.delete(key)
     names = Names(writer.blob)
     present = {entry.key for entry in writer.blob.list("")}
-    named, useless = names.named_by_others(seqnos, stored, present)
+    named, useless = names.list_older(seqnos, stored, present)
     assert useless == {oldest}
     assert others[0] <= named <= set.union(*others)
 
@@ -131,7 +131,7 @@ def test_what_was_not_listed_and_is_there_all_the_same_makes_no_checkpoint_usele
     names = Names(Stepped(writer.blob))
     stored = names.newest()
     assert stored is not None
-    assert names.named_by_others([int(middle[-25:-5])], stored, set())[1] == set()
+    assert names.list_older([int(middle[-25:-5])], stored, set())[1] == set()
     assert newest == stored.pointer.blob
 
 

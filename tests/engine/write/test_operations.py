@@ -13,7 +13,7 @@ from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.small import small_updates
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.state_rules.collection_rules import PlannedAppend
@@ -225,12 +225,8 @@ def test_what_gets_one_time_shares_a_record_and_what_names_its_own_does_not_join
         assert [each for record in in_records(given) for each in record] == given
 
 
-def at(operations: list[Operation], uppers: Mapping[str, int | None], wall_ms: int = 0) -> dict[str, int]:
-    def upper_of(id_: str) -> Antichain:
-        upper = uppers[id_]
-        return Antichain() if upper is None else Antichain(upper)
-
-    return assigned_times(operations, upper_of, wall_ms)
+def at(operations: list[Operation], uppers: Mapping[str, int], wall_ms: int = 0) -> dict[str, int]:
+    return assigned_times(operations, uppers.__getitem__, wall_ms)
 
 
 def test_who_names_no_time_gets_one_beyond_the_upper_of_all_that_is_written_with_it() -> None:
@@ -242,14 +238,14 @@ def test_who_names_no_time_gets_one_beyond_the_upper_of_all_that_is_written_with
     assert at([plain(A), plain(B), plain(A, B)], {A: 3, B: 9}) == {A: 9, B: 9}
     assert at([operation(kinds.Seal(A, (50,)), AtCommit(A))], {A: 3}) == {A: 50}
     assert at([operation(kinds.Seal(A, (2,)), AtCommit(A))], {A: 3}) == {A: 3}
-    assert at([plain(A)], {A: None}) == {A: TIME_MAX}
+    assert at([plain(A)], {A: END}) == {A: TIME_MAX}
     assert at([plain(A)], {A: TIME_MAX}) == {A: TIME_MAX}
 
 
 def together(uppers: Mapping[str, int], wall_ms: int, **units: str | None) -> dict[str, int]:
     """Return the times of collections by the last letter of their ids, of which units gives the timelines."""
     asks = {id_: AtCommit(id_, timeline=unit) for id_, unit in units.items()}
-    return times_together(asks, {id_: Antichain(upper) for id_, upper in uppers.items()}, wall_ms)
+    return times_together(asks, uppers, wall_ms)
 
 
 def test_on_timelines_one_moment_is_given_which_is_not_before_the_clock() -> None:
@@ -265,7 +261,7 @@ def test_on_timelines_one_moment_is_given_which_is_not_before_the_clock() -> Non
     assert together({"m": 8, "n": 4}, 99_000, m=None, n=None) == {"m": 8, "n": 8}
     assert together({"x": 1, "y": 1}, 2**60, x="s", y="ns") == {"x": 2**60 // 1000, "y": TIME_MAX}
     chosen = {"x": AtCommit("x", "s", 77), "y": AtCommit("y", "s")}
-    assert times_together(chosen, {"x": Antichain(3), "y": Antichain(5)}, 0) == {"x": 77, "y": 5}
+    assert times_together(chosen, {"x": 3, "y": 5}, 0) == {"x": 77, "y": 5}
 
 
 def test_a_token_remembers_the_digest_of_all_that_was_asked_of_each_collection() -> None:

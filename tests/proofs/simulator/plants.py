@@ -35,7 +35,7 @@ from persist.core.state_rules.annotations import with_tokens
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.follower import Follower
-from persist.engine.read.lookups.part_rows import places_of
+from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.write.commit_future import CommitFuture
 from persist.services.erase.relatives import related
 
@@ -125,7 +125,7 @@ def marks_for_ever_old(self: Any, age_s: float) -> int:
 def what_a_listing_said(self: Any) -> None:
     """A collector that was late believes its listing of checkpoints, and takes those that are gone since for none."""
     checkpoints = [read_checkpoint(self._blob, checkpoint_key(mark.seqno)) for mark in self._ages.checkpoints]
-    named: set[str] = set().union(*(self._names.named_by(checkpoint) for checkpoint in checkpoints if checkpoint))
+    named: set[str] = set().union(*(self._names.list_named(checkpoint) for checkpoint in checkpoints if checkpoint))
     for what in ("directories", "states"):
         listed = self._blob.list(persist.engine.upkeep.references.OBJECTS[what])
         unnamed = ((e, persist.engine.upkeep.references.object_seqno(e.key) or 0) for e in listed if e.key not in named)
@@ -185,12 +185,14 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a collector does not wait for the grace period": lambda: [
         (persist.engine.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)
     ],
-    "a collector asks no clone what it names": lambda: [(persist.engine.upkeep.garbage, "sharers", lambda state: {})],
+    "a collector asks no clone what it names": lambda: [
+        (persist.engine.upkeep.garbage, "find_sharers", lambda state: {})
+    ],
     "compaction gives up what a published table needs": lambda: [
         (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set())),
     ],
     "a published table shows a row that has changed": lambda: [
-        (persist.services.publish.planning, "places_of", a_row_left_in(places_of)),
+        (persist.services.publish.planning, "find_places", a_row_left_in(find_places)),
     ],
     "a late collector believes what it listed": lambda: [
         (persist.engine.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),

@@ -30,7 +30,7 @@ from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
 from persist.core.log.fields import Words
-from persist.core.log.framing import FORMAT, encode_framed, put_framed
+from persist.core.log.framing import FORMAT, encode_framed, store_framed
 from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, uploaded_seqno
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
@@ -634,7 +634,7 @@ def crafted_run(blob: Blob, tables: list[pa.Table], keeps_hints: bool) -> list[s
         ]
     numbered = dict(enumerate(parts))
     contents = msgspec.structs.replace(contents, numbered=numbered, next_number=len(parts), history=(tuple(numbered),))
-    base = put_framed(
+    base = store_framed(
         blob, f"state/{handle.id}/{state.seqno:020d}-", StateObject(location=state.location, collection=contents)
     )
     control = msgspec.structs.replace(state.control, log_floor=state.seqno)
@@ -676,7 +676,7 @@ def test_a_checkpoint_that_says_something_else_than_the_log_is_found(dated: Date
             (dated.get(one.base.blob) or b"").rsplit(b',"checksum"', 1)[0] + b"}", type=StateObject
         )
         wrong = change(stored, collection=change(stored.collection, upper_times=(1,)))
-        base = put_framed(dated, f"state/{one.id}/{found.seqno:020d}-", wrong)
+        base = store_framed(dated, f"state/{one.id}/{found.seqno:020d}-", wrong)
         found = change(found, collections=(change(one, base=base, pending=()), other, *more))
     elif what == "name":
         found = change(found, collections=(other, *more))

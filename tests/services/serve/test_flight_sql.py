@@ -17,6 +17,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.compute.query import QueryResult
 from persist.services.serve.flight_sql import PREPARED_MAX, QUERIES_MAX
 from persist.services.serve.messages import encode_fields, group_fields
+from persist.sql import QueryLimits
 from tests.support.stepped import WAIT_S
 
 LOCAL = "grpc://127.0.0.1:0"
@@ -211,8 +212,8 @@ def test_each_question_has_the_columns_that_were_announced(raw: Any, command: st
 
 @pytest.fixture(scope="module")
 def limited(client: Client) -> Iterator[Any]:
-    limits: dict[str, Any] = {"sql_memory_bytes": 64 << 20, "sql_rows_max": 1000}
-    with client.serve(LOCAL, sql=True, **limits) as server, connected(server.url, None) as connection:
+    limits = QueryLimits(memory_bytes=64 << 20, rows_max=1000)
+    with client.serve(LOCAL, sql=limits) as server, connected(server.url, None) as connection:
         yield connection
 
 
@@ -245,13 +246,14 @@ def test_a_connection_goes_on_after_a_refusal(limited: Any) -> None:
 
 
 def test_a_query_that_takes_too_long_is_refused_in_words(client: Client) -> None:
-    with client.serve(LOCAL, sql=True, sql_timeout_s=0.1) as server, connected(server.url, None) as connection:
+    with client.serve(LOCAL, sql=QueryLimits(timeout_s=0.1)) as server, connected(server.url, None) as connection:
         for _ in range(2):
             assert "it took longer than 0.1 s" in refusal(connection, ENDLESS)
 
 
 def test_a_query_of_too_much_memory_is_refused_in_words(client: Client) -> None:
-    with client.serve(LOCAL, sql=True, sql_memory_bytes=64 << 20) as server, connected(server.url, None) as connection:
+    limits = QueryLimits(memory_bytes=64 << 20)
+    with client.serve(LOCAL, sql=limits) as server, connected(server.url, None) as connection:
         sql = "SELECT list(range) FROM range(1000000000)"
         assert "needs more than 67,108,864 bytes of memory" in refusal(connection, sql)
 
@@ -351,14 +353,12 @@ def test_a_server_speaks_sql_only_if_it_is_told_to(client: Client) -> None:
             raw.get_flight_info(flight.FlightDescriptor.for_command(_command("StatementQuery", "SELECT 1")))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"sql_memory_bytes": 0}, {"sql_timeout_s": -1}, {"sql_rows_max": 0}, {"sql_rows_max": True}, {"sql": 1}]
-)
+@pytest.mark.parametrize("wrong", [{"memory_bytes": 0}, {"timeout_s": -1}, {"rows_max": 0}, {"rows_max": True}])
 def test_limits_that_are_none_are_refused(client: Client, wrong: dict[str, Any]) -> None:
-    with pytest.raises(persist.errors.InvalidUsage):
-        client.serve(LOCAL, **{"sql": True, **wrong})
-    with pytest.raises(persist.errors.InvalidUsage):
-        client.serve(LOCAL, sql_timeout_s=5.0)
+    with pytest.raises(persist.errors.InvalidUsage, match=rf"QueryLimits\({next(iter(wrong))}="):
+        QueryLimits(**wrong)
+    with pytest.raises(persist.errors.InvalidUsage, match="is not True, False or QueryLimits"):
+        client.serve(LOCAL, sql=1)  # type: ignore[arg-type]
 
 
 def _any(kind: str, message: bytes) -> bytes:

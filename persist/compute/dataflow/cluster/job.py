@@ -9,16 +9,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from persist.codecs.types.schema import TIME_MAX
 from persist.compute.dataflow.cluster.exchanges import StagePlan, cut
 from persist.compute.dataflow.cluster.tasks import Slice, SourceSlices, StageTask, Stored, Written
 from persist.compute.dataflow.plan.plan import Source
-from persist.compute.dataflow.ports.output import NEVER, Output, find_end
+from persist.compute.dataflow.ports.output import Output
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.program import Program
 from persist.compute.tasks.planned_write import Target
 from persist.compute.tasks.stream_source import CollectionAddress
+from persist.core.antichain import END
 from persist.engine.collection.reads import changes, snapshot
 
 
@@ -40,7 +40,7 @@ class Job:
         self._outputs: Outputs = ports.outputs
         self._location, self._storage, self._parallel = location, storage, parallel
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
-        self.until = min((find_end(reader.handle.contents().upper) for reader in ports.sources), default=NEVER)
+        self.until = min((reader.handle.contents().upper for reader in ports.sources), default=END)
         self.stages = cut(program.plan.without_unused())
         self._open = ExitStack()
         self._slices: dict[str, tuple[CollectionAddress, list[Slice], int, int]] = {}
@@ -129,7 +129,7 @@ class Job:
         slices = [Slice(piece, is_changes=False) for piece in scan.slices(scan.task_count(self._parallel))]
         size = scan.memory
         if self.until > as_of + 1:
-            updates = changes(handle, as_of + 1, min(self.until, TIME_MAX + 1), columns=columns, schema=version)
+            updates = changes(handle, as_of + 1, self.until, columns=columns, schema=version)
             self._open.callback(updates.close)
             new = updates.scan
             slices += [Slice(piece, is_changes=True) for piece in new.slices(new.task_count(self._parallel))]

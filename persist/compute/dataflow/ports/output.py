@@ -27,7 +27,7 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.operators.operators import Operator, Position, SinkOperator
 from persist.compute.dataflow.plan.draft import DefinedAs, to_table
 from persist.compute.dataflow.plan.origin import PROPERTY
@@ -35,7 +35,7 @@ from persist.compute.dataflow.ports.past import Past
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, to_antichain, to_frontier
 from persist.core.errors import AsOfCompacted, OutputConflict, SourceLost
 from persist.core.log import kinds
 from persist.engine.collection.commit import Commit
@@ -158,14 +158,6 @@ def _come(kept: Ints) -> Ints:
     return changes
 
 
-NEVER = TIME_MAX + 2  # After every time: the upper of what is complete for ever.
-
-
-def find_end(upper: Antichain) -> int:
-    """Return the first time that is not complete."""
-    return NEVER if upper.time is None else upper.time
-
-
 class Output:
     """One output.
 
@@ -207,13 +199,13 @@ class Output:
         self._layout = Layout(len(sink.schema), 0, 1)
         self._before: list[Ints] = []
         self._is_new = False
-        self.begin(find_end(contents.upper))
+        self.begin(contents.upper)
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
         """Return the steps of a commit that seals up to a time which give up the past, if the output has none."""
         if self.definition is None or self.definition.has_past:
             return []
-        return [kinds.AllowCompaction(self.handle.id, (min(until, TIME_MAX + 1) - 1,))]
+        return [kinds.AllowCompaction(self.handle.id, (until - 1,))]
 
     @property
     def has_changed(self) -> bool:
@@ -267,7 +259,7 @@ class Output:
             self.waiting.append(updates if late.all() else updates[:, late])
             if self.corrects or self.compares:
                 self._before.append(updates[:, ~late])
-        complete = find_end(self.sink.frontier)
+        complete = to_frontier(self.sink.frontier)
         if not self._is_new or complete > self.done:  # An output that begins later has nothing to seal yet.
             self.sealed_to = max(self.sealed_to, complete)
 
@@ -287,7 +279,7 @@ class Output:
         """
         if not self.compares or self.sealed_to < self.began_at:
             return
-        if (self.handle.contents().since.time or 0) < self.began_at:
+        if self.handle.contents().since < self.began_at:
             missing = self._missing()
             if missing.shape[1]:
                 raise OutputConflict(
@@ -332,7 +324,7 @@ class Output:
         if self.definition is not None:
             at = max(at, self.definition.start)
         self.done, self._is_new = at, True
-        if (self.handle.contents().since.time or 0) >= at:
+        if self.handle.contents().since >= at:
             return
         holders = self._list_holders(at)
         if holders:
@@ -380,7 +372,7 @@ class Output:
         until = min(actual, self.sealed_to)
         if until <= self.done:
             return
-        since, written = self._theirs(min(until, TIME_MAX + 1))
+        since, written = self._theirs(until)
         computed = self.updates(until).copy()
         computed[-2] = np.maximum(computed[-2], since)
         computed[-1] *= -1
@@ -401,11 +393,11 @@ class Output:
             OutputConflict: that has been compacted.
         """
         try:
-            since = self.handle.contents().since.time or 0
+            since = self.handle.contents().since
             if since < self.done:
                 return 0, self._words(changes(self.handle, self.done, until).to_arrow())
-            if not self._is_new:
-                raise AsOfCompacted(self.done - 1, Antichain(since))
+            if not self._is_new or since == END:
+                raise AsOfCompacted(self.done - 1, to_antichain(since))
             # The first updates of a new output are its contents at the time at which it begins.
             contents = self._words(snapshot(self.handle, since, form="diff").to_arrow())
             contents[-2] = since

@@ -96,8 +96,7 @@ class Past:
     def is_readable(self) -> bool:
         """Whether the collection can be read as of the time."""
         contents = self._handle.known()
-        since, upper = contents.since.time, contents.upper.time
-        return since is not None and since <= self.as_of and (upper is None or self.as_of < upper)
+        return contents.since <= self.as_of < contents.upper
 
     @property
     def is_positive(self) -> bool:
@@ -206,7 +205,7 @@ class Past:
         """Return keys with the types of the collection; None if it cannot hold one of them."""
         columns = []
         for name, words in zip(names, keys.words, strict=True):
-            kind = self._scan.given.arrow.field(name).type
+            kind = self._scan.result_schema.arrow.field(name).type
             values = self._domain.decode(words, self._columns.field(name).type)
             if values.type != kind:
                 try:
@@ -221,7 +220,9 @@ class Past:
     def _path(self, names: Sequence[str]) -> Path | None:
         """Return the index by which records are found by as many of some columns as possible."""
         handle = self._handle
-        paths = paths_of(handle, handle.folded(handle.known()), self._scan.given, self.as_of, self._columns.names)
+        paths = paths_of(
+            handle, handle.folded(handle.known()), self._scan.result_schema, self.as_of, self._columns.names
+        )
         fits = [path for path in paths if {*path.columns} <= {*names}]
         return max(fits, key=lambda path: len(path.columns), default=None)
 

@@ -23,14 +23,15 @@ from persist.compute.dataflow.operators.operators import SinkOperator
 from persist.compute.dataflow.plan.draft import DefinedAs
 from persist.compute.dataflow.plan.origin import reads_time
 from persist.compute.dataflow.plan.plan import Plan, has_inputs, list_sources
-from persist.compute.dataflow.ports.output import NEVER, KeptLinear, Output, find_end
+from persist.compute.dataflow.ports.output import KeptLinear, Output
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, to_stored
 from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
 from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
+from persist.core.state_rules.contents import first_time
 from persist.engine.collection.commit import Commit
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -85,7 +86,7 @@ class Outputs:
     @property
     def resume_time(self) -> int | None:
         """The time from which on outputs are not sealed; None if none of them ever was."""
-        uppers = [output.upper for output in self.every if 0 < output.upper < NEVER]
+        uppers = [output.upper for output in self.every if 0 < output.upper < END]
         return min(uppers, default=None)
 
     def choose_beginning(
@@ -108,8 +109,8 @@ class Outputs:
             return 0
         followed: list[Followed] = [*sources, *conditions]
         states = [reader.handle.contents() for reader in followed]
-        uppers = [find_end(state.upper) for state in states]
-        sinces = [state.since.time or 0 for state in states[: len(sources)]]
+        uppers = [state.upper for state in states]
+        sinces = [first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:
             self._check_behind(sources, uppers, plan)
             held_times = _list_held_times(sources)
@@ -143,7 +144,7 @@ class Outputs:
         """
         is_known = output.corrects or output.keeps is not None or output.definition is not None
         is_known |= output.handle.name in self._own
-        if is_known or not 0 < output.upper < NEVER or self._replays:
+        if is_known or not 0 < output.upper < END or self._replays:
             return False
         if output.has_changed:
             return True
@@ -171,7 +172,7 @@ class Outputs:
     def refresh(self) -> None:
         """Look again how far the outputs are sealed, before anything was computed."""
         for output in self.every:
-            output.begin(find_end(output.handle.contents().upper))
+            output.begin(output.handle.contents().upper)
 
     def _durable(self) -> int | None:
         """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
@@ -201,7 +202,7 @@ class Outputs:
                 seqno = self._write()
             except UpperMismatch:
                 for output in self.every:
-                    output.follow(find_end(output.handle.contents().upper))
+                    output.follow(output.handle.contents().upper)
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
                     source.find_named()  # Raises if it is gone.
@@ -240,12 +241,10 @@ class Outputs:
             for output in due:
                 if output.definition is not None:
                     commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
-                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (output.upper,))])
+                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, to_stored(output.upper))])
                 commit.add_parts(output.handle, list(stored.get(output.sink.collection, ())), keep=True)
                 output.describe(commit)
-                commit.add(
-                    output.handle, [output.handle.seal_step(Antichain() if until >= NEVER else Antichain(until))]
-                )
+                commit.add(output.handle, [output.handle.seal_step(until)])
                 commit.add(output.handle, output.gives_up(until))
             self._move_holds(commit, durable)
         for source in self._sources:
@@ -264,13 +263,11 @@ class Outputs:
             for output in due:
                 if output.definition is not None:
                     commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
-                expected = min(output.upper, TIME_MAX + 1)
-                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, (expected,))])
+                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, to_stored(output.upper))])
                 updates = output.updates(output.sealed_to)
                 if updates.shape[1]:
                     commit.add(output.handle, output.handle.write_steps(output.table(updates)))
-                upper = Antichain() if output.sealed_to >= NEVER else Antichain(output.sealed_to)
-                commit.add(output.handle, [output.handle.seal_step(upper)])
+                commit.add(output.handle, [output.handle.seal_step(output.sealed_to)])
                 commit.add(output.handle, output.gives_up(output.sealed_to))
                 output.describe(commit)
                 if output.jumps_to is not None:

@@ -17,14 +17,14 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import is_compatible, shown
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import Antichain
+from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import version_of
@@ -190,8 +190,8 @@ class SourceReader:
         """Read the sealed contents of a source that the program writes, and return the input for its updates."""
         with self._explained():
             contents = self.handle.contents()
-        if contents.upper > Antichain(self._as_of) and not self.take(contents):
-            raise AsOfNotSealed(self._as_of, contents.upper, 0.0)
+        if contents.upper > self._as_of and not self.take(contents):
+            raise AsOfNotSealed(self._as_of, to_antichain(contents.upper), 0.0)
         self._is_given = True
         if self._listen is not None:
             self._listen.close()
@@ -205,7 +205,7 @@ class SourceReader:
         with self._explained():
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
-                return contents if contents.upper > Antichain(self._as_of) else None
+                return contents if contents.upper > self._as_of else None
             listen.check_unclosed()
             if listen.is_finished:
                 return None
@@ -217,7 +217,7 @@ class SourceReader:
     def reached(self) -> int:
         """The first time that was not taken."""
         if self._is_given:
-            return TIME_MAX + 1 if self._gate.frontier.time is None else self._gate.frontier.time
+            return to_frontier(self._gate.frontier)
         return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
@@ -306,7 +306,8 @@ class SourceReader:
             if self.coarse_to is not None:
                 times = np.maximum(times, self.coarse_to)
             self._add(table, times)
-            if self._unsealed is not None and (passed := self._unsealed.pass_to(progress.upper.time)) is not None:
+            passed = None if self._unsealed is None else self._unsealed.pass_to(to_frontier(progress.upper))
+            if passed is not None:
                 self._add(passed, passed["_time"].combine_chunks().to_numpy())
             self._gate.frontier = progress.upper
         except BaseException:
@@ -345,11 +346,11 @@ class UpperReader:
         """Return the newest known state of the collection if it is sealed further than the gate is."""
         with ExplainLoss(self.handle):
             contents = self.handle.known()
-        return contents if contents.upper > self._gate.frontier else None
+        return contents if to_antichain(contents.upper) > self._gate.frontier else None
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
         """Let the gate be complete as far as a state is sealed, whatever is read of others."""
-        self._gate.frontier = contents.upper
+        self._gate.frontier = to_antichain(contents.upper)
         return True
 
 
@@ -403,7 +404,7 @@ def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
     spread over its times. One time at least is taken, however many updates it has.
     """
     states = [(source.handle.known(), source.reached) for source in sources]
-    upper = min((TIME_MAX + 1 if state.upper.time is None else state.upper.time for state, _ in states), default=0)
+    upper = min((state.upper for state, _ in states), default=0)
     spans = [
         (max(part.time_min, reached), part.time_max, part.rows)
         for state, reached in states

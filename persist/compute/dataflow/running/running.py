@@ -213,7 +213,7 @@ class Running(Closes):
     def _may_be_partial(self, reason: str | None) -> bool:
         """Return whether it looks as if the program goes on from sealed outputs, and can do so without its sources."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
-        return reason is None and all(handle is not None and handle.known().upper.time != 0 for handle in handles)
+        return reason is None and all(handle is not None and handle.known().upper != 0 for handle in handles)
 
     def _become_partial(self, reason: str | None) -> None:
         """Begin without the contents of the sources, where they can be requested later, unless there is a reason."""

@@ -46,6 +46,7 @@ from persist.connect.spark.frames import match_names
 from persist.connect.spark.options import StreamWriteOptions, WriteOptions
 from persist.connect.spark.uploads import RESERVED, Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
 from persist.connect.spark.workers import surfaced_errors, writable
+from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
@@ -252,8 +253,8 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
 
 def present_time(planned: PlannedWrite) -> int | None:
     """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
-    assert planned.upper.time is not None, "a collection that is complete is not overwritten"
-    return planned.upper.time - 1 if planned.upper.time else None
+    assert planned.upper != END, "a collection that is complete is not overwritten"
+    return planned.upper - 1 if planned.upper else None
 
 
 @dataclass
@@ -325,11 +326,11 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             handle = loaded(engine, options.collection)
             upper = handle.contents().upper
             target = Target.of(handle, options.location, options.storage)
-        if upper.is_empty and self._times.late == "error":
-            raise UpdateNotBeyondUpper(0, upper)
+        if upper == END and self._times.late == "error":
+            raise UpdateNotBeyondUpper(0, Antichain())
         rows = Rows(target.schema, 0 if self._times.is_plain else None, options.column)
         rows.check(schema)
-        self._task = UploadTask(target, rows, upper.time if self._times.late == "drop" else None)
+        self._task = UploadTask(target, rows, to_time(upper) if self._times.late == "drop" else None)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the updates of one task."""

@@ -27,6 +27,7 @@ from persist.connect.spark.options import COUNT_MAX, check_whole, seen_by_all
 from persist.connect.spark.uploads import RESERVED, Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
 from persist.connect.spark.workers import check_workers, writable
 from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX, by_key, gathered_rows, run
+from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.core.names import check_text
 from persist.core.settings import Settings
@@ -169,14 +170,14 @@ class _Writer:
         time = None
         if times.is_plain:
             uppers = [state.upper for state in states]
-            if any(upper.is_empty for upper in uppers):
-                raise UpdateNotBeyondUpper(max(upper.time or 0 for upper in uppers), max(uppers))
+            if END in uppers:
+                raise UpdateNotBeyondUpper(max(to_time(upper) or 0 for upper in uppers), Antichain())
             time = 0  # Until they get that of the commit.
         tasks = {}
         for (name, frame), state in zip(frames.items(), states, strict=True):
             rows = Rows(targets[name].schema, time, folds=ignores_case(frame.sparkSession))
             rows.check(frame.schema)
-            tasks[name] = UploadTask(targets[name], rows, state.upper.time if times.late == "drop" else None)
+            tasks[name] = UploadTask(targets[name], rows, to_time(state.upper) if times.late == "drop" else None)
         shares: list[Share] = []
         try:
             for name, task in tasks.items():

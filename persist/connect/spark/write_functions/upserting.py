@@ -135,7 +135,7 @@ def _timed(work: KeyedWork) -> KeyedWork:
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
     time = times_together(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
-    timed = Replanning(work)(Stamp(time), Antichain(time + 1), work.contents)
+    timed = Replanning(work)(Stamp(time), time + 1, work.contents)
     return replace(timed, allow_future=True)  # The plan has compared the clock.
 
 

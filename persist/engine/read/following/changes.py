@@ -1,16 +1,16 @@
-"""The updates of a collection in an interval of times: an exact change feed, and as upserts, for sinks that know keys.
+"""The updates of a collection in an interval of times: an exact change feed, also as upserts for sinks with keys.
 
-Updates are consolidated per (key, value, time), ordered by time, then key; of one key, what goes comes before what
-comes, so that whoever applies them in this order never has two values where there is one. The contents as of
-`lower - 1` plus the changes in `[lower, upper)` are the contents as of `upper - 1`, exactly.
+Updates are consolidated per (key, value, time), and ordered by time, then key. The retractions of a key come before its
+insertions, so a sink that applies them in this order never has two values of a key. The contents as of `lower - 1` plus
+the changes in `[lower, upper)` are exactly the contents as of `upper - 1`.
 
-`Upserts` gives the changes of a keyed collection as `(key, value or None, time)`. At each time, a key either has
-another value, which is the one row that came, or none any more: then its event deletes. Writing these to another keyed
-collection gives the same changes. So tombstones are events as well, which delete and keep their watermark; a tombstone
-that goes because nothing needs it any more is none.
+`Upserts` yields the changes of a keyed collection as `(key, value or None, time)`. At each time, a key has either a new
+value, the one inserted row, or none: then its event deletes. Another keyed collection that gets these events has the
+same changes. Therefore tombstones are also events, which delete and keep their watermark. The removal of an unneeded
+tombstone is not an event.
 
-`Transitions` pairs what goes with what comes, by key, at each time: a pair is an update with the old and the new value,
-and what is left over inserts or deletes. If a key has several records, pairs are made in the order of values, so the
+`Transitions` pairs retractions with insertions, by key, at each time. A pair is an update with the old and the new
+value; an unpaired row is an insert or a delete. Several records of a key are paired in the order of values, so the
 result does not depend on how it is read.
 """
 
@@ -46,7 +46,7 @@ from persist.engine.read.results.result import ArrowResult
 def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = False) -> pa.Table:
     """Return the updates of one slice: its columns, `_time`, `_diff`. Memory: its updates.
 
-    They come by time, then key, then value; with retractions_first, what goes of a key comes before what comes.
+    They come by time, then key, then value; with retractions_first, the retractions of a key come first.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -64,11 +64,11 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         order = _order_by_time(int64_values(combined(updates["_time"])))
     if retractions_first:
         order = _retractions_first(updates, keys, order)
-    return scan.given_out(updates if order is None else updates.take(int64_array(order)))
+    return scan.cast_to_result(updates if order is None else updates.take(int64_array(order)))
 
 
 def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
-    """Return what `read_changes` does. Memory: the result, and a quarter of the budget while it is made."""
+    """Return the result of `read_changes`. Memory: the result, and a quarter of the budget meanwhile."""
     if scan.memory <= reading().changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
         return read_changes(scan, reading())
     reader = reading()
@@ -82,9 +82,9 @@ def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
 
 
 def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
-    """Yield how a plan is read within a budget: intervals of time in order, each as slices in the order of keys.
+    """Yield a plan within a budget as intervals of time, each as slices in the order of keys.
 
-    An interval of several times is one slice. Updates of one time come in the order of keys, so they can be cut there.
+    An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
     """
     for scan in whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
@@ -92,10 +92,10 @@ def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 
 
 def _apart_in_time(scan: Scan) -> list[Part] | None:
-    """Return the parts of a scan in the order of their times, if no two have updates of one time; else None.
+    """Return the parts of a scan in the order of times, if no two have updates of one time; else None.
 
-    The rows of a part are distinct, and sorted by key, value and time, as long as all columns are read as they were
-    stored. To put them in the order of time is then all that is left to do, for less than half of a consolidation.
+    If all columns are read as stored, the rows of a part are distinct and sorted by key, value and time. So they only
+    need to be sorted by time, which takes less than half the time of a consolidation.
     """
     if scan.columns != tuple(scan.schema.names) or any(part.lift(scan.schema) for part in scan.parts):
         return None
@@ -104,7 +104,7 @@ def _apart_in_time(scan: Scan) -> list[Part] | None:
 
 
 def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return the order of updates by time, and as they came within one time; None if that is how they are."""
+    """Return a stable order of updates by time; None if they are in it."""
     if not len(times) or (times[1:] >= times[:-1]).all():
         return None
     times = times - times.min()
@@ -116,10 +116,10 @@ def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
 def _retractions_first(
     updates: pa.Table, keys: Sequence[str], order: NDArray[np.int64] | None
 ) -> NDArray[np.int64] | None:
-    """Return an order in which those of one time and key that go come first; None if that is how they are.
+    """Return an order with the retractions of each time and key first; None if updates are in it.
 
     Args:
-        order: the order of updates by time, then key; None if that is how they are.
+        order: of updates by time, then key; None if they are in it.
     """
     comes = int64_values(combined(updates["_diff"])) > 0
     if comes.all() or not comes.any():
@@ -129,7 +129,7 @@ def _retractions_first(
         comes, alike = comes[order], alike.take(int64_array(order))
     starts = np.ones(len(comes), np.bool_)
     starts[1:] = reduce(np.logical_or, map(neighbours_differ, order_keys(alike, alike.column_names)))
-    # Neighbours of one time and key of which the first comes and the second goes.
+    # Neighbours of one time and key: an insertion, then a retraction.
     wrong = np.flatnonzero(comes[:-1] & ~comes[1:] & ~starts[1:])
     if not len(wrong):
         return order
@@ -141,7 +141,7 @@ def _retractions_first(
 
 
 def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
-    """Return updates with `_time` as timestamps, if there is a timeline to tell them by."""
+    """Return updates with `_time` as timestamps of a timeline, if there is one."""
     if moments is None:
         return updates
     at = updates.schema.get_field_index("_time")
@@ -161,11 +161,11 @@ class Changes(ArrowResult):
         moments: Timeline | None = None,
         transitions: "Transitions | None" = None,
     ) -> None:
-        """Make one.
+        """Plan changes.
 
         Args:
-            moments: the timeline by which `_time` is given out as timestamps; None to give it out as numbers.
-            transitions: what makes rows of the updates; None to give out the updates themselves.
+            moments: the timeline of `_time` as timestamps; None for numbers.
+            transitions: makes rows of the updates; None for the updates themselves.
         """
         super().__init__(reading)
         self.moments = moments
@@ -176,11 +176,11 @@ class Changes(ArrowResult):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns asked for, `_time` and `_diff`; of transitions, `Transitions.schema`."""
+        """The requested columns, `_time` and `_diff`; or `Transitions.schema`."""
         if self.transitions is not None:
             plain = self.transitions.schema
         else:
-            plain = pa.schema([self.scan.given.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
+            plain = pa.schema([self.scan.result_schema.arrow.field(n) for n in (*self.scan.columns, "_time", "_diff")])
         return plain if self.moments is None else with_moments(plain.empty_table(), self.moments).schema
 
     def slices(self, count: int) -> list[Scan]:
@@ -191,7 +191,7 @@ class Changes(ArrowResult):
         """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
         with self._reading.explained():
             for table in self._read_scan(self.scan):
-                yield from to_tuples(table, self.scan.given)
+                yield from to_tuples(table, self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
         for updates in self._read_scan(self.scan):
@@ -199,7 +199,7 @@ class Changes(ArrowResult):
             yield with_moments(table, self.moments)
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
-        # A transition is made of all updates of its key and time: none of them may be left out.
+        # A transition needs all updates of its key and time, so none may be filtered out.
         scan = narrowed_scan(self.scan, filter) if self.transitions is None else None
         if scan is None:
             yield from super()._read_narrowed(columns, filter)
@@ -219,7 +219,7 @@ class Changes(ArrowResult):
 
 
 class Difference(Changes):
-    """What differs between the contents as of two times; see `Collection.diff`. Memory: the updates between them."""
+    """The difference of the contents as of two times; see `Collection.diff`. Memory: the updates between them."""
 
     def __init__(self, scan: Scan, reading: ClaimedRead, transitions: "Transitions", *, is_backwards: bool) -> None:
         super().__init__(scan, reading, None, transitions)
@@ -234,7 +234,7 @@ class Difference(Changes):
 
     def _read(self) -> Iterator[pa.Table]:
         names = self._transitions.fields.names[:-1]
-        none = pa.schema([self.scan.given.arrow.field(name) for name in (*names, "_diff")]).empty_table()
+        none = pa.schema([self.scan.result_schema.arrow.field(name) for name in (*names, "_diff")]).empty_table()
         pieces = [table.select(none.column_names) for table in self._read_scan(self.scan)]
         table = consolidate(pa.concat_tables([none, *pieces]), names)
         if self._is_backwards:
@@ -243,13 +243,13 @@ class Difference(Changes):
         yield self._transitions.of(table.append_column("_time", times)).drop_columns("_time")
 
 
-CHANGE, OLD = "_change", "_old_"  # What a transition is; before the name of a column: its old value.
+CHANGE, OLD = "_change", "_old_"  # The column of the kind of a transition; the prefix of columns of old values.
 ChangesForm = Literal["updates", "transitions"]
 ROWS_MAX = 2**31 - 1
 
 
 def check_changes_form(form: object) -> None:
-    """Raise InvalidUsage for what is no form of changes."""
+    """Raise InvalidUsage for an unknown form of changes."""
     if form not in get_args(ChangesForm):
         raise InvalidUsage(
             f'form={form!r} is no form of changes: give "updates" for each update with its `_diff`, or "transitions" '
@@ -262,7 +262,7 @@ class Transitions:
     """Makes transitions of updates.
 
     Attributes:
-        fields: those of the updates: key and value columns and `_time`.
+        fields: of the updates: key and value columns and `_time`.
         keys: the names of the key columns.
     """
 
@@ -271,10 +271,10 @@ class Transitions:
 
     @classmethod
     def of_columns(cls, schema: CollectionSchema, columns: Sequence[str] | None) -> "Transitions":
-        """Return a maker of transitions from updates with these columns, None for all.
+        """Return the transitions of updates with these columns, None for all.
 
         Raises:
-            InvalidUsage: a key column is not among them, or the name of one is that of a column of transitions.
+            InvalidUsage: a key column is missing, or a column has the name of a column of transitions.
         """
         names = [*schema.names] if columns is None else [*columns]
         if missing := [name for name in schema.key_names if name not in names]:
@@ -299,7 +299,7 @@ class Transitions:
         return pa.schema([*fields, pa.field(CHANGE, pa.string(), nullable=False), *old])
 
     def of(self, updates: pa.Table) -> pa.Table:
-        """Return the transitions of updates, which hold each (time, key) as a whole; by time, then key.
+        """Return the transitions of updates, which must hold each (time, key) as a whole; by time, then key.
 
         Raises:
             InvalidUsage: they are more rows than a table may have.
@@ -323,11 +323,11 @@ class Transitions:
         return pa.Table.from_arrays([*columns, kinds, *old_values], schema=self.schema)
 
     def _is_of_row(self, name: str) -> bool:
-        """Whether a column is the same for what goes and what comes."""
+        """Return whether a column is equal in both rows of a pair."""
         return name in self.keys or name == "_time"
 
     def _groups(self, updates: pa.Table) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the number of (time, key) of each update, ascending, and the order in which they are, by value."""
+        """Return the number of (time, key) of each update, ascending, and the order of updates by these, then value."""
         values = [name for name in self.fields.names if not self._is_of_row(name)]
         order, _ = RowSorter(order_keys(updates, ["_time", *self.keys, *values])).sort()
         alone = updates.select(["_time", *self.keys]).take(int64_array(order))
@@ -338,22 +338,22 @@ class Transitions:
 def _paired(
     groups: NDArray[np.int64], diffs: NDArray[np.int64], *, is_paired: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return int64[transitions] twice: which update goes, and which comes; -1 for none.
+    """Return int64[transitions] twice: the retracted and the inserted update; -1 for none.
 
     Args:
-        groups: int64[updates], ascending: only what is of one group is paired, and nothing unless is_paired.
+        groups: int64[updates], ascending: only updates of one group are paired, and none unless is_paired.
     """
     updates = np.arange(len(diffs))
-    # Each update as often as its diff says.
+    # Each update as often as its diff.
     goes, comes = (np.repeat(updates, signed * (signed > 0)) for signed in (-diffs, diffs))
     count = int(groups[-1]) + 1
     gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
-    # How many transitions each group has, and where they begin.
+    # The number of transitions of each group, and the first one.
     size = np.maximum(gone, come) if is_paired else gone + come
     begin = np.cumsum(size) - size
     paired = []
     for rows, counts, skipped in ((goes, gone, 0), (comes, come, 0 if is_paired else gone)):
-        # The place of each among those of its group.
+        # The place of each within its group.
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = np.full(int(size.sum()), -1, np.int64)
         at[np.repeat(begin + skipped, counts) + place] = rows
@@ -381,7 +381,7 @@ class UpsertEvents:
         return pa.schema([*keys, *values, time, deleted])
 
     def of(self, changes: pa.Table) -> pa.Table:
-        """Return the events of changes, tombstones among them, which hold each (time, key) as a whole.
+        """Return the events of changes with tombstones, which must hold each (time, key) as a whole.
 
         Raises:
             InvalidUsage: a key has more than one value.
@@ -396,20 +396,20 @@ class UpsertEvents:
         count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
         if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
             raise InvalidUsage("a key has more than one value, so its changes are no upserts: read changes() instead")
-        # For each key and time, the row that comes, or one that goes.
+        # For each key and time, the inserted row, or a retracted one.
         first = np.flatnonzero(starts)
         at = order[first]
         at[group[comes]] = order[comes]
         events, is_gone = changes.take(int64_array(at)).drop_columns(["_diff"]), count == 0
         if self.form is None or self.form.tombstone is None:
-            return self._given(events, is_gone, is_gone)
+            return self._with_nulls(events, is_gone, is_gone)
         is_dead = boolean_values(combined(is_tombstone(events[self.form.tombstone], self.form)))
         events = events.filter(boolean_array(~(is_dead & is_gone)))
         is_gone, is_dead = is_gone[~(is_dead & is_gone)], is_dead[~(is_dead & is_gone)]
-        return self._given(events, is_gone, is_gone | is_dead)
+        return self._with_nulls(events, is_gone, is_gone | is_dead)
 
-    def _given(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
-        """Return events as they are given out: where nothing came, values are NULL."""
+    def _with_nulls(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
+        """Return the events with NULL in place of values of keys that are gone."""
         gone = pa.chunked_array([boolean_array(is_gone)])
         values = [
             pc.if_else(gone, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
@@ -422,9 +422,9 @@ class Upserts(Closes):
     """The events in `[lower, upper)`, in the order of times; see `Collection.upserts`. Read as it is iterated."""
 
     def __init__(self, changes: Changes, events: UpsertEvents) -> None:
-        """Make one of changes, tombstones among them."""
+        """Take changes that include tombstones."""
         self._changes = changes
-        self._schema = changes.scan.given
+        self._schema = changes.scan.result_schema
         self.events = events
 
     @property
@@ -447,7 +447,7 @@ class Upserts(Closes):
         return pa.Table.from_batches(self.to_batches(), self.schema)
 
     def __iter__(self) -> Iterator[tuple[Any, Any, int]]:
-        """Yield `(key, value, time)`; value is None where a key is deleted, () where there are no value columns."""
+        """Yield `(key, value, time)`; value is None for a deletion, and () without value columns."""
         nothing = () if not self._schema.value_names else None
         for batch in self.to_batches():
             table = pa.Table.from_batches([batch])
@@ -462,7 +462,7 @@ class Upserts(Closes):
 
 
 def _without_values(table: pa.Table, schema: CollectionSchema, deleted: list[bool]) -> Iterator[tuple[Any, Any]]:
-    """Yield (key, value) of each row; values of rows that delete are whatever their NULLs mean, or None."""
+    """Yield (key, value) of each row; the value of a deleting row has no meaning."""
     if schema.value.codec_name is None or not any(deleted):
         yield from to_rows(table, schema)
         return

@@ -1,21 +1,20 @@
-"""Following collections: what changed, and how far it is complete, for one collection or for several at one point.
+"""Following collections: changes and completeness, of one collection or of several at one point of the log.
 
-A `Listen` yields `Progress(updates, upper)` each time the collection's upper has advanced: `updates` are exactly the
-updates at times not beyond the new `upper` that no earlier progress held, so that after applying them a follower has
-the definite contents as of every time before `upper`. It ends when upper is empty, which means complete for ever.
+A `Listen` yields `Progress(updates, upper)` each time the collection's upper has advanced. `updates` are exactly the
+updates at times not beyond the new `upper` that no earlier progress held. A follower that applies them has the definite
+contents as of every time before `upper`. It ends when upper is empty: the collection is complete for ever.
 
-What is more than a slice of the memory budget comes in several progresses, which are planned at once and read one by
-one (`Piece`). Each ends at a time, and its `upper` says so. A single time that is larger is cut by keys: its last
-piece has the next `upper`, and those before have the one that was reached before. A consumer that acknowledges is given
-each time as a whole, because it can acknowledge nothing less. A piece that could not be read comes with the next step.
+More updates than a slice of the memory budget come in several progresses, which are planned at once and read one by one
+(`Piece`). Each ends at a time, which is its `upper`. A larger single time is cut by keys: its last piece has the next
+`upper`, and all others repeat the last one. A consumer that acknowledges gets each time as a whole, because it can
+acknowledge only whole times. A piece that could not be read comes with the next step.
 
-A `JointListen` is several listens that look at the same states: each `JointProgress` says what all of them gave at one
-point of the log. A state that is more than a slice of the budget comes in several steps. All uppers move with the last
-one (`is_last`), so what one commit did to several collections is never complete in some of them alone. However many
-collections there are, a poll costs one refresh, and nothing for those that have not advanced.
+A `JointListen` is several listens on the same states: each `JointProgress` has the progress of all of them at one point
+of the log. A state larger than a slice comes in several steps. All uppers move with the last one (`is_last`), so the
+work of one commit is never complete in only some collections. A poll costs one refresh for all collections.
 
-Both can be awaited (`Steps`): a thread waits for the store, a second at a time, so no event loop is blocked. When
-a task is cancelled it loses nothing: the next step gives out what came meanwhile.
+Both can be awaited (`Steps`): a thread waits for the store, a second at a time, so no event loop is blocked. A
+cancelled task loses nothing: the next step has its result.
 """
 
 from abc import abstractmethod
@@ -27,7 +26,7 @@ from typing import TYPE_CHECKING, Generic, Self, TypeVar
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.core.antichain import Antichain
+from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.closing import Closes
 from persist.core.rendering import Completed, ShownByRepr
 from persist.core.state_rules.contents import CollectionState, check_changes_readable
@@ -43,7 +42,7 @@ WAIT_S = 1.0
 
 
 class Steps(Closes, Generic[P]):
-    """Steps to iterate over in a `with`, by waiting or by awaiting; for one thread or task, and not in both ways."""
+    """Steps to iterate over in a `with`, blocking or awaiting, but not both; for one thread or task."""
 
     _coming: "asyncio.Future[P | None] | None" = None
 
@@ -51,27 +50,27 @@ class Steps(Closes, Generic[P]):
         """Return the next step, or None if there is none within timeout_s seconds (None: wait without limit).
 
         Raises:
-            AsOfCompacted: since has passed the time reached here.
-            LeaseExpired: what this follows is not kept for it any more.
+            AsOfCompacted: since has passed the reached time.
+            LeaseExpired: the collection's history is not kept for this follower any more.
             CollectionNotFound: the collection was destroyed.
             ClientClosed: the client was closed.
-            InvalidUsage: this was closed before.
+            InvalidUsage: this is closed.
         """
         self.check_unclosed()
         return self.step(timeout_s)
 
     @abstractmethod
     def step(self, timeout_s: float | None) -> P | None:
-        """Return the next step, or None if there is none in time, or this is closed."""
+        """Return the next step; None if there is none in time, or this is closed."""
 
     @abstractmethod
     def check_unclosed(self) -> None:
-        """Raise InvalidUsage if this was closed: that nothing came is not what a poll should say then."""
+        """Raise InvalidUsage if this was closed, so that a poll does not return None for ever."""
 
     @property
     @abstractmethod
     def is_finished(self) -> bool:
-        """Whether no step will come any more."""
+        """Whether there will be no further step."""
 
     @abstractmethod
     def close(self) -> None:
@@ -90,16 +89,16 @@ class Steps(Closes, Generic[P]):
         return self
 
     async def __anext__(self) -> P:
-        import asyncio  # Here: who never awaits starts without it, 8 ms sooner.
+        import asyncio  # Late: programs that never await start 8 ms sooner.
 
         while True:
             if self._coming is None:
                 if self.is_finished:
                     raise StopAsyncIteration
                 self._coming = asyncio.ensure_future(asyncio.to_thread(self.step, WAIT_S))
-                # If nobody asks for another step, what ended this one is no news: the listen or its client was closed.
+                # Without a next step, its error is not news: the listen or its client was closed.
                 self._coming.add_done_callback(lambda step: step.cancelled() or step.exception())
-            # Shielded: the thread goes on if this is cancelled, and what it takes must not get lost.
+            # Shielded: after a cancellation the thread continues, and its step must not be lost.
             progress = await asyncio.shield(self._coming)
             self._coming = None
             if progress is not None:
@@ -120,8 +119,8 @@ class Progress:
 
     Attributes:
         updates: key columns, value columns, `_time`, `_diff`, in time order.
-        upper: times not beyond it are complete; `Antichain()` when no more will come. If a time takes more memory than
-            there is, its updates come in several steps, and only the last of these has an upper beyond that time.
+        upper: times not beyond it are complete; `Antichain()` if all are. The updates of a time that exceeds the memory
+            come in several steps, and only the last of these has an upper beyond that time.
     """
 
     updates: pa.Table
@@ -130,20 +129,20 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What one step will give out.
+    """The plan of one step.
 
     Attributes:
-        read: reads it, and may be tried again.
-        upper: what is complete with it.
-        size: about how many bytes it takes.
+        read: reads the updates, and may be repeated.
+        upper: the frontier that is complete with it.
+        size: its approximate size in bytes.
     """
 
     read: Callable[[ClaimedRead], pa.Table]
-    upper: Antichain
+    upper: int
     size: int
 
 
-PlanChanges = Callable[[ClaimedRead, CollectionState, int, Antichain], Sequence[Piece]]
+PlanChanges = Callable[[ClaimedRead, CollectionState, int, int], Sequence[Piece]]
 
 
 class Listen(ShownByRepr, Completed, Steps[Progress]):
@@ -177,10 +176,10 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         plan: PlanChanges,
         first: Sequence[Piece] = (),
     ) -> None:
-        """Make one that yields first, if that is something, and then what is planned from lower on.
+        """Listen from lower on, after the pieces of first.
 
         Args:
-            plan: returns the pieces of the updates from a time on and before a frontier; one at least, in order.
+            plan: returns the pieces of the updates from a time up to a frontier, at least one, in order.
         """
         self._follower = follower
         self.id = id_
@@ -188,7 +187,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         self._lower: int | None = lower
         self._reading = reading
         self._plan = plan
-        self._left = deque(first)  # What is planned and not yet given out.
+        self._left = deque(first)  # Planned pieces that were not yielded yet.
         self._closed = False
 
     @property
@@ -197,7 +196,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return self._closed or (self._lower is None and not self._left)
 
     def step(self, timeout_s: float | None) -> Progress | None:
-        """Do what `poll` does, but return None once this is closed, as a loop that somebody else ends wants it."""
+        """Return as `poll`, but None once this is closed, for loops that another thread ends."""
         self._follower.check_open()
         if self.is_finished:
             return None
@@ -212,19 +211,19 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             return None
         self._left.popleft()
         self.move_to(piece.upper)
-        return Progress(updates, piece.upper)
+        return Progress(updates, to_antichain(piece.upper))
 
     def check_unclosed(self) -> None:
         if self._closed:
             raise InvalidUsage(f"what followed {self.name!r} was closed, so nothing comes any more. Begin again.")
 
     def check_kept(self) -> None:
-        """Raise LeaseExpired if what this follows is not kept for it any more."""
+        """Raise LeaseExpired if the collection's history is not kept for this follower any more."""
         if not self.is_finished:
             self._reading()
 
     def take_first(self) -> Sequence[Piece]:
-        """Return the contents that come before all updates, for `read`; none if they were taken."""
+        """Return the contents that come before all updates, for `read`, once."""
         first = [*self._left]
         self._left.clear()
         return first
@@ -243,40 +242,40 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return contents if self._closed or self.has_advanced(contents) else None
 
     def has_advanced(self, contents: CollectionState) -> bool:
-        """Return whether more is sealed in that state of the collection than has been yielded."""
+        """Return whether a state of the collection has sealed times that were not yielded."""
         assert self._lower is not None
-        return contents.upper > Antichain(self._lower)
+        return contents.upper > self._lower
 
     @property
     def reached(self) -> int:
-        """The first time that was not yielded, of a listen that is not finished."""
+        """The first time that was not yielded; only if this is not finished."""
         assert self._lower is not None
         return self._lower
 
     @property
     def slice_bytes(self) -> int:
-        """How much one step should hold."""
+        """The size of one step, in bytes."""
         return self._reading().changes_slice_bytes
 
     def advance(self, contents: CollectionState, until: int | None = None) -> Progress:
-        """Return all that is sealed in a state that `has_advanced`; see `poll`.
+        """Return all new sealed updates of a state that `has_advanced`; see `poll`.
 
         Args:
-            until: return what is before this time only, which is beyond the one that was `reached`.
+            until: only times before this one, which is beyond `reached`; None for all.
         """
         pieces = self.planned(contents, until)
-        progress = Progress(self.read(pieces), pieces[-1].upper)
-        self.move_to(progress.upper)
-        return progress
+        updates = self.read(pieces)
+        self.move_to(pieces[-1].upper)
+        return Progress(updates, to_antichain(pieces[-1].upper))
 
     def planned(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
-        """Return the pieces of what `advance` gives, but stay here until `move_to` is called with the last upper."""
+        """Return the pieces of `advance`; the caller then calls `move_to` with the last upper."""
         lower = self._lower
         assert lower is not None
         assert not self._left
-        self._reading()  # Whose lease has ended should hear that, and not what came of it.
+        self._reading()  # Report an expired lease before its consequences.
         check_changes_readable(contents, lower)
-        upper = contents.upper if until is None else contents.upper.meet(until)
+        upper = contents.upper if until is None else min(contents.upper, until)
         return self._plan(self._reading, contents, lower, upper)
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
@@ -284,14 +283,14 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         with self._reading.explained():
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
-    def move_to(self, upper: Antichain) -> None:
-        """Go on behind what was given out up to a frontier."""
-        if upper.time is None:
+    def move_to(self, upper: int) -> None:
+        """Continue from a frontier up to which all was yielded."""
+        if upper == END:
             self._lower = None
             self._reading.close()
-        elif upper.time > self.reached:
-            self._lower = upper.time
-            self._reading.move(upper.time - 1, has_planned=bool(self._left))
+        elif upper > self.reached:
+            self._lower = upper
+            self._reading.move(upper - 1, has_planned=bool(self._left))
 
 
 K = TypeVar("K")
@@ -302,11 +301,11 @@ class JointProgress(Generic[K]):
     """One step of a joint listen.
 
     Attributes:
-        seqno: the point of the log; what was sealed by then is there, and nothing of later.
-        progress: of the collections that have advanced, in the order in which they were given. In a step that is not
-            the last of its state, some of them, each with the upper from before.
-        is_last: whether all that the state at seqno holds has been given out with this step. It mostly has. A state
-            that takes more memory than there is comes in several steps, and all uppers move with the last one.
+        seqno: the point of the log; all times that were sealed by then, and no later ones.
+        progress: of the collections that have advanced, in the order of the request. Before the last step of a state,
+            some of them, each with its old upper.
+        is_last: whether this step completes the state at seqno; mostly true. A state that exceeds the memory comes in
+            several steps, and all uppers move with the last one.
     """
 
     seqno: int
@@ -328,10 +327,10 @@ class JointProgress(Generic[K]):
 
 @dataclass(slots=True)
 class _Advance:
-    """How one collection advances in the state that is being given out; schema is that of its updates, once known."""
+    """The advance of one collection in the current state; schema is of its updates, once known."""
 
-    before: Antichain
-    after: Antichain
+    before: int
+    after: int
     schema: pa.Schema | None = None
 
 
@@ -346,12 +345,12 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         self._follower = follower
         self._listens = dict(listens)
         self._seqno = follower.state.seqno
-        self._advances: dict[K, _Advance] = {}  # Of the state that is being given out.
-        self._left: deque[tuple[K, Piece]] = deque()  # What of it was not given out.
+        self._advances: dict[K, _Advance] = {}  # In the current state.
+        self._left: deque[tuple[K, Piece]] = deque()  # Pieces of it that were not yielded yet.
         for key, listen in self._listens.items():
             first = listen.take_first()
             if first:  # The contents, as updates of one time.
-                self._give_out(key, Antichain(listen.reached - 1), first)
+                self._give_out(key, listen.reached - 1, first)
 
     @property
     def is_finished(self) -> bool:
@@ -362,7 +361,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         next(iter(self._listens.values())).check_unclosed()
 
     def step(self, timeout_s: float | None) -> JointProgress[K] | None:
-        """Do what `poll` does, but return None once this is closed."""
+        """Return as `poll`, but None once this is closed."""
         self._follower.check_open()
         if self.is_finished:
             return None
@@ -377,8 +376,8 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
                 if not self._listens[key].is_finished
             }
             for key, pieces in planned.items():
-                self._give_out(key, Antichain(self._listens[key].reached), pieces)
-        return self._given_out() if self._left else None
+                self._give_out(key, self._listens[key].reached, pieces)
+        return self._next_step() if self._left else None
 
     def close(self) -> None:
         """Stop, and let since advance; a wait in another thread ends within a second."""
@@ -388,14 +387,14 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def __repr__(self) -> str:
         return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
 
-    def _give_out(self, key: K, before: Antichain, pieces: Sequence[Piece]) -> None:
+    def _give_out(self, key: K, before: int, pieces: Sequence[Piece]) -> None:
         self._advances[key] = _Advance(before, pieces[-1].upper)
         self._left.extend((key, piece) for piece in pieces)
 
-    def _given_out(self) -> JointProgress[K] | None:
-        """Return the next step of the state that is being given out: what fits into a slice, one piece at least.
+    def _next_step(self) -> JointProgress[K] | None:
+        """Return the next step of the current state: the pieces that fit into a slice, at least one.
 
-        All or none: if one of its pieces cannot be read now, all of them come with the next step.
+        If one of the pieces cannot be read, all of them come with the next step.
         """
         taken: dict[K, list[Piece]] = {}
         count = size = 0
@@ -413,19 +412,19 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         for _ in range(count):
             self._left.popleft()
         if self._left:
-            parts = {key: Progress(table, self._advances[key].before) for key, table in updates.items()}
+            parts = {key: Progress(table, to_antichain(self._advances[key].before)) for key, table in updates.items()}
             return JointProgress(self._seqno, parts, is_last=False)
         advances, self._advances = self._advances, {}
         progress = {}
         for key, advance in advances.items():
             assert advance.schema is not None
             given = updates[key] if key in updates else advance.schema.empty_table()
-            progress[key] = Progress(given, advance.after)
+            progress[key] = Progress(given, to_antichain(advance.after))
             self._listens[key].move_to(advance.after)
         return JointProgress(self._seqno, progress)
 
     def _look(self) -> tuple[int, dict[K, CollectionState]] | None:
-        """Return the seqno and the contents of those that have advanced at it; None if none has."""
+        """Return a seqno and the contents of the collections that have advanced by then; None if none has."""
         waiting = {key: listen for key, listen in self._listens.items() if not listen.is_finished}
         if not waiting:
             return self._follower.state.seqno, {}

@@ -1,15 +1,14 @@
-"""What keys hold over time: rows joined with what a key had at the row's time, and keys that ever had several values.
+"""The values of keys over time: joins as of a row's time, and keys that ever had several values.
 
 Both sum the diffs of a record, or of a key, in the order of time.
 
-`joined` serves joins as of a time. From the contents as of the least time, and the updates after it, every record gets
-the intervals of times in which its multiplicity is not zero. A row's records are those intervals of its key that its
-time is in. Intervals are sorted by key and start. All rows at once go through them backwards, from the last one that
-began before the row's time until none that began earlier can still reach it. For a key with one value at a time that is
-one step, whatever its history.
+`joined` serves joins as of a time. The contents as of the least time, and the updates after it, yield for every record
+the intervals of times in which its multiplicity is not zero. A row's records are the intervals of its key that contain
+its time. Intervals are sorted by key and start. All rows together walk backwards, from the last interval that began
+before the row's time until no earlier one can reach it. For a key with one value at a time that is one step.
 
-`keys_with_several` and its like serve whoever examines a keyed collection or makes a collection keyed. Cost: the first
-keyframe and the history are read once, keys and diffs only. Memory: a slice of the key space.
+`keys_with_several` and similar functions check a keyed collection, or one that becomes keyed. Cost: keys and diffs of
+the first keyframe and of the history are read once. Memory: a slice of the key space.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,13 +37,13 @@ Int64s = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """When records had which multiplicity, none of it 0; sorted by key, then start.
+    """Intervals of time in which a record has a multiplicity other than 0; sorted by key, then start.
 
     Attributes:
-        rows: of the updates, one with the record of each.
+        rows: an update with the record of each.
         counts: the multiplicities.
         starts, reaches, ends: key and time in one number; reaches is the greatest end of the key so far.
-        times: the times that start and end count in.
+        times: the distinct times; starts and ends are positions in it.
     """
 
     rows: Int64s
@@ -56,7 +55,7 @@ class Intervals:
 
     @classmethod
     def of(cls, keys: Int64s, updates: pa.Table, names: tuple[str, ...]) -> "Intervals":
-        """Make them of updates with those key numbers; names are the columns of a record."""
+        """Return the intervals of updates with these key numbers; names are the columns of a record."""
         times, diffs = (updates[name].to_numpy() for name in ("_time", "_diff"))
         records = _numbers(updates, names)
         # The updates of each record follow each other, in the order of time.
@@ -68,17 +67,17 @@ class Intervals:
         is_last = np.append(records[1:] != records[:-1], True) if len(records) else np.zeros(0, bool)
         ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
         counts = _running(diffs, records)
-        # Intervals of no time, and those in which the record is not there, say nothing.
+        # Drop empty intervals, and intervals without the record.
         kept = np.flatnonzero((counts != 0) & (ends > at))
         kept = kept[np.lexsort((at[kept], keys[kept]))]
-        # Ends are up to len(distinct), so that many numbers and one belong to each key, and `reaches` of a key is
-        # beyond all that those before it reach.
+        # Ends are up to len(distinct), so each key has one number more than that, and `reaches` of a key is beyond all
+        # earlier keys.
         base = keys[kept] * (len(distinct) + 1)
         ending = base + ends[kept]
         return cls(order[kept], counts[kept], base + at[kept], ending, np.maximum.accumulate(ending), distinct)
 
     def pairs(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
-        """Return pairs of a row with that key number and time, and an interval that it is in; ordered by row."""
+        """Return pairs of a row and an interval of its key that contains its time; ordered by row."""
         width = len(self.times) + 1
         # The last of the distinct times that is not after a row's; -1 if there is none.
         at = np.searchsorted(self.times, times, side="right") - 1
@@ -89,7 +88,7 @@ class Intervals:
         place = place[rows]
         pairs: list[tuple[Int64s, Int64s]] = []
         while len(rows):
-            # What reaches no further than the row's own key and time has been passed by.
+            # Stop if no earlier interval reaches the row's key and time.
             left = self.reaches[place] > wanted[rows]
             rows, place = rows[left], place[left]
             inside = self.ends[place] > wanted[rows]
@@ -112,9 +111,9 @@ def joined(
     Args:
         keys: the key columns of the rows; times: int64, NULL for none.
         updates: key columns, value columns, `_time`, `_diff` of these keys; the first times hold whole contents.
-        columns: the names of the columns wanted.
+        columns: the names of the columns to add.
 
-    A row without a record has NULLs; one with several comes as often as their multiplicities say.
+    A row without a record has NULLs; a row with several is repeated for each, by their multiplicities.
 
     Raises:
         NegativeMultiplicity: of a record, at the time of a row.
@@ -130,9 +129,9 @@ def joined(
         worst = int(counts.argmin())
         record = updates.select(list(schema.names)).slice(int(intervals.rows[interval[worst]]), 1)
         raise NegativeMultiplicity(str(to_dicts(record)[0]), int(counts[worst]), int(at[row[worst]]))
-    # Each row as often as the record is there.
+    # Each row as often as its record.
     row, interval = np.repeat(row, counts), np.repeat(interval, counts)
-    # Rows without a record come once, at their place, with the first record under a mask.
+    # Rows without a record come once, in place, with the first record under a mask.
     missing = np.setdiff1d(np.arange(len(frame)), row)
     order = np.argsort(np.concatenate([row, missing]), kind="stable")
     taken = pa.array(np.concatenate([intervals.rows[interval], np.zeros(len(missing), np.int64)])[order])
@@ -145,20 +144,20 @@ def joined(
 
 
 def _numbers(table: pa.Table, names: tuple[str, ...]) -> Int64s:
-    """Return int64[rows]: equal where rows are equal in those columns, ascending in their order."""
+    """Return int64[rows]: the dense ranks of rows by some columns."""
     if not names or not len(table):
         return np.zeros(len(table), np.int64)
     return np.asarray(dense_ranks(order_keys(table, names)), np.int64)
 
 
 def _running(diffs: Int64s, records: Int64s) -> Int64s:
-    """Return sums of the diffs of each record up to each of them; rows of a record are consecutive."""
+    """Return the running sum of diffs within each record; rows of a record are consecutive."""
     if not len(diffs):
         return diffs
     is_first = np.append(True, records[1:] != records[:-1])
     group = np.cumsum(is_first) - 1  # The number of the record of each update.
     small = max(-int(diffs.min()), int(diffs.max())) * len(diffs) < 2**63
-    # Sums over all updates, less what had been summed up before the record began. Python's integers never wrap.
+    # Sums over all updates, less the sum before the record began. Python's integers never wrap.
     sums = np.cumsum(diffs if small else diffs.astype(object))
     before = (sums - diffs)[is_first]
     multiplicities = sums - before[group]
@@ -171,9 +170,9 @@ SLICE_BYTES = 32 << 20
 
 
 def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, that have more than one value, or less than none, at some time; and when first.
+    """Yield the keys, in order, that ever have more than one value, or less than none, and the first such time.
 
-    If that was before the history begins, the time is the last one before the history.
+    If it is before the history, the time is the last one before the history.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -183,10 +182,9 @@ def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator
 
 
 def keys_with_less_than_none(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys, in order, that have a value less than no times at some time, and when; otherwise as above.
+    """Yield the keys, in order, that ever have a value a negative number of times; else as above.
 
-    Where no key has several values, it has one at most then, and not two and the retraction of a third. Cost: all
-    columns are read.
+    This finds keys with two values and the retraction of a third. Cost: all columns are read.
     """
     yield from _wrong(contents, reader, contents.schema.names, None)
 
@@ -196,8 +194,7 @@ def _wrong(
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
     base = contents.parts_of(first.parts) if first is not None else ()
-    upper = contents.resolved.time
-    whole = Scan(schema, contents.history_parts, 0, 2**63 - 1 if upper is None else upper, tuple(names), base=base)
+    whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
     before = -1 if first is None else first.as_of
     for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
         yield from _wrong_within(scan_slice, schema, reader, before, list(names), most)
@@ -206,18 +203,18 @@ def _wrong(
 def _wrong_within(
     scan: Scan, schema: CollectionSchema, reader: PartReader, before: int, names: list[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys of a slice that are wrong, if names are what is counted."""
+    """Yield the wrong keys of a slice; names are the columns of the counted unit."""
     columns = [*names, "_time", "_diff"]
     tables = [scan.empty(columns), *scan.updates(reader, columns)]
     for table in scan.base_rows(reader, [*names, "_diff"]):
-        times = pa.array(np.full(len(table), before, np.int64))  # Whatever their own: they are there at first.
+        times = pa.array(np.full(len(table), before, np.int64))  # They exist from the start, whatever their times.
         tables.append(table.add_column(len(names), schema.arrow.field("_time"), times))
     sums = consolidate(pa.concat_tables(tables), columns[:-1])
     if not len(sums):
         return
     _, starts = RowSorter(order_keys(sums, names)).sort()
     diffs = int64_values(combined(sums["_diff"]))
-    # How many each key (or record) has after each update: sums over all, less those before the key began.
+    # The sum of each key (or record) after each update: sums over all, less the sum before the key began.
     running = np.cumsum(diffs)
     firsts = np.flatnonzero(starts)
     held = running - np.repeat(running[firsts] - diffs[firsts], np.diff([*firsts, len(diffs)]))
@@ -231,7 +228,7 @@ def _wrong_within(
 
 
 def keys_with_null(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
-    """Yield the keys that are NULL in all fields, which no event can be about, and a time at which each is there."""
+    """Yield the keys that are NULL in all fields, which no event can have, and a time of each."""
     schema, keys = contents.schema, list(contents.schema.key_names)
     null = pc.field(keys[0]).is_null()
     for name in keys[1:]:

@@ -1,9 +1,9 @@
-"""What takes the place of what keys hold, where a key holds one value, and which keys come more than once.
+"""Replacement of the values of keys with one value each, and checks for repeated keys.
 
-`KeyReplacement` serves an overwrite, and a delete with a condition, of a keyed collection. Unlike events, they say what
-is there from now on, whatever its watermark is: rows that are given are the values of their keys, and of the others,
-those that fit the condition go. With a tombstone column, the row that goes stays as a tombstone with its watermark, so
-that a late row does not bring its key back.
+`KeyReplacement` serves an overwrite, and a delete with a condition, of a keyed collection. Unlike events, they do not
+depend on watermarks: new rows become the values of their keys, and other rows that fit the condition go. With a
+tombstone column, a row that goes stays as a tombstone with its watermark, so that a late row does not bring its key
+back.
 """
 
 from collections.abc import Sequence
@@ -32,11 +32,11 @@ KEYS_NAMED = 10
 
 @dataclass(frozen=True, slots=True)
 class KeyReplacement:
-    """Makes the updates of a keyed collection for new rows, given the updates of what is there; for `differences`.
+    """Makes the updates of a keyed collection for new rows, from its present updates; for `differences`.
 
     Attributes:
         name: of the collection, for errors.
-        where: what the rows that go fit, and all new ones; None if all do.
+        where: the condition of rows that go, and of all new ones; None for all rows.
     """
 
     name: str
@@ -48,11 +48,11 @@ class KeyReplacement:
         """Return the updates to add, consolidated by the columns of key and value.
 
         Raises:
-            InvalidUsage: a key that goes cannot be kept as a tombstone, and a late event could bring it back.
+            InvalidUsage: a key that goes cannot become a tombstone, and a late event could bring it back.
         """
         names = [*self.schema.names]
         present = consolidate(present, names)
-        is_new, goes = self._has_key_in(present, new), self._is_live(present)
+        is_new, goes = have_key_of(present, new, self.schema.key_names), self._is_live(present)
         if self.where is not None:
             goes &= _passes(present, self.where)
         goes &= ~is_new
@@ -62,7 +62,7 @@ class KeyReplacement:
         return consolidate(pa.concat_tables([part.cast(parts[0].schema) for part in parts]), names)
 
     def check(self, new: pa.Table) -> None:
-        """Refuse new rows that cannot be what their keys hold.
+        """Check that new rows can be the values of their keys.
 
         Raises:
             DuplicateKeys: of the new rows.
@@ -93,18 +93,8 @@ class KeyReplacement:
         dead = boolean_values(combined(is_tombstone(rows[self.form.tombstone], self.form)))
         return ~dead
 
-    def _has_key_in(self, rows: pa.Table, others: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-        keys = [*self.schema.key_names]
-        both = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
-        if not len(both):
-            return np.zeros(0, np.bool_)
-        ranks = dense_ranks(order_keys(both, keys))
-        is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
-        is_there[ranks[len(rows) :]] = True
-        return is_there[ranks[: len(rows)]]
-
     def _tombstones(self, gone: pa.Table) -> pa.Table:
-        """Return rows that go as what keeps their keys deleted."""
+        """Return rows that go as tombstones."""
         if self.form.tombstone is None:
             raise InvalidUsage(
                 f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
@@ -121,8 +111,19 @@ class KeyReplacement:
         return gone.set_column(at, gone.schema.field(at), column)
 
 
+def have_key_of(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+    """Return bool[rows]: whether a row has the same key as one of the others."""
+    both = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
+    if not len(both):
+        return np.zeros(0, np.bool_)
+    ranks = dense_ranks(order_keys(both, keys))
+    is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
+    is_there[ranks[len(rows) :]] = True
+    return is_there[ranks[: len(rows)]]
+
+
 def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, action: str) -> None:
-    """Raise DuplicateKeys if a key comes more than once in rows with `_diff`; action is as the error has it."""
+    """Raise DuplicateKeys if rows with `_diff` repeat a key; action is for the error."""
     keys = [*schema.key_names]
     if not keys or not len(rows):
         return
@@ -136,7 +137,7 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
 def repeated_keys(
     rows: pa.Table, keys: Sequence[str], repeats: "np.ndarray[Any, np.dtype[np.int64]]"
 ) -> list[tuple[Any, ...]]:
-    """Return the first keys of some rows, each once.
+    """Return the first distinct keys of some rows.
 
     Args:
         repeats: the numbers of these rows, in the order of keys.
@@ -148,7 +149,7 @@ def repeated_keys(
 
 
 def _passes(rows: pa.Table, where: pc.Expression) -> "np.ndarray[Any, np.dtype[np.bool_]]":
-    """Return bool[rows]: whether a condition is true for a row."""
+    """Return bool[rows]: whether a row passes a condition."""
     passing = np.zeros(len(rows), np.bool_)
     numbered = rows.append_column(SEQ, int64_array(np.arange(len(rows), dtype=np.int64)))
     passing[int64_values(combined(numbered.filter(where)[SEQ]))] = True

@@ -1,15 +1,14 @@
-"""Events of keyed collections that wait: what they amount to, and which tombstones nothing needs after that.
+"""Pending events of keyed collections: their updates, and the tombstones that are not needed after them.
 
-Pending events are read, grouped, and held against what their keys hold. A client that resolves for good, and one
-that reads what is not resolved yet, both do it here, so both get the same. The key space is cut so that each slice is
-resolved within the budget; the events of one key are in one slice.
+Pending events are read, grouped, and compared with the values of their keys. Clients that commit a resolution and
+clients that only read unresolved events both use this module, so their results are equal. Each slice of the key space
+is resolved within the budget; the events of one key are in one slice.
 
-A tombstone is kept so that a late row does not bring its key back. Once its watermark is below the late bound, every
-row that could is refused. Rows that are pending came before, and may be below the bound as it is now. So what counts is
-a *floor*, below which no event is that is still to be resolved. Nobody sees that a tombstone is retracted, because
-every read leaves tombstones out, at every time. To find those that are not needed is a scan of two columns, of the
-parts that may hold tombstones. It is made when the updates that were resolved since the last one are a quarter of all
-rows, so it costs a fraction of what resolving them did.
+A tombstone keeps a late row from bringing its key back. Once its watermark is below the late bound, every such row is
+refused. Pending rows came earlier, and may be below the present bound. So the limit is a *floor*: no unresolved event
+is below it. Reads leave tombstones out at every time, so no reader sees that one is retracted. The search for unneeded
+tombstones is a scan of two columns, of the parts that may hold tombstones. It runs when a quarter of all rows was
+resolved since the last one, so it costs a fraction of the resolution.
 """
 
 import threading
@@ -23,14 +22,12 @@ import pyarrow.compute as pc
 
 from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import boolean_array, int64_array
-from persist.codecs.order.digits import RowSorter
-from persist.codecs.order.ordering import order_keys
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.arrow_types import scalar_from_json
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import Antichain
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import Prepared, dead_filter, event_fields, events_schema, prepared, resolved
 from persist.core.keyed.form import described
@@ -39,38 +36,39 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, appended
 from persist.core.state_rules.keyed_rules import due, form_in, pending_after
 from persist.core.state_rules.schemas import among_versions
+from persist.engine.read.keyed.key_replacement import have_key_of
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 
-SLICE_SHARE = 16  # One slice of events takes this fraction of the memory budget: what they touch is read, too.
-LEFTOVER_SHARE = 2  # And this one what has been decoded of waiting parts for the slices that come after it.
-# Own events up to this fraction are resolved at once, which takes seven times their memory. More are cut as pending
-# ones are, of parts in memory. This takes a third of that, and half as much time again; with the least budget, four
-# times as much, because slices are small then.
+SLICE_SHARE = 16  # A slice of events takes this fraction of the memory budget: the rows of their keys are also read.
+LEFTOVER_SHARE = 2  # Decoded rows of pending parts for later slices take this fraction.
+# Own events up to this fraction are resolved at once, which takes seven times their memory. More are cut like pending
+# ones, out of parts in memory. This takes a third of that memory, and half as much time again; with the least budget,
+# four times as much, because slices are small.
 OWN_SHARE = 2
-OWN_PART_SHARE = 1  # Each of these parts is made of this fraction of the budget.
+OWN_PART_SHARE = 1  # Each of these parts holds this fraction of the budget.
 
 
 def resolved_updates(
     contents: CollectionState,
     schema: CollectionSchema,
     machine: Machine,
-    end: Antichain,
+    end: int,
     reader: PartReader,
     own: pa.Table | None = None,
     on_keys: Callable[[pa.Table], object] = lambda keys: None,
 ) -> Iterator[pa.Table]:
-    """Yield the updates at times before end that events at times beyond `contents.resolved` amount to.
+    """Yield the updates at times before end that result from events at times beyond `contents.resolved`.
 
     Args:
-        own: events that are not pending yet, in their order: they arrived after those that are.
-        on_keys: is told the keys that have events, each once.
+        own: events that are not pending yet, in order; they count as later than all pending ones.
+        on_keys: called with the keys that have events, each once.
 
     Returns:
-        tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
+        Tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
@@ -79,17 +77,17 @@ def resolved_updates(
     schema = among_versions(schema, contents)
     form = form_in(contents, schema)
     assert form is not None
-    lower, upper = contents.resolved.time, TIME_MAX + 1 if end.time is None else end.time
-    if lower is None or lower >= upper:
+    lower = contents.resolved
+    if lower >= end:
         return
     events = events_schema(schema, event_fields(schema, form))
-    parts = [contents.pending[number] for number in due(contents, end.elements)]
+    parts = [contents.pending[number] for number in due(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
     if own is not None and len(own) and (waiting_bytes > bytes_max or OWN_SHARE * own.nbytes > reader.memory_budget):
         parts += _as_parts(own, events, reader.memory_budget // OWN_PART_SHARE)
         own = None
-    scan = Scan(events, tuple(parts), lower, upper, events.names).pruned()
+    scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
@@ -104,11 +102,7 @@ def resolved_updates(
 
 
 class Folds:
-    """What was folded lately, so that many reads of one state fold once; safe to use from many threads.
-
-    Args:
-        cache: keeps the parts.
-    """
+    """The last resolutions for reads, so that many reads of one state resolve once; safe for many threads."""
 
     def __init__(self, cache: Cache) -> None:
         self._kept: Kind[_Unresolved, tuple[Part, ...]] = cache.kind(
@@ -122,49 +116,49 @@ class Folds:
         reader: Callable[[], PartReader],
         end: int | None = None,
     ) -> CollectionState:
-        """Return contents as they are once all sealed events are resolved: to read, and never to commit.
+        """Return contents with all sealed events resolved, to read and never to commit.
 
-        Their updates are in parts that are stored nowhere. Cost: reading the events and what their keys hold, the first
-        time. Memory: all of their updates.
+        The updates are in parts that are not stored. Cost: the events and the values of their keys are read, the first
+        time. Memory: all updates.
 
         Args:
-            machine, reader: asked only if something has to be folded.
-            end: only times before it are read; None for all. A machine that fails on later events fails nobody then.
+            machine, reader: called only if something must be resolved.
+            end: only times before it are needed; None for all. Then a machine may fail on later events.
         """
         parts: tuple[Part, ...] | None = ()
-        if due(contents, contents.upper_times):
+        if due(contents, contents.upper):
             parts = self._kept.get(_unresolved(contents))
         if parts is None:
             try:
                 parts = _folded(contents, machine(), contents.upper, reader())
                 self._kept.put(_unresolved(contents), parts)
-            except Exception:  # Whatever the function of a user raises.
-                if end is None or contents.upper <= Antichain(end):
+            except Exception:  # A function of a user may raise anything.
+                if end is None or contents.upper <= end:
                     raise
-                parts = _folded(contents, machine(), Antichain(end), reader())
-        waiting = pending_after(contents, contents.upper_times)
+                parts = _folded(contents, machine(), end, reader())
+        waiting = pending_after(contents, contents.upper)
         after = appended(contents, parts)
         return msgspec.structs.replace(after, resolved_times=contents.upper_times, pending=waiting)
 
 
-def _folded(contents: CollectionState, machine: Machine, end: Antichain, reader: PartReader) -> tuple[Part, ...]:
-    """Return the updates before end that are not resolved yet, as parts that hold their own bytes."""
+def _folded(contents: CollectionState, machine: Machine, end: int, reader: PartReader) -> tuple[Part, ...]:
+    """Return the unresolved updates before end, as parts that hold their own bytes."""
     tables = resolved_updates(contents, contents.schema, machine, end, reader)
     encoded = (data_and_part for table in tables for data_and_part in encode_parts(table, contents.schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
 
 
-_Unresolved = tuple[str, int, Antichain, Antichain, tuple[int, ...]]
+_Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 
 def _unresolved(contents: CollectionState) -> _Unresolved:
-    """Return what decides which updates sealed events make: what is sealed and resolved stays as it is."""
-    waiting = due(contents, contents.upper_times)
+    """Return a name of the updates of sealed events; equal names mean equal updates."""
+    waiting = due(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
 
 def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) -> Machine:
-    """Return the machine of a collection; raise SchemaMismatch if it is not known here."""
+    """Return the machine of a collection; raise SchemaMismatch if this client does not have it."""
     if machine is None:
         raise SchemaMismatch(
             f"the collection {collection!r} has the machine {described(form.machine)}, which is not known here, and "
@@ -174,7 +168,7 @@ def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) ->
 
 
 def _as_parts(own: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
-    """Return events, in their order, as parts that hold their own bytes. Memory: these, and a copy of one."""
+    """Return events, in order, as parts that hold their own bytes. Memory: these, and a copy of one."""
     rows_max = max(1, bytes_max * len(own) // own.nbytes)
     pieces = (own.slice(at, rows_max) for at in range(0, len(own), rows_max))
     encoded = (data_and_part for piece in pieces for data_and_part in encode_parts(piece, events))
@@ -182,7 +176,7 @@ def _as_parts(own: pa.Table, events: CollectionSchema, bytes_max: int) -> list[P
 
 
 def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own: pa.Table | None) -> pa.Table:
-    """Return the events of a slice in the order in which those of each key arrived."""
+    """Return the events of a slice; for each key, in the order of arrival."""
     columns = events.arrow.names
     tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
     if own is not None:
@@ -200,34 +194,22 @@ def _resolved(
     return resolved(ready, machine, present)
 
 
-SHARE = 4  # This fraction of the rows must have been resolved since tombstones were looked for.
-SEEN_MAX = 1000  # Bounds that are remembered; with fewer, tombstones are kept longer.
+SHARE = 4  # This fraction of the rows must be resolved between two searches for tombstones.
+SEEN_MAX = 1000  # Remembered bounds; with fewer, tombstones are kept longer.
 
 
 class Purged:
-    """Tombstones to be retracted, while what they are is worked out.
-
-    Args:
-        rows: the columns of key and value.
-        time: when they are retracted.
-    """
+    """Tombstones to retract at a time; rows have the columns of key and value."""
 
     def __init__(self, rows: pa.Table, time: int) -> None:
         self._rows = rows
         self._time = time
 
     def touched(self, keys: pa.Table) -> None:
-        """Leave out the tombstones of some distinct keys, because events decide what becomes of these."""
+        """Keep the tombstones of keys that have events."""
         if not len(self._rows):
             return
-        names = keys.column_names
-        both = pa.concat_tables([keys, self._rows.select(names)]).combine_chunks()
-        order, starts = RowSorter(order_keys(both, names)).sort()
-        ranks = np.empty(len(order), np.int64)
-        ranks[order] = np.cumsum(starts) - 1
-        is_touched = np.zeros(int(ranks.max()) + 1, np.bool_)
-        is_touched[ranks[: len(keys)]] = True
-        self._rows = self._rows.filter(boolean_array(~is_touched[ranks[len(keys) :]]))
+        self._rows = self._rows.filter(boolean_array(~have_key_of(self._rows, keys, keys.column_names)))
 
     def updates(self, schema: CollectionSchema) -> pa.Table:
         """Return the retractions."""
@@ -239,36 +221,36 @@ class Purged:
 
 @dataclass(slots=True)
 class _Known:
-    """What is known of a collection: rows resolved since the last look, and next part number and late bound then."""
+    """Rows of a collection resolved since the last search; and next part numbers with the late bounds then."""
 
     resolved: int = 0
     seen: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Purging:
-    """Decides when to look for tombstones that are not needed, and below what; safe to use from many threads."""
+    """Decides when to search for unneeded tombstones, and below which floor; safe for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._known: dict[str, _Known] = {}
 
     def resolved(self, collection: str, rows: int) -> None:
-        """Account for updates that were resolved."""
+        """Count resolved updates."""
         with self._lock:
             self._known.setdefault(collection, _Known()).resolved += rows
 
     def purged(
-        self, contents: CollectionState, schema: CollectionSchema, end: Antichain, reader: PartReader
+        self, contents: CollectionState, schema: CollectionSchema, end: int, reader: PartReader
     ) -> Purged | None:
-        """Return the tombstones to retract with a resolution up to end, if it is time to look for them.
+        """Return the tombstones to retract with a resolution up to end, if a search is due.
 
-        Memory: a slice of the snapshot, and a sixteenth of the budget for what is found; more is left for later.
+        Memory: a slice of the snapshot, and a sixteenth of the budget for tombstones; others are left for later.
         """
         schema = among_versions(schema, contents)
-        form, lower = form_in(contents, schema), contents.resolved.time
+        form, lower = form_in(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
-        if not lower:
+        if lower in (0, END):
             return None
         floor = self._floor(contents, end)
         if floor is None or not self._is_due(contents):
@@ -277,7 +259,7 @@ class Purging:
         try:
             bound = scalar_from_json(floor, schema.arrow.field(form.order_by[0]).type)
         except (pa.ArrowException, OverflowError, ValueError):
-            return None  # Below all watermarks that there can be.
+            return None  # The floor is below all possible watermarks.
         dead = dead_filter(schema, form) & ((mark < bound) | mark.is_null())
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
@@ -288,12 +270,12 @@ class Purging:
                 left -= table.nbytes
             if left <= 0:
                 break
-        return Purged(pa.concat_tables(tables), TIME_MAX if end.time is None else end.time - 1)
+        return Purged(pa.concat_tables(tables), end - 1)
 
-    def _floor(self, contents: CollectionState, end: Antichain) -> int | None:
-        """Return a watermark below which no event is that is not resolved by end; None if none is known."""
+    def _floor(self, contents: CollectionState, end: int) -> int | None:
+        """Return a watermark that no event unresolved by end is below; None if it is not known."""
         assert contents.late_bound is not None
-        waiting = pending_after(contents, end.elements)
+        waiting = pending_after(contents, end)
         with self._lock:
             seen = self._known.setdefault(contents.id, _Known()).seen
             if not seen or seen[-1] != (contents.next_number, contents.late_bound):

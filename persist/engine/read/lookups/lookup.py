@@ -1,14 +1,13 @@
 """Point reads: the rows of a snapshot with certain keys, from the few row groups that may hold them.
 
-The sampled keys in a part's descriptor say where to look, then the statistics in its footer (`GroupBounds`). Of the row
-groups that are left the keys are decoded, and all wanted keys are searched for in them at once
-(`persist.codecs.order.search`); then the other columns, of those row groups that have a wanted key. Both stay decoded
-in a bounded cache of the client's (`DecodedRows`): as blocks of many row groups once all of a block has been wanted, so
-that a key that is read again costs one search for each part. Parts without sampled keys (nested ones, very long ones)
-are read as a whole.
+The sampled keys in a part's descriptor, and then the statistics in its footer (`GroupBounds`), select row groups. Their
+keys are decoded, and one search finds all requested keys (`persist.codecs.order.search`). Then the other columns are
+decoded, of row groups with a requested key. Both stay decoded in the client's cache (`DecodedRows`). Once all row
+groups of a block were requested, the block replaces them. So a repeated key costs one search for each part. Parts
+without sampled keys (nested or very long ones) are read as a whole.
 
-What does not help: pyarrow writes bloom filters and page indexes, and has no way to look anything up in them; in a file
-sorted by key, statistics say nearly as much. Most of a first look-up is decoding one row group of all wanted columns.
+Bloom filters and page indexes do not help: pyarrow writes them, but cannot search in them. In a file sorted by key,
+statistics are nearly as exact. Most of a first look-up is the decoding of one row group.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,14 +15,13 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
-from persist.codecs.order.ordering import combined, sort_indices
+from persist.codecs.order.arrays import int64_array
+from persist.codecs.order.ordering import sort_indices
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.decoding import bad_filter
@@ -34,10 +32,10 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import small_keys
 from persist.engine.read.lookups.part_rows import Hits, PartRows
-from persist.engine.read.lookups.requested_keys import keys_alone, wanted_keys
+from persist.engine.read.lookups.requested_keys import distinct_keys, keys_alone
 from persist.engine.read.merging import repeated
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, cheap_first, negated
+from persist.engine.read.planning.scan import Scan, cheap_first, negated, with_diff
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64
@@ -53,7 +51,7 @@ class Wanted:
 
     @classmethod
     def of(cls, table: pa.Table, schema: CollectionSchema) -> "Wanted":
-        """Return what `wanted_keys` has made, for a collection of this schema."""
+        """Return what `distinct_keys` has made, for a collection of this schema."""
         names = list(schema.key_names)
         return cls(len(table), SortedKeys(table.select(names)) if names else None)
 
@@ -63,13 +61,13 @@ class _Source:
     """A part, or several that are read as one, and what to read of it.
 
     Attributes:
-        columns: the columns to read that are not those of keys.
-        fields: of all, those of keys first.
-        types: a name for what is read from the bytes of these parts; see `CollectionSchema.reading`.
-        sign: by which the diffs of its updates are multiplied.
-        diff: that of all its rows then; None if they have different ones, in a column.
+        columns: the columns to read besides the key columns.
+        fields: of the key columns, then of the others.
+        types: names the reading of these bytes; see `CollectionSchema.reading`.
+        sign: the factor for the diffs of its updates.
+        diff: of all its rows, with the sign; None if a column has different ones.
         is_keyframe: whether its records are distinct.
-        cuts_time: whether some of its updates may be at other times than those wanted.
+        cuts_time: whether some of its updates may be at times that are not requested.
     """
 
     parts: tuple[Part, ...]
@@ -86,17 +84,17 @@ Found = tuple[_Source, pa.Table]  # Updates of a part, as the scan counts them.
 
 
 class JoinedRows:
-    """The rows of some tiny parts for one look-up, as `PartRows` are those of one: joined, sorted by key, and kept.
+    """The rows of some tiny parts for one look-up: joined, sorted by key, and cached; see `PartRows`.
 
-    Small steps leave runs of a few rows, and each search takes a tenth of a millisecond whatever is in the part. New
-    parts come at the end of the history, so groups of parts before the last one stay as they are until a compaction.
+    Small steps leave runs of a few rows, and each search takes a tenth of a millisecond, however small the part is. New
+    parts come at the end of the history, so all groups but the last one stay the same until a compaction.
 
-    Measured: of 60 parts with 20 rows each, `get` of one key takes 0.08 ms, and 0.54 ms with a search for each part;
-    with the snapshot that it is asked of, 0.36 and 1.19 ms. So `PartRows` alone would make such a read 3 times slower.
+    Measured with 60 parts of 20 rows: `get` of one key takes 0.08 ms, and 0.54 ms with a search for each part. With its
+    snapshot, it takes 0.36 and 1.19 ms. So `PartRows` alone would make such a read 3 times slower.
 
     Args:
         types: `CollectionSchema.reading`.
-        columns: those wanted besides the key columns, of which there is one at least.
+        columns: the columns besides the key columns, of which there is at least one.
     """
 
     def __init__(
@@ -109,15 +107,15 @@ class JoinedRows:
         self._name = "joined", tuple((part.rows_id, part.schema) for part in parts), columns, types
 
     def may_hold(self, wanted: SortedKeys | None) -> bool:
-        """Return True: to find out takes as long as to search."""
+        """Return True: a test takes as long as the search."""
         return True
 
     def are_in_memory(self, wanted: SortedKeys | None) -> bool:
-        """Return whether `with_keys` has to read nothing."""
+        """Return whether `with_keys` needs no request."""
         return self._reader.decoded.peek(self._name) is not None or all(part.inline for part in self._parts)
 
     def hits_in_memory(self, wanted: SortedKeys) -> list[Hits] | None:
-        """Return where the rows with a wanted key lie; None if something has to be read to know that."""
+        """Return the positions of the rows with a requested key; None if something must be read for that."""
         joined = self._reader.decoded.get(self._name)
         if joined is None:
             return None
@@ -126,7 +124,7 @@ class JoinedRows:
         return [(joined.rows.columns, rows)] if len(rows) else []
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
-        """Yield the rows with a wanted key: the key columns and the others, in the order of keys, then of parts."""
+        """Yield the rows with a requested key, all columns, in the order of keys, then of parts."""
         assert wanted is not None, "a collection without keys has nothing to search for"
         joined = self._joined()
         rows = joined.keys.find(wanted)
@@ -160,19 +158,15 @@ class _Joined:
 
 
 class Lookup:
-    """Finds the rows with certain keys in what a scan reads; prepared once, for any number of look-ups.
-
-    Attributes:
-        scan: what it looks up in.
-    """
+    """Finds the rows of a scan with certain keys; prepared once, for any number of look-ups."""
 
     def __init__(self, scan: Scan, *, keeps_time: bool = False) -> None:
-        """Prepare to look up in what a scan reads; keeps_time is needed for `updates`."""
+        """Prepare look-ups in a scan; keeps_time is needed for `updates`."""
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self.scan = scan
         self._keeps_time = keeps_time
         self._keys_alone = scan.schema.derived(keys_alone)
-        # Parts of two collections may be the same bytes, and stand for different columns.
+        # Parts of two collections may have the same bytes, and different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
         self._sources += [self._source(group, is_keyframe=False) for group in _groups(scan)]
@@ -210,15 +204,15 @@ class Lookup:
         return JoinedRows(source.parts, schema, source.types, source.columns, reader)
 
     def wanted(self, keys: Any) -> Wanted:
-        """Return keys as the other methods take them; see `wanted_keys`."""
-        return Wanted.of(wanted_keys(keys, self.scan.schema), self.scan.schema)
+        """Return keys as the other methods take them; see `distinct_keys`."""
+        return Wanted.of(distinct_keys(keys, self.scan.schema), self.scan.schema)
 
     def record(self, keys: list[Any], reader: PartReader) -> list[tuple[Any, Any]] | None:
-        """Return what a single key holds, as `to_rows` gives it, or nothing; None if `contents` has to be asked.
+        """Return the records of a single key, as `to_rows` yields them; None to use `contents` instead.
 
-        So it is where something has to be read, or more comes of it than one record that is there once. Rows are
-        converted where they lie, and no table is made of them: 1,000 reads of 360,000 keys, of which the newest
-        updates are in a tail of three parts, take 54 µs each, and 160 without it.
+        None if something must be read, or if there is more than one record, or one with a multiplicity. Rows become
+        Python values without a table. 1,000 reads of 360,000 keys with a tail of three parts take 54 µs each, and 160
+        without this method.
         """
         if not self._has_plain_rows or len(keys) != 1 or reader.spilled is not None:
             return None
@@ -246,7 +240,7 @@ class Lookup:
         return [(keys[0], values[0] if len(values) == 1 else tuple(values) if values else None)]
 
     def _values(self, columns: list[pa.Array], row: int) -> list[Any] | None:
-        """Return the values of a row in Python; None if it has none for one of them."""
+        """Return the values of a row in Python; None if Python has no object for one."""
         start = len(self.scan.schema.key_names)
         values = columns[start : start + len(self.scan.schema.value_names)]
         try:
@@ -255,14 +249,14 @@ class Lookup:
             return None
 
     def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
-        """Return what `_contents` does, with the types that the scan gives out."""
-        return self.scan.given_out(self._contents(wanted, form, reader))
+        """Return `_contents` with the types of the scan's results."""
+        return self.scan.cast_to_result(self._contents(wanted, form, reader))
 
     def _contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
-        """Return the scan's columns of the records with a wanted key, and `_diff`, consolidated by these columns.
+        """Return the scan's columns of the records with a requested key, and `_diff`, consolidated by these columns.
 
-        In form "rows", it may be left out where it would be 1 throughout, and then records that look alike are not made
-        one. They are in the order of keys if all key columns are among the columns.
+        In form "rows", `_diff` may be missing if it is 1 in all rows; then equal records stay apart. Rows are in the
+        order of keys if all key columns are among the columns.
         """
         scan = self.scan
         columns, keys = list(scan.columns), scan.schema.key_names
@@ -276,22 +270,24 @@ class Lookup:
         if len(source_tables) == 1 and columns:
             ((source, table),) = source_tables
             if source.diff == 1 and source.is_keyframe and {*columns} == {*scan.schema.names}:
-                return _counted(table, 1).select([*columns, "_diff"])
-        tables = [_counted(table, source.diff).select([*columns, "_diff"]) for source, table in source_tables]
+                return with_diff(table).select([*columns, "_diff"])
+        tables = [with_diff(table, source.diff or 1).select([*columns, "_diff"]) for source, table in source_tables]
         by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
         both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(both, by).select([*columns, "_diff"])
 
     def updates(self, wanted: Wanted, reader: PartReader) -> pa.Table:
-        """Return the updates of a scan of changes with a wanted key: its columns, `_time`, `_diff`, consolidated."""
+        """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
         source_tables = self._updates_of(wanted, reader)
-        tables = [_counted(table, source.diff).select(columns) for source, table in source_tables]
-        return self.scan.given_out(consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1]))
+        tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
+        return self.scan.cast_to_result(
+            consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1])
+        )
 
     def _updates_of(self, wanted: Wanted, reader: PartReader) -> list[Found]:
-        """Return the updates with a wanted key, of each part that has some: first of those that are in memory."""
+        """Return the updates with a requested key by part, first of the parts in memory."""
         source_tables: list[Found] = []
         cold: list[tuple[_Source, PartRows | JoinedRows]] = []
         for source in self._sources if wanted.rows else ():
@@ -306,18 +302,15 @@ class Lookup:
         return source_tables
 
     def _matching(self, source: _Source, tables: Iterable[pa.Table]) -> Iterator[Found]:
-        """Yield the updates at the scan's times that pass its filter, as the scan counts them.
+        """Yield the updates at the scan's times that pass its filter, with the scan's sign.
 
         Args:
-            tables: the rows of a source with a wanted key.
+            tables: the rows of a source with a requested key.
         """
         scan = self.scan
         for table in tables:
             if source.cuts_time:
-                times = int64_values(combined(table["_time"]))
-                inside = (times >= scan.time_lower) & (times < scan.time_upper)
-                if not inside.all():
-                    table = table.filter(boolean_array(inside))
+                table = scan.within_time(table)
             if scan.filter is not None:
                 table = self._filtered(table, scan.filter)
             if source.diff is None and source.sign < 0:
@@ -337,9 +330,9 @@ def _plain(values: pa.Array) -> pa.Array:
 
 
 def _has_comparable_values(schema: CollectionSchema) -> bool:
-    """Return whether values that are equal in Python are equal, and are what is given out.
+    """Return whether equality in Python is equality of values, and the values need no conversion.
 
-    Times of one zone compare by what its clocks show, which is the same twice when they are put back.
+    Times with a zone compare by its clocks, which show the same twice when they are put back.
     """
     kinds = [field.type for field in schema.value.fields]
     has_zones = any(pat.is_timestamp(kind) and kind.tz is not None for kind in kinds)
@@ -348,7 +341,7 @@ def _has_comparable_values(schema: CollectionSchema) -> bool:
 
 
 def _count(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -> None:
-    """Add a diff to those of equal records. NaN equals nothing, so it stays beside what it would cancel."""
+    """Add a diff to an equal record. NaN equals nothing, so its diffs stay apart."""
     for at, (others, count) in enumerate(records):
         if others == values:
             records[at] = values, count + diff
@@ -357,7 +350,7 @@ def _count(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -
 
 
 def _groups(scan: Scan) -> Iterator[tuple[Part, ...]]:
-    """Yield the parts of the history, in order, tiny ones that follow each other together."""
+    """Yield the parts of the history in order; consecutive tiny parts form one group."""
     tiny: list[Part] = []
     for part in scan.parts:
         is_tiny = bool(scan.schema.key_names) and part.memory <= PART_BYTES_MAX
@@ -372,16 +365,8 @@ def _groups(scan: Scan) -> Iterator[tuple[Part, ...]]:
         yield tuple(tiny)
 
 
-def _counted(table: pa.Table, diff: int | None) -> pa.Table:
-    """Return a table with `_diff`, which is the same in all of its rows if it has none."""
-    if diff is None:
-        return table
-    field = pa.field("_diff", pa.int64(), nullable=False)
-    return table.append_column(field, int64_array(np.full(len(table), diff, np.int64)))
-
-
 def without_diffs(records: pa.Table, scan: Scan) -> pa.Table:
-    """Return what `Lookup.contents` found in form "rows" as rows, each as often as it is there."""
+    """Return the result of `Lookup.contents` in form "rows" as rows without `_diff`."""
     if "_diff" not in records.column_names:
         return records
     scan = replace(scan, columns=scan.schema.names)

@@ -31,27 +31,26 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.index import OpenGroups
 from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
-from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples
+from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, without_dictionaries
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negated, with_diff
 
-FETCH_BYTES = 8 << 20  # Of row groups that are fetched at once, one at least.
+FETCH_BYTES = 8 << 20  # One request fetches so many bytes of row groups, one group at least.
 ALONE_PIECES = 4  # Threads for so few take half as much CPU time again: each decodes to fresh memory.
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 
 
 def estimate_matching(scan: Scan, keys: pa.Table) -> int:
-    """Return about how many bytes the row groups take, decoded, that may hold some keys. No I/O."""
+    """Estimate the decoded size of the row groups that may hold some keys, in bytes. Nothing is read."""
     first = _first_key(scan, _as_read(scan, keys))
     return scan.memory if first is None else sum(_bytes_within(part, scan, first) for part in scan.all_parts)
 
 
 def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
-    """Yield updates of a scan, among them all that have one of some keys in the columns of these.
+    """Yield updates of a scan, among them all with one of some keys.
 
-    Others may be among them: a caller drops what it has not requested. Memory: what is found, and a few row groups for
-    each thread.
+    The caller drops others that may be among them. Memory: the result, and a few row groups for each thread.
 
     Args:
         scan: of all keys, without a filter.
@@ -61,8 +60,8 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
         Tables of the scan's columns and `_diff`, which are not consolidated.
 
     Raises:
-        CorruptBlob: a part is missing or not what its descriptor says.
-        SchemaMismatch: the types that the scan gives out cannot hold a value that was found.
+        CorruptBlob: a part is missing, or differs from its descriptor.
+        SchemaMismatch: a value does not fit the types of the scan's results.
     """
     assert scan.keys.is_all, "a slice would have to be cut out"
     assert scan.filter is None, "what passes a filter is looked for by a scan"
@@ -74,7 +73,7 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
         yield from tables
     else:
         whole = consolidate(pa.concat_tables([scan.empty([*scan.columns, "_diff"]), *tables]), [*scan.columns])
-        yield scan.given_out(whole)
+        yield scan.cast_to_result(whole)
 
 
 def _as_read(scan: Scan, keys: pa.Table) -> pa.Table:
@@ -82,7 +81,7 @@ def _as_read(scan: Scan, keys: pa.Table) -> pa.Table:
 
 
 def _tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
-    """Return the columns by which rows are chosen, the cheapest first, and the values that are requested of each."""
+    """Return the columns that select rows, the cheapest first, and the requested values of each."""
 
     def cost(name: str) -> tuple[bool, bool]:
         return name not in scan.schema.key_names[:1], is_text(keys.schema.field(name).type)
@@ -92,25 +91,20 @@ def _tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
 
 
 def _is_compared(kind: pa.DataType) -> bool:
-    """Whether Arrow takes values of a type for equal if they are equal as keys; floats are left out."""
+    """Return whether equal keys of a type are equal for Arrow; floats are not."""
     is_time = pat.is_date(kind) or pat.is_timestamp(kind)
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or is_time or is_text(kind))
 
 
 def _first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
-    """Return the requested values of the first key column; None if it may have any."""
+    """Return the requested values of the first key column; None for any value."""
     names = scan.schema.key_names[:1]
     return SortedKeys.of(keys, names) if names and names[0] in keys.column_names else None
 
 
-def _first_samples(part: Part, scan: Scan) -> KeySamples | None:
-    """Return sampled values of the first key column of a part, in order; None if there are none."""
-    return KeySamples.of(part, scan.schema, 1)
-
-
 def _bytes_within(part: Part, scan: Scan, first: SortedKeys) -> int:
-    """Return about how many bytes of a part lie between samples that have a key between them."""
-    samples = _first_samples(part, scan)
+    """Estimate the decoded size of a part between samples that have a requested key between them, in bytes."""
+    samples = KeySamples.of(part, scan.schema, 1)
     bounds = None if samples is None else first.find_bounds(samples.keys)
     if samples is None or bounds is None or len(bounds[0]) < 2:
         return part.memory
@@ -147,7 +141,7 @@ class _Search:
     reader: PartReader
 
     def pieces(self) -> Iterator[_Piece]:
-        """Yield what is read."""
+        """Yield the pieces to read."""
         scan = self.scan
         in_time = (part for part in scan.parts if part.time_min < scan.time_upper and part.time_max >= scan.time_lower)
         for part, is_base in chain(zip(scan.base, repeat(True)), zip(in_time, repeat(False))):
@@ -157,12 +151,12 @@ class _Search:
                 yield from (_Piece(part, is_base, run) for run in self._runs(part))
 
     def _runs(self, part: Part) -> Iterator[list[int]]:
-        """Yield the row groups of a part that may hold a key, those together that are fetched at once."""
+        """Yield the row groups of a part that may hold a key, one list for each request."""
         index = self.reader.index(part, self.scan.schema)
         groups = [*range(len(index.groups))]
         if self.first is not None:
             bounds = GroupBounds.of(part, index, self.scan.schema)
-            groups = bounds.hit(_first_samples(part, self.scan), self.first).tolist()
+            groups = bounds.hit(KeySamples.of(part, self.scan.schema, 1), self.first).tolist()
         run: list[int] = []
         for group in groups:
             if run and (run[-1] + 1 != group or index.groups[group].end - index.groups[run[0]].start > FETCH_BYTES):
@@ -173,18 +167,14 @@ class _Search:
             yield run
 
     def updates(self, piece: _Piece) -> pa.Table:
-        """Return the updates of a piece that may be requested, as the scan counts them."""
+        """Return the updates of a piece that may be requested, with the scan's sign."""
         scan, part = self.scan, piece.part
         cuts_time = not piece.is_base and not scan.is_inside(part)
         columns = [*scan.columns, *(["_diff"] if not part.is_plain else []), *(["_time"] if cuts_time else [])]
         table = self._of_groups(part, piece.groups, columns) if piece.groups else self._of_part(part, columns)
         if cuts_time:
-            time = table["_time"]
-            table = table.filter(pc.and_(pc.greater_equal(time, scan.time_lower), pc.less(time, scan.time_upper)))
-            table = table.drop_columns("_time")
-        if part.is_plain:
-            ones = int64_array(np.ones(len(table), np.int64))
-            table = table.append_column(pa.field("_diff", pa.int64(), nullable=False), ones)
+            table = scan.within_time(table).drop_columns("_time")
+        table = with_diff(table)
         return negated(table) if scan.sign < 0 and not piece.is_base else table
 
     def _of_part(self, part: Part, columns: list[str]) -> pa.Table:
@@ -194,7 +184,7 @@ class _Search:
         return table
 
     def _of_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
-        """Return columns of rows of consecutive row groups; the other columns are decoded where a key was found."""
+        """Return columns of the rows of consecutive row groups; others are decoded if a group has a key."""
         schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
         fields = pa.schema([schema.field(name) for name in columns])
         others = [name for name in columns if name not in tested]
@@ -213,9 +203,9 @@ class _Search:
         return pa.concat_tables(found)
 
     def _requested(self, file: OpenGroups, group: int) -> tuple[pa.Table, Rows | None]:
-        """Return the columns of keys of all rows of a row group, and which rows may be requested, ascending.
+        """Return the key columns of a row group, and the rows that may be requested, ascending.
 
-        None of the rows stands for all of them. If no row is requested, columns are missing.
+        The rows are None for all of them. If there is none, columns are missing.
         """
         columns: list[pa.Table] = []
         rows: Rows | None = None
@@ -234,17 +224,12 @@ class _Search:
 
 
 def _found(column: pa.Table, values: pa.Array) -> Rows:
-    """Return, ascending, which rows of a table of one column have one of some values."""
+    """Return the rows of a table of one column that have one of some values, ascending."""
     rows: Rows = np.flatnonzero(pc.is_in(column.column(0), values).to_numpy())
     return rows
 
 
 def _plain(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
-    """Return the fields of tables with the same rows, without dictionaries."""
+    """Return the fields of tables of the same rows, without dictionaries."""
     by_name = {name: table[name] for table in tables for name in table.column_names}
-    columns = [by_name[field.name] for field in fields]
-    columns = [
-        column.cast(field.type) if pat.is_dictionary(column.type) else column
-        for field, column in zip(fields, columns, strict=True)
-    ]
-    return pa.Table.from_arrays(columns, schema=fields)
+    return without_dictionaries([by_name[name] for name in fields.names], fields)

@@ -1,15 +1,16 @@
-"""Rows of one part with wanted keys: which row groups may hold them, and those decoded and kept for the next time.
+"""Rows of one part with requested keys: the row groups that may hold them, and their decoded columns.
 
-- Where to look: sampled keys of the part's descriptor say it roughly, without a request (`KeySamples`); the footer's
-  statistics of the first key field say it nearly exactly (`GroupBounds`). All wanted keys are held against all bounds
-  at once. Parts without either (nested keys, very long ones) may hold any key anywhere.
-- What is decoded (`PartRows`): keys first; other columns only of row groups that have a wanted key. Each is kept by
-  itself, because snapshots with other columns have the keys in common: by row group, or as a block of them once nearly
-  all of it was wanted. Bytes that were fetched for the keys serve for the other columns.
-- Parts are decoded by several of our threads at a time. Threads of Arrow besides would take twice the CPU time.
-- Texts that the file has as dictionaries stay so until rows are taken: to make them takes Arrow seven times as long.
-- Where a client has a cache folder, what is large enough is kept in mapped files (`SpilledRows`), and in memory only
-  what cannot go there. Rows of a file are used only after these very rows have been checked.
+- **Search.** The sampled keys of the part's descriptor select row groups roughly, without a request (`KeySamples`). The
+  footer's statistics of the first key field select them nearly exactly (`GroupBounds`). All requested keys are compared
+  with all bounds at once. Parts without either (nested or very long keys) may hold any key anywhere.
+- **Decoding** (`PartRows`). Keys come first, and other columns only of row groups with a requested key. Both are cached
+  apart, because snapshots of other columns share the keys. They are cached by row group, or as a block of these once
+  nearly all of it was requested. The bytes that were fetched for the keys serve the other columns.
+- **Threads.** Several threads of the client decode parts. Threads of Arrow besides would double the CPU time.
+- **Dictionaries.** Texts that are dictionaries in the file stay so until rows are taken: Arrow takes seven times as
+  long to decode them.
+- **Files.** With a cache folder, large pieces go to mapped files (`SpilledRows`), and only others stay in memory. Rows
+  of a file are checked before they are used.
 """
 
 import json
@@ -32,14 +33,14 @@ from persist.codecs.types.arrow_types import is_text, scalar_from_json
 from persist.codecs.types.schema import CollectionSchema
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
 
-BLOCK_BYTES = 32 << 20  # Of consecutive row groups, decoded: they are fetched, kept and searched as one.
+BLOCK_BYTES = 32 << 20  # Consecutive row groups of this decoded size are fetched, cached and searched as one.
 
 Numbers: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class KeySamples:
-    """Some keys of a part, in order, the first and the last among them, and the rows that have them."""
+    """Some keys of a part in order, including the first and the last, and their rows."""
 
     keys: SortedKeys
     at: Numbers
@@ -51,10 +52,10 @@ class KeySamples:
 
     @classmethod
     def of(cls, part: Part, schema: CollectionSchema, count: int | None = None) -> "KeySamples | None":
-        """Return those in the descriptor of a part, or None if there are none. Cost: some 2 µs for each value.
+        """Return the samples in the descriptor of a part, or None if it has none. Cost: some 2 µs for each value.
 
         Args:
-            count: how many of the key columns are returned, the first ones; None for all.
+            count: how many key columns to return, from the first; None for all.
         """
         if not schema.key_names or comparable_keys(part, schema) is None:
             return None
@@ -65,7 +66,7 @@ class KeySamples:
         return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))
 
     def may_hold(self, wanted: SortedKeys) -> bool:
-        """Return False only if the part has none of the wanted keys."""
+        """Return False only if the part has none of the requested keys."""
         bounds = wanted.find_bounds(self.keys)
         if bounds is None:
             return True
@@ -75,7 +76,7 @@ class KeySamples:
 
 
 def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
-    """Return an array of values as descriptors have them."""
+    """Return an array of values in the form of descriptors."""
     if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
         stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
         return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(np.array(values, stored))])
@@ -84,12 +85,12 @@ def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
 
 @dataclass(frozen=True, slots=True)
 class GroupBounds:
-    """Where the row groups of a part begin and end, in rows and in values of the first key field.
+    """The bounds of the row groups of a part, in rows and in values of the first key field.
 
     Attributes:
-        firsts: the first row of each, and the number of all rows.
+        firsts: the first row of each group, then the number of all rows.
         group_count_max: of a block.
-        leasts, greatests: of the first key field, ascending; None if they are not known of every group.
+        leasts, greatests: of the first key field by group, ascending; None if a group has none.
     """
 
     firsts: Numbers
@@ -107,10 +108,10 @@ class GroupBounds:
     def of(
         cls, part: Part, index: PartIndex, schema: CollectionSchema, block_bytes: int = BLOCK_BYTES
     ) -> "GroupBounds":
-        """Make it from a footer. Cost: some 10 µs for each row group.
+        """Return the bounds from a footer. Cost: some 10 µs for each row group.
 
         Args:
-            block_bytes: what a block takes at most when decoded, unless a single row group is larger.
+            block_bytes: the greatest decoded size of a block, unless a single row group is larger.
         """
         firsts = np.array([*(group.first_row for group in index.groups), part.rows], np.int64)
         count = max(1, block_bytes * len(index.groups) // max(part.memory, 1))
@@ -125,8 +126,8 @@ class GroupBounds:
         return cls(firsts, count, _limits(leasts, kind), _limits(greatests, kind))
 
     def hit(self, samples: KeySamples | None, wanted: SortedKeys) -> Numbers:
-        """Return, ascending, the numbers of the row groups that may hold wanted keys."""
-        # Where the first field is the key, its limits say all that samples do, and more.
+        """Return the numbers of the row groups that may hold requested keys, ascending."""
+        # If the first field is the whole key, its limits are more exact than samples.
         is_exact = self.leasts is not None and len(wanted.batch.schema) == 1
         if is_exact and len(wanted) == 1 and self.leasts is not None and self.greatests is not None:
             started, ended = self.leasts.find_bounds(wanted), self.greatests.less_than(wanted)
@@ -147,7 +148,7 @@ class GroupBounds:
         return np.flatnonzero(may)
 
     def blocks(self, groups: Numbers) -> list[tuple[int, int, list[int]]]:
-        """Return the blocks that some groups are in, each as `[first, end)`, and the groups of it."""
+        """Return the blocks of some groups, each as `[first, end)` with its groups."""
         group_blocks = []
         for block in sorted({group // self.group_count_max for group in groups.tolist()}):
             first, end = block * self.group_count_max, min((block + 1) * self.group_count_max, len(self.firsts) - 1)
@@ -170,8 +171,8 @@ Hits: TypeAlias = tuple[list[pa.Array], Numbers]  # All rows of the key columns 
 Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
 Span: TypeAlias = tuple[int, int]  # Of row groups.
 Blocks: TypeAlias = list[tuple[int, int, list[int]]]
-REST_SHARE = 0.125  # Of its rows that nobody has wanted, a block is made all the same.
-WHOLE: Span = (0, -1)  # Of a part that is fetched whole.
+REST_SHARE = 0.125  # A block is made once at most this share of its rows was not requested.
+WHOLE: Span = (0, -1)  # A part that is fetched whole.
 
 
 class PartRows:
@@ -179,8 +180,8 @@ class PartRows:
 
     Args:
         types: the version of the part, and `CollectionSchema.reading`.
-        columns: those wanted besides the key columns.
-        fields: of key columns and columns.
+        columns: the requested columns besides the key columns.
+        fields: of the key columns, then of the others.
     """
 
     def __init__(
@@ -202,15 +203,15 @@ class PartRows:
         self._is_small = bool(part.inline) or part.bytes <= WHOLE_BYTES_MAX
         self._coded: tuple[str, ...] | None = None  # Columns that come as dictionaries.
         self._known_bounds: GroupBounds | None = None
-        self._looked: tuple[SortedKeys | None, Blocks] | None = None  # Where to look for what was wanted last.
+        self._looked: tuple[SortedKeys | None, Blocks] | None = None  # The last requested keys and their blocks.
 
     def may_hold(self, wanted: SortedKeys | None) -> bool:
-        """Return False only if the part has none of the wanted keys, as its descriptor says."""
+        """Return False only if the part has none of the requested keys, by its descriptor."""
         samples = None if wanted is None else self._samples()
         return wanted is None or samples is None or samples.may_hold(wanted)
 
     def are_in_memory(self, wanted: SortedKeys | None) -> bool:
-        """Return whether `with_keys` has to read nothing, as far as that is known without a search."""
+        """Return whether `with_keys` probably needs no request; nothing is searched for that."""
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         if self._is_small:
             return all(self._is_here(columns, WHOLE) for columns in kinds)
@@ -225,9 +226,9 @@ class PartRows:
         )
 
     def hits_in_memory(self, wanted: SortedKeys) -> list[Hits] | None:
-        """Return where the rows with a wanted key lie, if all that is looked at is in memory; None to ask `with_keys`.
+        """Return the positions of the rows with a requested key; None if some columns are not in memory as a block.
 
-        So it is as long as row groups are kept by themselves, because `with_keys` makes a block of them when it can.
+        Then `with_keys` finds the rows, and makes a block of row groups if it can.
         """
         if self._is_small:
             spans = [WHOLE]
@@ -255,12 +256,11 @@ class PartRows:
         return hits
 
     def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
-        """Yield the rows with a wanted key: the key columns and the others; None wants all rows."""
+        """Yield the rows with a requested key, all columns; None requests all rows."""
         if self._is_small:
             keys = self._whole(self._keys, None)
             if wanted is None or keys is None:
-                values = self._whole(self._columns, None)
-                yield from self._tables([] if values is None else [(0, values)])
+                yield from self._tables(self._whole_values(None))
             else:
                 yield from self._matching(wanted, 0, keys, self._whole_values)
             return
@@ -280,7 +280,7 @@ class PartRows:
                 yield from self._matching(wanted, start, keys, values)
 
     def places(self, wanted: SortedKeys) -> Numbers:
-        """Return, ascending, which rows of the part have a wanted key."""
+        """Return the rows of the part that have a requested key, ascending."""
         if not self.may_hold(wanted):
             return np.zeros(0, np.int64)
         if self._is_small:
@@ -302,11 +302,11 @@ class PartRows:
         keys: Piece,
         values: Callable[[Numbers], list[tuple[int, Piece]]],
     ) -> Iterator[pa.Table]:
-        """Yield the rows with a wanted key among some rows of the part, from start on.
+        """Yield the rows with a requested key among some rows of the part, from start on.
 
         Args:
             keys: of these rows.
-            values: returns the other columns of some rows of the part, in pieces, each with its first row.
+            values: returns the other columns of some rows of the part, in pieces with their first rows.
         """
         assert isinstance(keys, SortedKeys)
         rows = keys.find(wanted)
@@ -314,10 +314,10 @@ class PartRows:
             return
         pieces = values(rows + start) if self._columns else []
         if len(pieces) == 1 and len(pieces[0][1]) == len(keys) and pieces[0][0] == start:
-            # Mostly both are one block, and one call for all columns takes half as long.
+            # Both are mostly one block; then one call for all columns takes half the time.
             columns = [*keys.batch.columns, *_batch(pieces[0][1]).columns]
             block = pa.RecordBatch.from_arrays(columns, names=self._row_fields.names)
-            yield _plain(pa.Table.from_batches([block.take(int64_array(rows))]), self._row_fields)
+            yield without_dictionaries(pa.Table.from_batches([block.take(int64_array(rows))]).columns, self._row_fields)
             return
         taken = [keys.batch.take(int64_array(rows))]
         if pieces:
@@ -328,20 +328,21 @@ class PartRows:
                 for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
             ]
             taken.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
-        names = [name for table in taken for name in table.column_names]
-        whole = pa.Table.from_arrays([column for table in taken for column in table.columns], names=names)
-        yield _plain(whole, self._row_fields)
+        yield without_dictionaries([column for table in taken for column in table.columns], self._row_fields)
 
     def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
         """Yield all rows of some pieces of a collection without keys."""
-        return (_plain(pa.Table.from_batches([_batch(piece)]), self._row_fields) for _, piece in pieces)
+        return (
+            without_dictionaries(pa.Table.from_batches([_batch(piece)]).columns, self._row_fields)
+            for _, piece in pieces
+        )
 
-    def _whole_values(self, rows: Numbers) -> list[tuple[int, Piece]]:
-        values = self._whole(self._columns, rows)
+    def _whole_values(self, touched: Numbers | None) -> list[tuple[int, Piece]]:
+        values = self._whole(self._columns, touched)
         return [] if values is None else [(0, values)]
 
     def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
-        """Return columns of all rows of a small part; None if there are no such columns."""
+        """Return columns of all rows of a small part; None for no columns."""
         piece = self._kept(columns, WHOLE, self._part.rows, touched) if columns else None
         if columns and piece is None:
             table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
@@ -365,7 +366,7 @@ class PartRows:
             bounds = self._reader.decoded.get(self._bounds_name)
             if bounds is None:
                 index = self._reader.index(self._part, self._schema)
-                # The cache keeps no piece that is larger than about a quarter of the budget.
+                # The cache keeps no piece larger than about a quarter of the budget.
                 room = min(BLOCK_BYTES, self._reader.memory_budget // 16)
                 bounds = GroupBounds.of(self._part, index, self._schema, room)
                 self._reader.decoded.put(self._bounds_name, bounds)
@@ -374,9 +375,9 @@ class PartRows:
         return self._known_bounds
 
     def _blocks(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Blocks:
-        """Return the blocks to look in, each as `[first, end)`, and the row groups of it that may hold wanted keys.
+        """Return the blocks to search, each as `[first, end)`, with the row groups that may hold requested keys.
 
-        A look-up asks twice: whether all of it is in memory, and for what is there.
+        A look-up calls this twice with the same keys.
         """
         if self._looked is not None and self._looked[0] is wanted:
             return self._looked[1]
@@ -384,17 +385,12 @@ class PartRows:
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         blocks: Blocks
         if total <= bounds.group_count_max and all(self._is_here(columns, (0, total)) for columns in kinds):
-            # All of the part is one block in memory: to search in it takes no longer than to ask where to.
+            # The part is one block in memory, so a search takes no longer than a selection.
             blocks = [(0, total, [*range(total)])]
         else:
-            blocks = bounds.blocks(self._hit(bounds, wanted))
+            blocks = bounds.blocks(np.arange(total) if wanted is None else bounds.hit(self._samples(), wanted))
         self._looked = wanted, blocks
         return blocks
-
-    def _hit(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Numbers:
-        if wanted is None:
-            return np.arange(len(bounds.firsts) - 1)
-        return bounds.hit(self._samples(), wanted)
 
     def _pieces(
         self,
@@ -408,15 +404,15 @@ class PartRows:
         """Return columns of some row groups of a block, in order, each piece with its first row in the part.
 
         Args:
-            groups: the row groups; None stands for those of the rows that are touched.
-            touched: the rows of the part that will be looked at, ascending; None stands for all of these row groups.
+            groups: the row groups; None for the ones with touched rows.
+            touched: the rows of the part that the caller will use, ascending; None for all rows of the groups.
         """
         first, end = span
         firsts = bounds.firsts
 
         def kept_of(first: int, end: int) -> Piece | None:
             inside = touched
-            if touched is not None and self._reader.spilled is not None:  # Nobody else asks.
+            if touched is not None and self._reader.spilled is not None:  # Only files check rows.
                 cuts = touched.searchsorted([firsts[first], firsts[end]])
                 inside = touched[cuts[0] : cuts[1]] - firsts[first]
             return self._kept(columns, (first, end), int(firsts[end] - firsts[first]), inside)
@@ -427,11 +423,11 @@ class PartRows:
         if groups is None:
             assert touched is not None
             groups = np.unique(firsts.searchsorted(touched, "right") - 1).tolist()
-        # A block of one row group was asked for above.
+        # A block of one row group was requested above.
         kept = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
         missing = [number for number, piece in kept.items() if piece is None]
         is_wanted = len(kept) == end - first
-        if not missing and not is_wanted:  # Perhaps it is nearly all there by now.
+        if not missing and not is_wanted:  # Nearly all of the block may be cached by now.
             lengths = np.diff(firsts[first : end + 1]).tolist()
             away = (not self._is_here(columns, (number, number + 1)) for number in range(first, end))
             is_wanted = sum(compress(lengths, away)) <= REST_SHARE * sum(lengths)
@@ -446,7 +442,7 @@ class PartRows:
         return [(int(firsts[number]), piece) for number, piece in kept.items() if piece is not None]
 
     def _as_block(self, columns: tuple[str, ...], span: Span, bounds: GroupBounds, fetched: Fetched) -> Piece:
-        """Make one piece of all row groups of a block, and keep it in place of theirs."""
+        """Return all row groups of a block as one piece, which replaces theirs in the cache."""
         groups = [*range(*span)]
         lengths = np.diff(bounds.firsts).tolist()
         pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
@@ -464,7 +460,7 @@ class PartRows:
         return block
 
     def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
-        """Return columns of consecutive row groups. Cost: one GET of a range, unless they are among those fetched."""
+        """Return columns of consecutive row groups. Cost: one GET of a range, unless they were fetched."""
         coded = () if columns == self._keys else self._texts()
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
@@ -478,7 +474,7 @@ class PartRows:
         return table
 
     def _texts(self) -> tuple[str, ...]:
-        """Return the columns of texts that are decoded to the numbers of their values, of which few are wanted."""
+        """Return the text columns that are decoded as dictionaries, because few of their values are requested."""
         if self._coded is None:
             kinds = ((name, self._schema.arrow.field(name).type) for name in self._columns)
             names = [name for name, kind in kinds if is_text(kind)]
@@ -491,7 +487,7 @@ class PartRows:
         batch = batches[0] if batches else empty_batch(table.schema)
         spilled = self._reader.spilled
         if spilled is not None and spilled.put(self._file_name(columns, span), batch):
-            # From here on the file is used, and what was decoded is let go of.
+            # The file replaces the decoded rows.
             kept = self._kept(columns, span, len(batch), None)
             if kept is not None:
                 return kept
@@ -500,7 +496,7 @@ class PartRows:
         return piece
 
     def _kept(self, columns: tuple[str, ...], span: Span, rows: int, touched: Numbers | None) -> Piece | None:
-        """Return columns of a number of rows, of which only those that are touched will be looked at."""
+        """Return cached columns of a number of rows; the caller uses the touched rows only."""
         piece = self._reader.decoded.get(self._name(columns, span))
         assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
         spilled = self._reader.spilled
@@ -510,19 +506,19 @@ class PartRows:
         if columns != self._keys:
             return spilled.get(name, fields, rows, touched)
         keys = spilled.keys(name, fields, rows)
-        if keys is not None and keys.packs:  # That takes memory, which is bounded there.
+        if keys is not None and keys.packs:  # Packed keys take memory, which the cache bounds.
             self._reader.decoded.put(self._name(columns, span), keys)
         return keys
 
     def _is_here(self, columns: tuple[str, ...], span: Span) -> bool:
-        """Return whether columns of some rows are in memory or mapped; what is mapped may yet prove to be damaged."""
+        """Return whether columns of some rows are in memory or mapped; a mapped file may still be damaged."""
         if self._reader.decoded.peek(self._name(columns, span)) is not None:
             return True
         spilled = self._reader.spilled
         return spilled is not None and spilled.is_mapped(self._file_name(columns, span))
 
     def _peeked(self, columns: tuple[str, ...], span: Span, rows: int) -> Piece | None:
-        """Return all of a number of rows, without counting as a use."""
+        """Return cached columns of a number of rows, without counting the request."""
         piece = self._reader.decoded.peek(self._name(columns, span))
         assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
         spilled = self._reader.spilled
@@ -544,19 +540,19 @@ class PartRows:
         return json.dumps([self._part.rows_id, *span, columns, self._types])
 
 
-def places_of(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
-    """Return, ascending, which rows of a part have a wanted key. Cost: what a look-up of the keys alone reads."""
+def find_places(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
+    """Return the rows of a part that have a requested key, ascending. Cost: a look-up of the keys alone."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
     return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)
 
 
-def _plain(table: pa.Table, fields: pa.Schema) -> pa.Table:
-    """Return rows without dictionaries."""
-    columns = [
+def without_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:
+    """Return columns as a table of some fields, with their values in place of dictionaries."""
+    plain = [
         column.cast(field.type) if pat.is_dictionary(column.type) else column
-        for field, column in zip(fields, table.columns, strict=True)
+        for field, column in zip(fields, columns, strict=True)
     ]
-    return pa.Table.from_arrays(columns, schema=fields)
+    return pa.Table.from_arrays(plain, schema=fields)
 
 
 def _batch(piece: Piece) -> pa.RecordBatch:

@@ -1,15 +1,14 @@
-"""What reads of parts keep for later reads: footers, decoded rows, what one slice leaves to the next, and mapped files.
+"""Caches of parts for later reads: footers, decoded rows, leftovers of slices, and mapped files.
 
-- Everything kept is named by the checksums of parts, not by blobs, and rows also by what they are read as: equal bytes
-  mean different columns in other collections and under other versions of a schema. Parts never change, so nothing kept
-  is ever wrong.
+- Cached values are named by the checksums of parts, and rows also by the schema that they are read with: equal bytes
+  mean different columns in other collections and versions. Parts never change, so cached values are never stale.
 - In memory, footers and rows share the room of the client's `Cache`, and leftovers have a share of the budget.
-- With a cache folder, the rows that look-ups decode go to files there (`SpilledRows`) and are used from there, by all
-  processes that name the folder and by those that come later. The memory is then the page cache's. A file is named by
-  the location, the part's checksum, the rows, the columns and their types, so it is never changed. A file that is
-  damaged, or is another one's, is removed and counts as not there: the rows are decoded again.
-- What is mapped stays readable when somebody removes the file. So the room bounds how much one client keeps mapped,
-  too: the disk has its space back only when nobody has the file any more.
+- With a cache folder, look-ups write decoded rows to files there (`SpilledRows`) and map them. All processes that name
+  the folder share them, and later ones find them. Their memory is the page cache. The name of a file has the location,
+  the part's checksum, the rows, the columns and their types, so no file changes. A damaged or foreign file is removed,
+  and its rows are decoded again.
+- A mapped file stays readable after it was removed, and keeps its space on the disk. So the room also bounds how much
+  one client keeps mapped.
 """
 
 import os
@@ -42,44 +41,40 @@ from persist.codecs.types.schema import CollectionSchema
 
 T = TypeVar("T")
 
-ENTRY_BYTES = 1 << 10  # What a name and Arrow's own objects take besides the rows, of which there may be a few.
+ENTRY_BYTES = 1 << 10  # For the name and Arrow's objects, besides the rows.
 
 
 class Sized(Protocol):
-    """What knows about how many bytes it takes."""
+    """A value with an approximate size in bytes."""
 
     @property
     def nbytes(self) -> int: ...
 
 
-PASSING_BYTES = 1 << 20  # Enough for the slices of one compaction, which read the same parts one after the other.
+PASSING_BYTES = 8 << 20  # Enough for the footers of one compaction, whose slices read the same parts in turn.
 
 DecodedRows = Kind[Hashable, Sized]
 
 
 def decoded_rows(cache: Cache) -> DecodedRows:
-    """Return the kind of what point reads decode, for all readers of one client; what takes half of it is not kept.
-
-    Look-ups of many keys touch most row groups each time, so of more of them than there is room for, those that are
-    there stay. What nobody asks for in a day goes.
-    """
+    """Return the kind of rows that point reads decode, for all readers of one client."""
     return cache.kind(lambda rows: ENTRY_BYTES + rows.nbytes)
 
 
 class PartIndexes:
-    """The footers of parts read lately, for all readers of one client.
+    """Recently read footers of parts, for all readers of one client.
 
     Attributes:
-        whole: those of parts that were read whole.
+        whole: the footers of parts that were read whole.
     """
 
     def __init__(self, cache: Cache) -> None:
         self.whole = CheckedFooters(cache)
-        # However large it is, the one in use is kept: each slice of its part asks for it.
-        self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, is_needed=True)
+        # Each slice of a part requests its footer, so a large one is kept at once.
+        self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, share=1, is_needed=True)
 
     def known(self, part: Part) -> PartIndex | None:
-        """Return the footer of a part if it is kept here."""
+        """Return the footer of a part if it is cached."""
         return self._kept.get(part.checksum)
 
     def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
@@ -91,7 +86,7 @@ class PartIndexes:
         return index
 
     def of_whole(self, data: bytes, part: Part, schema: CollectionSchema) -> PartIndex:
-        """Return the footer of a part, given the bytes of its blob; whoever reads rows of it verifies these."""
+        """Return the footer of a part from the bytes of its blob; the reader of the rows verifies those."""
         start, end = part.footer_range
         index = read_index(data[start:end], part, schema)
         self._kept.put(part.checksum, index)
@@ -99,9 +94,9 @@ class PartIndexes:
 
 
 class PartCaches:
-    """What all readers of one client keep of parts. Several clients of one location may have it, one after the other.
+    """The caches that all readers of one client share.
 
-    Nothing in it depends on a client: parts never change, and what is kept of them is named by their checksums.
+    They do not depend on the client, so another client of the location may use them later.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -110,72 +105,56 @@ class PartCaches:
 
     @classmethod
     def passing(cls) -> "PartCaches":
-        """Return caches for what is read to be replaced, such as by compaction: nobody asks for it again."""
-        return cls(Cache(PASSING_BYTES))
+        """Return caches for parts that will be replaced, such as by compaction: the last ones read are kept."""
+        return cls(Cache(PASSING_BYTES, is_lru=True))
 
 
 @dataclass(frozen=True, slots=True)
-class _Cut:
-    """Where one slice ends and the next begins: in which part, for which columns and filter, at which bound of keys.
+class Cut:
+    """Where one slice of a part ends and the next begins, and how both are read.
 
-    Equal bytes may be two parts, which read the same only if their versions and the schemas that they are read with do.
+    Attributes:
+        filter: compared by identity: expressions can be neither hashed nor compared.
+        bound: the first key of the next slice.
     """
 
-    rows_id: str
-    version: int
-    reading: str
+    part: Part
+    schema: CollectionSchema
     columns: tuple[str, ...]
-    filter: "_Itself"
-    bound: str
+    filter: pc.Expression | None
+    bound: Any
 
-
-class _Itself:
-    """An object that is equal to itself alone: expressions can be neither hashed nor compared."""
-
-    __slots__ = ("_of",)
-
-    def __init__(self, of: object) -> None:
-        self._of = of  # Kept alive, so that no other object takes its place in memory.
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._of is other._of
-
-    def __hash__(self) -> int:
-        return object.__hash__(self._of)
+    @property
+    def name(self) -> Hashable:
+        """Equal for equal reads of equal bytes. Two parts of equal bytes may have other versions or schemas."""
+        part = self.part
+        return part.rows_id, part.schema, self.schema.reading, self.columns, id(self.filter), str(self.bound)
 
 
 class SliceLeftovers:
-    """What slices of the key space left over of what they decoded, for those that follow them."""
+    """Decoded rows that one slice of the key space leaves to the next."""
 
     def __init__(self, bytes_max: int) -> None:
-        self._kept: ByteBoundedLru[_Cut, tuple[pa.Table, int]] = ByteBoundedLru(bytes_max, lambda left: left[0].nbytes)
+        # With the cuts: as long as a filter is kept, no other has its id.
+        self._kept: ByteBoundedLru[Hashable, tuple[Cut, pa.Table, int]] = ByteBoundedLru(
+            bytes_max, lambda left: left[1].nbytes
+        )
 
     @property
     def bytes(self) -> int:
-        """What all of it takes."""
+        """The size of all kept rows."""
         return self._kept.bytes
 
-    def take(
-        self, part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
-    ) -> tuple[pa.Table, int] | None:
-        """Return the rows from a bound on that were decoded, and the row of the part that follows them."""
-        return self._kept.take(_cut(part, schema, columns, filter, bound))
+    def take(self, cut: Cut) -> tuple[pa.Table, int] | None:
+        """Return the decoded rows behind a cut, and the row of the part that follows them."""
+        left = self._kept.take(cut.name)
+        return None if left is None else left[1:]
 
-    def keep(
-        self,
-        part: Part,
-        schema: CollectionSchema,
-        columns: tuple[str, ...],
-        filter: pc.Expression | None,
-        bound: Any,
-        rows: pa.Table,
-        following: int,
-    ) -> None:
-        """Keep a copy of rows, without what they are a slice of, as long as there is room."""
-        # Joined with nothing, they are copied as they lie, in a fifth of the time that `take` needs.
+    def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
+        """Keep a copy of the rows behind a cut, as long as there is room."""
+        # Concatenation with nothing copies the rows alone, in a fifth of the time of `take`.
         copied = [pa.concat_arrays([*column.chunks, _none_of(column.type)]) for column in rows.columns]
-        rows = pa.Table.from_arrays(copied, schema=rows.schema)
-        self._kept.put(_cut(part, schema, columns, filter, bound), (rows, following))
+        self._kept.put(cut.name, (cut, pa.Table.from_arrays(copied, schema=rows.schema), following))
 
 
 @lru_cache(maxsize=256)
@@ -183,18 +162,12 @@ def _none_of(kind: pa.DataType) -> pa.Array:
     return pa.nulls(0, kind)
 
 
-def _cut(
-    part: Part, schema: CollectionSchema, columns: tuple[str, ...], filter: pc.Expression | None, bound: Any
-) -> _Cut:
-    return _Cut(part.rows_id, part.schema, schema.reading, columns, _Itself(filter), str(bound))
-
-
 def fetched(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
     """Return check of a part's blob or of a range of it, fetched once more if a cache may have spoiled it.
 
     Raises:
         MissingBlob: the blob is not there.
-        CorruptBlob: check says so.
+        CorruptBlob: from check.
     """
     if within is None:
         checked = get_checked(blob, part.blob, part.bytes, check)
@@ -216,9 +189,9 @@ class SpilledRows:
     """The files of one location in a cache folder; safe to use from many threads. No method raises because of the disk.
 
     Attributes:
-        room: what keeps the folder within its bounds.
-        corrupt: files that were not what they should be.
-        hits: pieces of parts that were used from files which this client did not have mapped yet.
+        room: bounds the folder.
+        corrupt: how many files were damaged or foreign.
+        hits: how many files this client mapped.
     """
 
     def __init__(self, folder: str | os.PathLike[str], bytes_max: int, location: str, clock: Clock) -> None:
@@ -230,11 +203,11 @@ class SpilledRows:
         self.corrupt = self.hits = 0
 
     def get(self, name: str, schema: pa.Schema, rows: int, touched: Rows | None) -> pa.RecordBatch | None:
-        """Return rows that were put under a name; None if they are not there as they were.
+        """Return the rows of a name; None if they are not there, or damaged.
 
         Args:
-            schema, rows: what they are, and how many.
-            touched: those which will be looked at, and no others; None stands for all.
+            schema, rows: their columns and number.
+            touched: the rows that the caller will use, which are checked; None for all.
         """
         path = self._path(name)
         piece = self._opened(path, name, schema, rows)
@@ -249,7 +222,7 @@ class SpilledRows:
         return piece.rows.batch
 
     def keys(self, name: str, schema: pa.Schema, rows: int) -> SortedKeys | None:
-        """Return the same as keys to search in, made once as long as they are mapped."""
+        """Return the rows as keys to search in, made once while they are mapped."""
         batch = self.get(name, schema, rows, None)
         if batch is None:
             return None
@@ -261,31 +234,31 @@ class SpilledRows:
         return piece.keys
 
     def is_mapped(self, name: str) -> bool:
-        """Whether this client has used those rows lately."""
+        """Return whether the rows are mapped."""
         return self._mapped.get(self._path(name)) is not None
 
     def put(self, name: str, batch: pa.RecordBatch) -> bool:
-        """Keep rows under a name; return whether `get` will find them, as far as anybody knows."""
+        """Write rows under a name; return whether `get` will probably find them."""
         size = batch.nbytes
         if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
             return False
         return self.room.write(self._path(name), mapped_file(batch, self._full(name)))
 
     def drop(self, name: str) -> None:
-        """Keep rows no more."""
+        """Remove rows."""
         path = self._path(name)
         self._mapped.take(path)
         with suppress(OSError):
             os.unlink(path)
 
     def counts(self) -> dict[str, int]:
-        """Return what became of the files; the room's counts are of all that this client wrote there."""
+        """Return counts of the files; the room's counts include all that this client wrote there."""
         room, mapped = self.room, self._mapped.bytes
         counts = {"hits": self.hits, "corrupt": self.corrupt, "evictions": room.evictions}
         return counts | {"disk_errors": room.disk_errors, "mapped_bytes": mapped, "folder_bytes": room.bytes}
 
     def close(self) -> None:
-        """Let go of what is mapped."""
+        """Unmap all files."""
         self._mapped.clear()
 
     def _opened(self, path: str, name: str, schema: pa.Schema, rows: int) -> "_Piece | None":
@@ -295,7 +268,7 @@ class SpilledRows:
         try:
             if not S_ISREG(os.lstat(path).st_mode):
                 raise ValueError("it is no plain file")
-            with pa.memory_map(path) as file:  # What is read stays mapped, and the descriptor does not stay open.
+            with pa.memory_map(path) as file:  # The buffer stays mapped after the file is closed.
                 data = file.read_buffer()
             piece = _Piece(MappedRows(data, self._full(name), schema, rows))
         except FileNotFoundError:
@@ -323,7 +296,7 @@ class SpilledRows:
 
 
 class _Piece:
-    """What is mapped of a file, and the keys that were made of it."""
+    """The mapped rows of a file, and their keys for searches."""
 
     __slots__ = ("_used_s", "keys", "rows")
 
@@ -333,7 +306,7 @@ class _Piece:
         self._used_s = float("-inf")
 
     def used(self, path: str, clock: Clock) -> None:
-        """Let the file be one that was used just now, so that it is not the first to go."""
+        """Mark the file as just used, so that it is evicted late."""
         now = clock.monotonic_s()
         if now - self._used_s > USED_EVERY_S:
             self._used_s = now

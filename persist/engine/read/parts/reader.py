@@ -1,11 +1,11 @@
 """Rows of parts: fetched, verified, decoded, and cut to a range of keys; and the claim that keeps their blobs there.
 
-A part is fetched whole if most of it is wanted, or if little is saved by less. Otherwise its footer is fetched first,
-which says where its row groups are, and then those that may hold wanted rows (`persist.codecs.part.index`). Each is
-verified before it is believed. Footers are kept, because whoever reads one slice of a part soon reads the next.
+A small part, or one that is mostly requested, is fetched whole. Otherwise its footer is fetched first, which has the
+positions of its row groups, then the row groups that may hold requested rows (`persist.codecs.part.index`). Each is
+verified before use. Footers are cached, because the next slice of a part is soon read.
 
-Memory: what is being decoded ahead takes about a quarter of the budget, one piece at least. A piece is one row group,
-or several up to a small part of the budget.
+Memory: pieces that are decoded ahead take about a quarter of the budget, one piece at least. A piece is one row group,
+or several up to a small share of the budget.
 """
 
 import weakref
@@ -33,7 +33,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
 from persist.engine.hold import Claim
-from persist.engine.read.parts.caches import PartCaches, SliceLeftovers, SpilledRows, fetched
+from persist.engine.read.parts.caches import Cut, PartCaches, SliceLeftovers, SpilledRows, fetched
 from persist.engine.write.part_writer import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -49,9 +49,9 @@ class PartReader:
     Args:
         blob: where they are.
         executor: decodes several parts at a time; None for one after the other.
-        caches: what point reads and footers are kept in, shared with other readers; None for its own.
-        memory_budget: what a read may take; see `Settings.memory_budget`.
-        spilled: where point reads keep what is large, in files; None for nowhere.
+        caches: of footers and of rows of point reads, shared with other readers; None for its own.
+        memory_budget: of a read; see `Settings.memory_budget`.
+        spilled: files of large rows of point reads; None for none.
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class PartReader:
 
     @cached_property
     def pool(self) -> Executor:
-        """What reads and merges beside whoever reads."""
+        """The threads that read and merge ahead."""
         return self._executor or Pool(1, "persist-read")
 
     @cached_property
     def _leftovers(self) -> SliceLeftovers:
-        return SliceLeftovers(self.memory_budget // 4)  # Made when it is asked for: a point read never does.
+        return SliceLeftovers(self.memory_budget // 4)  # Made at first use: a point read has none.
 
     def keeping_leftovers(self, bytes_max: int) -> "PartReader":
-        """Return the same for another read, which keeps so much of what its slices decode and leave to the next ones.
+        """Return a reader for another read, with so much room for leftovers of its slices.
 
-        Slices of many parts that overlap all cut a row group of each: with less room than these take, most of them are
+        Each slice of many overlapping parts cuts a row group of each part. Without room for these, most of them are
         decoded again for each slice.
         """
         made = copy(self)
@@ -90,17 +90,17 @@ class PartReader:
 
     @property
     def slice_bytes(self) -> int:
-        """How much one slice may hold decoded: it is merged within the budget while the next one is read."""
+        """The decoded size of one slice: it is merged within the budget while the next one is read."""
         return self.memory_budget // 5
 
     @property
     def changes_slice_bytes(self) -> int:
-        """The same for updates in the order of times, which are all sorted; the caller still has the slice before."""
+        """The same for updates in the order of times: all are sorted, and the caller still has the last slice."""
         return max(1, self.slice_bytes // 2)
 
     @property
     def rewrite_slice_bytes(self) -> int:
-        """The same where the merged slice is also encoded: merging takes about four times a slice."""
+        """The same if the merged slice is also encoded: merging takes about four times a slice."""
         return self.memory_budget // 8
 
     def tables(
@@ -137,7 +137,7 @@ class PartReader:
 
         def read_in_thread(piece: _PartSection) -> pa.Table:
             rows = read(piece)
-            if not keys.is_all:  # In slices: what other slices were decoded to is freed by now.
+            if not keys.is_all:  # The memory of earlier slices is free by now.
                 give_back_freed(piece.size, self.memory_budget // 16)
             return rows
 
@@ -158,7 +158,7 @@ class PartReader:
         """Return those columns of a part's rows whose keys are inside and which pass filter.
 
         Raises:
-            CorruptBlob: the part is missing or not what its descriptor says.
+            CorruptBlob: the part is missing, or differs from its descriptor.
             InvalidUsage: the filter does not fit the columns, or the budget is too small for a row group.
         """
         if keys.is_all or keys.covers(part, schema):
@@ -180,10 +180,10 @@ class PartReader:
         filter: pc.Expression | None,
         keys: KeyRange,
     ) -> pa.Table:
-        """Return the rows of a part that are inside; go on where the slice before this one ended."""
+        """Return the rows of a part that are inside, from where the last slice ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket(part, schema)
-        left = self._leftovers.take(part, schema, names, filter, keys.lower)
+        left = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
         if left is None:
             table, following = self._decoded(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
@@ -194,7 +194,7 @@ class PartReader:
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
-            self._leftovers.keep(part, schema, names, filter, keys.upper, table.slice(last), following)
+            self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
         return _alone(table.select(list(columns)), first, last)
 
     def _decoded(
@@ -206,7 +206,7 @@ class PartReader:
         start: int,
         end: int,
     ) -> tuple[pa.Table, int]:
-        """Return all rows from start to end, and others of their row groups; and the row that follows these."""
+        """Return the row groups of the rows from start to end, and the row after these groups."""
         if part.inline or part.footer is None:
             return self.table(part, schema, names, filter=filter), part.rows
         if part.bytes <= WHOLE_BYTES_MAX and self._indexes.known(part) is None:
@@ -228,9 +228,9 @@ class PartReader:
         start: int,
         end: int,
     ) -> tuple[pa.Table, Sequence[int]]:
-        """Return the rows of the row groups from start to end, and which these are. Cost: one GET, of the whole part.
+        """Return the row groups of the rows from start to end, and their numbers. Cost: one GET, of the whole part.
 
-        Only these groups are decoded: of very many small parts all of them would be in memory with the first slice.
+        Only these groups are decoded. Otherwise the first slice of very many small parts would hold all of them.
         """
 
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
@@ -278,13 +278,13 @@ class PartReader:
             yield batch
 
     def map(self, call: Callable[[S], T], items: Sequence[S]) -> list[T]:
-        """Return what call makes of each item, several at a time."""
+        """Return the results of a call for each item, several at a time."""
         if self._executor is None or len(items) < 2:
             return [call(item) for item in items]
         return list(self._executor.map(call, items))
 
     def known_index(self, part: Part) -> PartIndex | None:
-        """Return the footer of a part if no request is needed for that."""
+        """Return the footer of a part if it is cached."""
         return self._indexes.known(part)
 
     def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
@@ -315,7 +315,7 @@ class PartReader:
         coded: Sequence[str] = (),
         use_threads: bool = True,
     ) -> tuple[pa.Table, bytes]:
-        """Return what `groups` does, and the bytes it was made of, for `decoded_groups`."""
+        """Return the rows of `groups`, and their bytes, for `decoded_groups`."""
         if not groups:
             return _no_rows(schema, columns), b""
 
@@ -331,19 +331,16 @@ class PartReader:
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
     ) -> OpenGroups:
         """Fetch and verify consecutive row groups of a part whose file has this schema. Cost: one GET of a range."""
-        index = self._indexes.get(self.blob, part, schema)
-        start, end = self._bytes_of(part, schema, groups)
+        index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenGroups:
-            view = memoryview(data)
-            pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in groups]
-            return OpenGroups(pieces, index, part.as_stored, schema, coded)
+            return OpenGroups(_cut_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
 
-        return fetched(self.blob, part, opened, (start, end))
+        return fetched(self.blob, part, opened, self._bytes_of(part, schema, groups))
 
     def _bytes_of(self, part: Part, schema: CollectionSchema, groups: Sequence[int]) -> tuple[int, int]:
-        """Return where consecutive row groups begin and end; refuse those that the budget cannot hold."""
-        index = self._indexes.get(self.blob, part, schema)
+        """Return the byte range of consecutive row groups; raise InvalidUsage if one exceeds the budget."""
+        index = self.index(part, schema)
         largest = max(index.groups[n].rows for n in groups) * part.memory // part.rows
         if largest > self.memory_budget:
             raise InvalidUsage(
@@ -365,13 +362,20 @@ class PartReader:
         coded: Sequence[str] = (),
         use_threads: bool = True,
     ) -> pa.Table:
-        """Return columns of the wanted ones of some consecutive row groups, given the bytes of all of these."""
-        index, view = self._indexes.get(self.blob, part, schema), memoryview(data)
-        start = index.groups[groups[0]].start
-        pieces = [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in wanted]
+        """Return columns of some of consecutive row groups, from the bytes of all of them."""
+        index = self.index(part, schema)
+        pieces = _cut_groups(index, groups, wanted, data)
         return decode_groups(
             pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
         )
+
+
+def _cut_groups(
+    index: PartIndex, groups: Sequence[int], requested: Sequence[int], data: bytes | memoryview
+) -> list[tuple[int, memoryview]]:
+    """Return the numbers and bytes of the requested row groups, from the bytes of consecutive ones."""
+    view, start = memoryview(data), index.groups[groups[0]].start
+    return [(n, view[index.groups[n].start - start : index.groups[n].end - start]) for n in requested]
 
 
 def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
@@ -379,16 +383,16 @@ def _no_rows(schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
 
 
 def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
-    """Return the rows from first to end, in buffers of their own if they are less than half of what was decoded.
+    """Return the rows from first to end; a copy if they are less than half of the decoded ones.
 
-    A slice of many parts would else keep a row group of each in memory, or more, for a few rows.
+    Otherwise a slice of many parts would keep a row group of each in memory, for a few rows.
     """
     rows = table.slice(first, end - first)
     return rows if 2 * len(rows) >= len(table) else copied(rows)
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
-    """Return about how many bytes the rows of a part that are inside take when decoded."""
+    """Estimate the decoded size of the rows of a part that are inside, in bytes."""
     start, end, samples = keys.within(part, schema)
     if not keys.is_all and end - start < part.rows:
         # A bound lies anywhere between two known keys, on the average in the middle.
@@ -399,7 +403,7 @@ def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
 
 @dataclass(frozen=True)
 class _PartSection:
-    """Some row groups of a part, or what is wanted of all of it; size is what reading it takes, in bytes."""
+    """Some row groups of a part, or None for all requested rows; size is the memory to read it, in bytes."""
 
     part: Part
     size: int
@@ -409,7 +413,7 @@ class _PartSection:
 def _in_order(
     executor: Executor, read: Callable[[_PartSection], pa.Table], pieces: Iterator[_PartSection], room: int
 ) -> Iterator[tuple[Part, pa.Table]]:
-    """Yield what read makes of each piece, in order, with as many under way as there is room for, one at least."""
+    """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least."""
     under_way: deque[tuple[_PartSection, Future[pa.Table]]] = deque()
     taken = 0
     following = next(pieces, None)
@@ -428,7 +432,7 @@ def _in_order(
 
 
 def ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
-    """Yield the same, none of them None, while an executor makes the next one."""
+    """Yield the same items, none of them None, while an executor makes the next one."""
     future = executor.submit(next, items, None)
     try:
         while (item := future.result()) is not None:
@@ -439,18 +443,18 @@ def ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
 
 
 def finish(futures: Sequence["Future[T]"]) -> None:
-    """Cancel what has not begun, and wait for the others; their errors are left out."""
+    """Cancel the calls that have not begun, and wait for the others; ignore their errors."""
     wait([future for future in futures if not future.cancel()])
 
 
 class ClaimedRead:
-    """Ask it for the reader each time something is read: it says so if that cannot be relied on any more.
+    """A reader with a claim on the blobs that it reads; each call returns the reader, or raises if the claim is lost.
 
     Args:
-        source: gives what reads parts for the client; raises ClientClosed after its close.
+        source: returns the client's reader of parts; raises ClientClosed after its close.
         claim: released when this is closed, or dropped.
-        is_needed: tells whether the collection, as it is now, refers to the blob of that key.
-        name: of the collection, to tell of the read.
+        is_needed: returns whether the newest state of the collection refers to the blob of a key.
+        name: of the collection, for reports of progress.
     """
 
     def __init__(
@@ -467,12 +471,12 @@ class ClaimedRead:
         self._release = weakref.finalize(self, claim.release)
 
     def __call__(self) -> PartReader:
-        """Return what to read with.
+        """Return the reader.
 
         Raises:
-            InvalidUsage: the result this belongs to was closed.
-            ClientClosed: its client was.
-            LeaseExpired: what it reads may be gone.
+            InvalidUsage: the result was closed.
+            ClientClosed: its client was closed.
+            LeaseExpired: the blobs may be gone.
         """
         if not self._release.alive:
             raise InvalidUsage("this result was closed, so what it reads may be gone. Ask for it again.")
@@ -481,12 +485,12 @@ class ClaimedRead:
         return source
 
     def checked(self, reader: PartReader) -> PartReader:
-        """Return reader, which came from here, if what it reads can be relied on still; raises as a call does."""
+        """Return a reader that came from here, if the claim still holds; raise as a call does."""
         self()
         return reader
 
     def move(self, time: int, *, has_planned: bool = False) -> None:
-        """Claim from a later time on only; with has_planned, keep the parts of what was planned before, too."""
+        """Claim from a later time on only; with has_planned, also the parts of earlier plans."""
         self._claim.move(time, has_planned=has_planned)
 
     def close(self) -> None:
@@ -494,12 +498,12 @@ class ClaimedRead:
         self._release()
 
     def explained(self) -> "_Explained":
-        """Raise, in a `with`, LeaseExpired in place of MissingBlob, if the blob is missing because it was collected."""
+        """Return a context that raises LeaseExpired in place of MissingBlob, if the blob was collected."""
         return self._explained
 
 
 class _Explained:
-    """Keeps nothing of the block that it is used for, so one serves for all reads: a point read enters one each."""
+    """A context without state, so one object serves all reads: each point read enters it."""
 
     __slots__ = ("_is_needed",)
 
@@ -515,7 +519,7 @@ class _Explained:
 
 
 def collected(error: MissingBlob) -> LeaseExpired:
-    """Return what to raise for a blob that is missing because nothing refers to it any more."""
+    """Return the error for a blob that is missing because nothing refers to it any more."""
     return LeaseExpired(
         f"the blob {error.key!r} was collected: nothing has referred to it for longer than the grace period, and this "
         "read held no lease that kept it"

@@ -1,4 +1,4 @@
 """Plans of reads: the keyframe and the parts from which a snapshot is read, and the slices of a scan.
 
-Promises: a plan names immutable parts, so a later read of it gives the same rows.
+Promises: a plan names immutable parts, so a later read of it returns the same rows.
 """

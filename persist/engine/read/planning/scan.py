@@ -1,11 +1,10 @@
-"""What a read will read, as a value, and how it is read.
+"""The plan of a read, as a value.
 
-A `Scan` names the parts of a keyframe, whose rows all count, and parts of the history, of which the updates in an
-interval of times do, added or taken away; a slice of the key space, columns and a filter.
-`persist.engine.read.planning.snapshot_plan` makes it from the state alone; it can be cut into slices that are
-independent of
-each other: threads read them here, tasks in Spark. `persist.engine.read.merging` and
-`persist.engine.read.following.changes` say what the updates amount to.
+A `Scan` names parts of a keyframe, of which all rows count, and parts of the history, of which the updates in an
+interval of times are added or subtracted. It also has a slice of the key space, columns and a filter.
+`persist.engine.read.planning.snapshot_plan` makes it from the state alone. It can be cut into independent slices:
+threads read them here, and tasks in Spark. `persist.engine.read.merging` and `persist.engine.read.following.changes`
+turn the updates into results.
 """
 
 import pickle
@@ -22,6 +21,7 @@ import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.evolution import narrowed, newest_types
+from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.filters import parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
 from persist.codecs.part.part import Part
@@ -39,12 +39,12 @@ class Scan:
 
     Attributes:
         parts: of the history.
-        columns: the key and value columns wanted, in the order wanted.
+        columns: the requested key and value columns, in the requested order.
         filter: an expression over key and value columns, or None.
         keys: the slice of the key space.
         base: of a keyframe; they do not overlap in key.
-        sign: by which the diffs of parts are multiplied: -1 when the keyframe is of a later time than is wanted.
-        narrow: with what types rows are given out; None for those of schema. See `with_newest_types`.
+        sign: the factor for diffs of parts: -1 if the keyframe is later than the requested time.
+        narrow: the schema of results, if it is another than `schema`. See `with_newest_types`.
     """
 
     schema: CollectionSchema
@@ -60,7 +60,7 @@ class Scan:
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
-        """Those of the keyframe and those of the history."""
+        """The parts of the keyframe, then of the history."""
         return (*self.base, *self.parts)
 
     @property
@@ -70,7 +70,7 @@ class Scan:
 
     @property
     def memory(self) -> int:
-        """About how many bytes all that is read takes when decoded, rows at other times included."""
+        """The approximate size of all decoded rows, in bytes; rows at other times are included."""
         return self.memory_of(self.all_parts)
 
     def memory_of(self, parts: Iterable[Part]) -> int:
@@ -79,7 +79,7 @@ class Scan:
 
     @property
     def updates_memory(self) -> int:
-        """About how many bytes the updates take that are read of the history: those of a part spread evenly in time."""
+        """The approximate size of the history's updates, in bytes, if each part is spread evenly in time."""
         return sum(
             memory_within(part, self.keys, self.schema) * times // (part.time_max + 1 - part.time_min)
             for part in self.parts
@@ -99,22 +99,22 @@ class Scan:
         return tuple(kept)
 
     @property
-    def given(self) -> CollectionSchema:
-        """The schema of what is given out."""
+    def result_schema(self) -> CollectionSchema:
+        """The schema of results."""
         return self.schema if self.narrow is None else self.narrow
 
-    def given_out(self, table: pa.Table) -> pa.Table:
-        """Return what was read of the times that are wanted, all of it made one: its columns with the types of `given`.
+    def cast_to_result(self, table: pa.Table) -> pa.Table:
+        """Return consolidated rows of the requested times with the types of `result_schema`.
 
         Raises:
-            SchemaMismatch: they cannot hold a value of these times.
+            SchemaMismatch: a value does not fit its type.
         """
         return table if self.narrow is None else narrowed(table, self.columns, self.narrow)
 
     def with_newest_types(self) -> "Scan":
-        """Return a scan that reads with the types that columns have by now, and gives out those that they have here.
+        """Return a scan that reads with the newest types of columns, and returns the types of this schema.
 
-        So it fails only if a value of the times that are wanted does not fit, and not one that lies beside it.
+        So a value that does not fit is an error only if it is in the result.
         """
         wide = newest_types(self.schema)
         if wide is self.schema or (self.filter is not None and not _fits(self.filter, wide)):
@@ -126,7 +126,7 @@ class Scan:
         return pa.Table.from_batches([], pa.schema([self.schema.arrow.field(name) for name in names]))
 
     def slices(self, count: int) -> "list[Scan]":
-        """Return at most count scans that together are this one, of about equal size, in key order."""
+        """Return at most count scans of about equal size, in key order, that together are this one."""
         whole = self.pruned()
         sampled = [comparable_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
         ranges = key_ranges(whole.all_parts, self.schema, count, self.keys, sampled)
@@ -138,10 +138,10 @@ class Scan:
         ]
 
     def task_count(self, parallel: int) -> int:
-        """Return how many slices keep so many workers busy, of a fair size each."""
+        """Return how many slices of a fair size keep so many workers busy."""
         by_size = -(-self.memory // TASK_BYTES_MAX)
         worth = -(-self.memory // TASK_BYTES_MIN)
-        wanted = -(-by_size // parallel) * parallel  # Whole rounds, so that nobody is idle in the last one.
+        wanted = -(-by_size // parallel) * parallel  # Whole rounds: no worker is idle in the last one.
         return max(1, min(wanted, worth))
 
     def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
@@ -151,8 +151,8 @@ class Scan:
         what is too large is cut again.
 
         Args:
-            bytes_max: how much of a slice is in memory at a time.
-            held: says that of a scan; without it, all that is decoded.
+            bytes_max: the part of a slice that is in memory at a time.
+            held: estimates that part of a scan; all decoded rows without it.
         """
         held = held or (lambda scan: scan.memory)
         slices: list[Scan] = []
@@ -170,10 +170,10 @@ class Scan:
     def time_slices(self, bytes_max: int) -> "list[Scan]":
         """Return scans of at most about bytes_max of updates each that together are this one, in time order.
 
-        How many updates there are until a time is estimated: those of a part are taken to be spread evenly. A part is
-        read, piece by piece, for each of the slices that it has updates for. A larger time is a slice by itself.
+        The sizes are estimates: the updates of a part count as spread evenly. A part is read, piece by piece, for each
+        slice that it has updates for. A larger time is a slice by itself.
         """
-        changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # Of the bytes for each time, from a time on.
+        changes: defaultdict[int, Fraction] = defaultdict(Fraction)  # By time: the change of the bytes for each time.
         for part in self.parts:
             density = Fraction(part.memory, part.time_max + 1 - part.time_min)
             changes[max(part.time_min, self.time_lower)] += density
@@ -205,7 +205,7 @@ class Scan:
                     lifted.names(wanted)
 
     def tells_apart(self, part: Part) -> bool:
-        """Whether records that are distinct in a part are distinct as they are read, if all columns are."""
+        """Return whether distinct records of a part are distinct when all columns are read."""
         lifted = part.lift(self.schema)
         return lifted is None or lifted.is_exact
 
@@ -213,15 +213,20 @@ class Scan:
         """Whether all updates of a part of the history are in the interval of times."""
         return part.time_min >= self.time_lower and part.time_max < self.time_upper
 
+    def within_time(self, updates: pa.Table) -> pa.Table:
+        """Return the updates whose `_time` is in the interval."""
+        time = updates["_time"]
+        return updates.filter(pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper)))
+
     def updates(
         self, reader: PartReader, columns: Sequence[str], parts: Sequence[Part] | None = None, coded: Sequence[str] = ()
     ) -> Iterator[pa.Table]:
-        """Yield the updates of each part of the history, or of some of them; columns may be `_time` and `_diff`.
+        """Yield the updates of each part of the history, or of some parts; columns may be `_time` and `_diff`.
 
         Columns of strings or bytes that coded names may come as dictionaries.
 
         Raises:
-            CorruptBlob: a part is missing or not what its descriptor says.
+            CorruptBlob: a part is missing, or differs from its descriptor.
             InvalidUsage: the filter does not fit the columns.
         """
         parts = self.parts if parts is None else parts
@@ -229,9 +234,7 @@ class Scan:
         tables = reader.tables(parts, self.schema, [*columns, *extra], filter=self.filter, keys=self.keys, coded=coded)
         for part, table in tables:
             if not self.is_inside(part):
-                time = table["_time"]
-                inside = pc.and_(pc.greater_equal(time, self.time_lower), pc.less(time, self.time_upper))
-                table = table.filter(inside)
+                table = self.within_time(table)
             if self.sign < 0 and "_diff" in columns:
                 table = negated(table)
             yield table.select(list(columns)) if extra else table
@@ -251,9 +254,9 @@ class Scan:
 
 
 def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str] | None = None) -> Scan | None:
-    """Return a scan that reads less: of the columns (None: as many as before) and of the rows that pass a filter, too.
+    """Return a scan of fewer columns (None: the same), and of the rows that also pass a filter.
 
-    None if the filter needs other columns than a scan filters by, such as `_time`.
+    None if the filter needs columns that a scan cannot filter by, such as `_time`.
     """
     if filter is not None:
         try:
@@ -274,11 +277,7 @@ def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
 
 
 def refuse_positions(filter: pc.Expression) -> None:
-    """Refuse a filter that says by position which column it means: it is evaluated over some of the columns only.
-
-    Raises:
-        InvalidUsage: it does.
-    """
+    """Raise InvalidUsage if a filter names a column by position: it is evaluated over some of the columns only."""
     if "FieldPath" not in str(filter):
         return
     try:  # Texts and names may hold that word too; a position is what Arrow cannot serialize.
@@ -290,10 +289,9 @@ def refuse_positions(filter: pc.Expression) -> None:
 
 
 def cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
-    """Return names in the order in which rows are told apart with the least work: keys, then what has a fixed width.
+    """Return names in the cheapest order for comparing rows: keys, then columns of fixed width.
 
-    A third of the time, on keys with a few records each: a number tells most of them apart, and strings are then only
-    compared where they are equal.
+    It takes a third of the time on keys with a few records each: numbers differ mostly, so few strings are compared.
     """
     return sorted(
         names, key=lambda name: (name not in schema.key_names, not pt.is_primitive(schema.arrow.field(name).type))
@@ -314,6 +312,14 @@ def negated(table: pa.Table) -> pa.Table:
     return table.set_column(at, table.field(at), pc.negate(diffs))
 
 
+def with_diff(table: pa.Table, diff: int = 1) -> pa.Table:
+    """Return a table with a column `_diff`, which is the same in all rows if there was none."""
+    if "_diff" in table.column_names:
+        return table
+    diffs = int64_array(np.full(len(table), diff, np.int64))
+    return table.append_column(pa.field("_diff", pa.int64(), nullable=False), diffs)
+
+
 def rows_without_columns(rows: int) -> pa.Table:
-    """Return a table of that many rows and no column, which Arrow makes only by a detour."""
+    """Return a table of that many rows and no column."""
     return pa.Table.from_struct_array(pa.StructArray.from_buffers(pa.struct([]), rows, [None]))

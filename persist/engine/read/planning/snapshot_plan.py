@@ -1,9 +1,9 @@
-"""Plans: which parts tell the contents as of a time, or the changes in an interval, at the least cost.
+"""Plans: the cheapest parts from which to read the contents as of a time, or the changes in an interval.
 
-The contents as of a time are those of a keyframe, plus the history after it, or minus the history between the time and
-it: diffs are a group, so both ways are exact. They are also all of the history up to the time, as long as none of it
-has been dropped. The nearest keyframe on either side and no keyframe are candidates. What each costs is estimated from
-the descriptors of parts: rows to decode, and rows to merge, which costs several times as much. No I/O happens here.
+The contents as of a time are an earlier keyframe plus the history after it, or a later keyframe minus the history
+between the time and it. Diffs are a group, so both ways are exact. As long as no history was dropped, all history up to
+the time is a third way. The candidates are the nearest keyframe on either side, and none. Their costs are estimated
+from the descriptors of parts: rows to decode, and rows to merge, which cost several times as much. Nothing is read.
 """
 
 from bisect import bisect_right
@@ -25,28 +25,28 @@ from persist.core.state_rules.schemas import among_versions
 from persist.core.timeline import Timeline, shown_time, timeline_of
 from persist.engine.read.planning.scan import Scan
 
-MERGE_COST = 4  # What a row that is merged costs, if one that is only decoded costs 1.
+MERGE_COST = 4  # To merge a row costs so many times as much as to decode it.
 
 
 @dataclass(frozen=True)
 class Explanation(Shown):
-    """What a snapshot will read, and what it need not; print it.
+    """The cost of a snapshot; print it.
 
     Attributes:
         as_of: the time of the snapshot.
         keyframe: the time of the keyframe it starts from, None if it starts from nothing.
         direction: "forwards" or "backwards" from there in time.
         parts, bytes, rows: to be read, of keyframe and history; rows is an upper bound where parts are cut.
-        base_parts, base_bytes, base_rows: those of the keyframe among them.
-        memory: what all of it takes decoded.
+        base_parts, base_bytes, base_rows: the keyframe's share of these.
+        memory: the decoded size of all of it, in bytes.
         slices: how many independent slices `to_batches` reads one after the other.
-        columns, form, filter: what was asked for.
-        pruned: how many parts are not read, by what made it so: "time", "filter", or "keyframe" for history that the
-            keyframe stands for.
-        index: the columns of the index by which what passes the filter is found, in place of all that; None for none.
-        index_memory: what is read by that index takes decoded.
+        columns, form, filter: as requested.
+        pruned: how many parts are not read, by reason: "time", "filter", or "keyframe" for history that the keyframe
+            replaces.
+        index: the columns of the index that finds the rows of the filter, in place of all that; None for none.
+        index_memory: the decoded size of the rows that are read by the index, in bytes.
         timeline: of the collection, to show times as moments.
-        unsealed: what the collection holds at times that are not sealed, so that no snapshot shows it; None if nothing.
+        unsealed: contents at times that are not sealed, so that no snapshot shows them; None if there are none.
     """
 
     as_of: int
@@ -101,10 +101,8 @@ def snapshot_scan(
     *,
     raw: bool = False,
 ) -> Scan:
-    """Return the plan to read contents as of a time that is sealed and not compacted; raw gives tombstones, too."""
-    schema = among_versions(schema, contents)
-    filter = None if filter is None else with_both_zeros(filter)
-    filter = filter if raw else _with_live(contents, schema, filter)
+    """Return the plan to read the contents as of a readable time; raw includes tombstones."""
+    schema, filter = _prepare(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
     history = contents.history_parts
     candidates = _nearest(contents, as_of)
@@ -117,7 +115,7 @@ def snapshot_scan(
 def explained(
     contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
 ) -> Explanation:
-    """Return what a plan of `snapshot_scan` over contents will read, in so many slices; or by an index in its place."""
+    """Explain a plan of `snapshot_scan` over contents, in so many slices, or the index in its place."""
     forwards = scan.sign > 0
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
     keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
@@ -125,7 +123,7 @@ def explained(
     base = contents.parts_of(keyframe.parts) if keyframe is not None else ()
     early = sum(part.time_max < scan.time_lower for part in history)
     late = sum(part.time_min >= scan.time_upper for part in history)
-    covered = early if keyframe is not None else 0  # The keyframe stands for them.
+    covered = early if keyframe is not None else 0  # The keyframe replaces them.
     return Explanation(
         as_of=scan.as_of,
         keyframe=None if keyframe is None else keyframe.as_of,
@@ -163,24 +161,20 @@ def changes_scan(
     *,
     raw: bool = False,
 ) -> Scan:
-    """Return the plan to read the updates with `lower <= time < upper`, which are sealed and not compacted.
-
-    Args:
-        raw: give those of tombstones, too.
-    """
-    schema = among_versions(schema, contents)
-    filter = None if filter is None else with_both_zeros(filter)
-    filter = filter if raw else _with_live(contents, schema, filter)
+    """Return the plan to read the updates with `lower <= time < upper`, all readable; raw includes tombstones."""
+    schema, filter = _prepare(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
     return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
 
 
-def _with_live(
-    contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None
-) -> pc.Expression | None:
-    """Return a filter that passes no tombstones, either: they are rows, so what is left out is so at every time."""
-    live = live_filter(schema, form_in(contents, schema, resolves=False))
-    return filter if live is None else live if filter is None else live & filter
+def _prepare(
+    contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None, *, raw: bool
+) -> tuple[CollectionSchema, pc.Expression | None]:
+    """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
+    schema = among_versions(schema, contents)
+    filter = None if filter is None else with_both_zeros(filter)
+    live = None if raw else live_filter(schema, form_in(contents, schema, resolves=False))
+    return schema, filter if live is None else live if filter is None else live & filter
 
 
 def _from(
@@ -201,10 +195,9 @@ def _from(
 
 
 def _nearest(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
-    """Return the keyframes before and after a time from which it may be reached at the least cost, and None if it may.
+    """Return the nearest keyframes before and after a time, and None if the history is whole.
 
-    A keyframe beyond one of these costs no less: its records and the history between both are at least the records of
-    the nearer one, so only the history counts, which is more.
+    A farther keyframe costs no less. Its records, with the history between, are at least those of the nearer one.
     """
     after = bisect_right(contents.keyframes, as_of, key=lambda keyframe: keyframe.as_of)
     nearest: list[Keyframe | None] = [*contents.keyframes[max(0, after - 1) : after + 1]]
@@ -222,20 +215,20 @@ def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyfra
 
 
 def _rows_between(part: Part, start: int, end: int) -> float:
-    """Return about how many rows of a part have times in `(start, end]`, if they are spread evenly."""
+    """Estimate how many rows of a part have times in `(start, end]`, if they are spread evenly."""
     first, last = max(part.time_min, start + 1), min(part.time_max, end)
     return part.rows * (last - first + 1) / (part.time_max - part.time_min + 1)
 
 
 def record_count(contents: CollectionState) -> int | None:
-    """Return what all diffs sum to, sealed or not: the number of records, while no multiplicity is negative.
+    """Return the sum of all diffs, sealed or not: the number of records, while no multiplicity is negative.
 
-    None where only reading tells: parts may hold tombstones, which nobody is shown, or sealed events are not resolved.
+    None if the parts must be read for that: they may hold tombstones, or sealed events are not resolved.
     """
     base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
     form = contents.keyed
-    if form is not None and due(contents, contents.upper_times):
+    if form is not None and due(contents, contents.upper):
         return None
     if form is not None and form.tombstone is not None:
         schema = contents.schema
@@ -257,10 +250,9 @@ class UnreadParts:
         return contents.parts_of(self.numbers_at_or_after(contents, lower))
 
     def numbers_at_or_after(self, contents: CollectionState, lower: int) -> Numbers:
-        """Return the numbers of these parts; neither state nor bound may be earlier than those of the call before.
+        """Return the numbers of these parts; neither state nor bound may be earlier than in the last call.
 
-        Cost: O(parts added since and unread ones), and comparing as many pointers as there are runs; after a
-        compaction O(parts).
+        Cost: O(new and unread parts), and one comparison of pointers for each run; after a compaction O(parts).
         """
         known, runs = self._runs, contents.history
         if runs[: len(known)] == known:

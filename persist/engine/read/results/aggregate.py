@@ -55,9 +55,9 @@ from persist.engine.read.planning.scan import Scan
 
 KINDS = ("sum", "count")
 CANCELLED_MAX = 2.0**12  # A float sum that is smaller than its terms by more than this may be mostly rounding errors.
-MERGE_ROWS = 1 << 16  # Partials are merged when they have more rows than this and than twice what they last came to.
+MERGE_ROWS = 1 << 16  # Partials are merged if they have more rows than this, and than twice the last merged one.
 _ADDABLE = "integers, floats, decimals and durations"
-_ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # What floats may be that is not finite.
+_ODD = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}  # The floats that are not finite.
 
 Rows: TypeAlias = npt.NDArray[np.int64]
 Consolidated: TypeAlias = Callable[[tuple[str, ...]], Iterable[pa.Table]]
@@ -74,7 +74,7 @@ class Aggregation:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What `Snapshot.aggregate` is asked for, checked."""
+    """The checked arguments of `Snapshot.aggregate`."""
 
     group_by: tuple[str, ...]
     aggregations: tuple[Aggregation, ...]
@@ -85,7 +85,7 @@ class Request:
 
         Raises:
             SchemaMismatch: a column is unknown, or grouped by twice.
-            InvalidUsage: an aggregation is none, cannot be made of that column, or its name is taken.
+            InvalidUsage: an aggregation is unknown, does not fit its column, or has the name of a group's column.
         """
         groups = schema.distinct("group_by", group_by)
         if not isinstance(aggregations, Mapping) or not aggregations:
@@ -102,7 +102,7 @@ class Request:
 
     @property
     def needed(self) -> tuple[str, ...]:
-        """Those of which more must be known than whether they are NULL."""
+        """The columns of which values are read, and not only whether they are NULL."""
         summed = {a.column for a in self.aggregations if a.kind == "sum"}
         return tuple(name for name in self.columns if name in self.group_by or name in summed)
 
@@ -151,13 +151,13 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
 
     Args:
         scan: the snapshot's; its columns do not matter.
-        consolidated: gives the snapshot's records with their multiplicities `_diff`, of some columns.
+        consolidated: returns the snapshot's records of some columns, with their multiplicities `_diff`.
 
     Raises:
         DiffOverflow: a result is outside its type.
         CorruptBlob: a part is missing or damaged.
     """
-    if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
+    if scan.narrow is not None:  # Only consolidated records fit the types of before a column was widened.
         sums = _Sums(scan, request, tracks_size=False)
         for table in consolidated(request.columns):
             sums.add(table, None)
@@ -203,7 +203,7 @@ def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple
 
 
 class _Sums:
-    """Partials, and what their sums are bounded by.
+    """Partials, and the bounds of their sums.
 
     Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
     that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, that
@@ -213,10 +213,10 @@ class _Sums:
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
         self.request = request
-        self.schema = scan.given
+        self.schema = scan.result_schema
         self.tracks_size = tracks_size
         summed = {a.column for a in request.aggregations if a.kind == "sum" and a.column is not None}
-        is_float = {name: pat.is_floating(scan.given.arrow.field(name).type) for name in summed}
+        is_float = {name: pat.is_floating(scan.result_schema.arrow.field(name).type) for name in summed}
         self.counted = sorted({a.column for a in request.aggregations if a.column is not None})
         self.added = sorted(name for name in summed if not is_float[name])
         self.floats = sorted(name for name in summed if is_float[name])
@@ -225,7 +225,7 @@ class _Sums:
         self._partials: list[pa.Table] = []
         self._merge_rows = MERGE_ROWS
         names = [*request.columns, "_diff"]
-        self.add(pa.schema([scan.given.arrow.field(name) for name in names]).empty_table(), None)
+        self.add(pa.schema([scan.result_schema.arrow.field(name) for name in names]).empty_table(), None)
 
     def add(self, table: pa.Table, diff: int | None) -> None:
         """Add a table of updates, all with that diff or with a column `_diff`."""
@@ -261,7 +261,7 @@ class _Sums:
     def _finite(
         self, name: str, values: pa.ChunkedArray, diffs: Ints, largest: int, columns: dict[str, Any]
     ) -> pa.ChunkedArray:
-        """Return floats with NULL for those that are not finite, whose diffs are put among columns."""
+        """Return floats with NULL in place of others than finite ones, whose diffs go to columns."""
         is_finite = pc.is_finite(values)
         if pc.all(is_finite, min_count=0).as_py():
             return values
@@ -271,7 +271,7 @@ class _Sums:
         return pc.if_else(is_finite, values, pa.scalar(None, pa.float64()))
 
     def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
-        """Put the limbs of terms, of which none is larger, among columns."""
+        """Put the limbs of terms, of at most that magnitude, into columns."""
         self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
         for at, limb in enumerate(split(terms, count_limbs(self.bounds[measure]))):
             columns[f"{measure}.{at}"] = limb
@@ -286,7 +286,7 @@ class _Sums:
         self._merge_rows = max(MERGE_ROWS, 2 * len(self._partials[0]))
 
     def _widened(self, partial: pa.Table) -> pa.Table:
-        """Return a partial with as many limbs as all partials together need, columns in the one order."""
+        """Return a partial with as many limbs as all partials together need."""
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
             limbs = _limbs_of(partial, measure) or [np.zeros(len(partial), np.int64)]
@@ -307,7 +307,7 @@ class _Sums:
 
 
 class _Groups:
-    """The sums of all groups that there are."""
+    """The sums of all groups."""
 
     def __init__(self, sums: _Sums, partial: pa.Table) -> None:
         self._sums = sums
@@ -322,7 +322,7 @@ class _Groups:
         self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
 
     def doubtful_columns(self) -> list[str]:
-        """Return the float columns with a sum that may be off because terms of it cancelled."""
+        """Return the float columns with a sum that may be inexact because terms cancelled."""
         if not self._sums.tracks_size:
             return []
         return [name for name in self._floats if self._is_doubtful(name)]
@@ -333,13 +333,13 @@ class _Groups:
             return bool((~np.isfinite(size) | (size > CANCELLED_MAX * np.abs(net))).any())
 
     def with_floats(self, exact: "_Groups", names: Sequence[str]) -> "_Groups":
-        """Return these groups with the sums of some float columns as they are in exact."""
+        """Return these groups with the sums of some float columns from exact."""
         assert len(self._keys) == len(exact._keys), "consolidation leaves the groups as they are"
         self._floats |= {name: exact._floats[name] for name in names}
         return self
 
     def result(self) -> pa.Table:
-        """Return the table that was asked for."""
+        """Return the requested table."""
         columns: dict[str, Any] = dict(zip(self._group_by, self._keys.columns, strict=True))
         for aggregation in self._sums.request.aggregations:
             columns[aggregation.output] = self._output(aggregation)
@@ -362,7 +362,7 @@ class _Groups:
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, made.type), made)
 
     def _with_odd(self, name: str) -> Any:
-        """Return the sums of a float column: of the finite values, or where others are left, what these make."""
+        """Return the sums of a float column: NaN or infinite where such values are left in a group."""
         finite = self._floats[name]
         if f"nan:{name}" not in self._sums.bounds:
             return finite
@@ -391,7 +391,7 @@ class _Groups:
 
 
 def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Table:
-    """Add up columns over rows with equal keys; without keys there is one row, whatever there was before."""
+    """Add up columns over rows with equal keys; without keys the result is one row."""
     # Without NULLs, one array of diffs counts the rows and the values of each column: it is added up once.
     firsts: dict[int, str] = {}
     same_as = {name: firsts.setdefault(id(column), name) for name, column in columns.items()}

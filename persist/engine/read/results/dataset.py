@@ -1,9 +1,8 @@
-"""A result as a dataset of PyArrow, so that DuckDB, Polars and whoever knows datasets read only what they need.
+"""A result as a dataset of PyArrow, so that DuckDB, Polars and other libraries read only what they need.
 
-Such libraries call `scanner` with the columns and the filter that their query needs, and get a scanner over what is
-left then. What PyArrow does with a dataset in C++ goes past these methods: it meets a file there that is not to be
-found, and whose name says what to use. This module imports pyarrow.dataset, which imports pandas where there is one:
-import it where it is used.
+Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over these. Calls of
+PyArrow in C++ bypass these methods: there they find a missing file, whose name says what to use. This module imports
+pyarrow.dataset, which imports pandas if it is installed: import it late.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,23 +18,22 @@ from persist.codecs.errors import SchemaMismatch, did_you_mean
 from persist.codecs.part.lending import under_way, until_the_end
 from persist.engine.read.planning.scan import refuse_positions
 
-# Yields the batches of some columns (None: all) in which only rows are that pass a filter, if there is one.
+# Yields batches of some columns (None: all) of the rows that pass a filter, if there is one.
 Narrowed = Callable[[Sequence[str] | None, pc.Expression | None], Iterator[pa.RecordBatch]]
 
 
 _USE = "read it with to_table(), to_batches() or scanner(), or give their result to what wants a dataset"
 
 
-# Where C++ looks for the rows of a result: at a path that is no file, and tells what to do instead. A file in Python
-# that raises would keep the interpreter's modules alive until after it has ended, at which DuckDB complains.
+# The path at which C++ looks for the rows; its error shows it. A Python file that raises would keep the interpreter's
+# modules alive until after its end, and DuckDB complains then.
 _NOWHERE = f"PyArrow cannot read this dataset by itself, as its rows are those of files merged: {_USE}"
 
 
 class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes without types.
-    """Reads a result anew for each scan; it keeps what the result keeps. It has no fragments.
+    """A dataset without fragments that reads a result anew for each scan.
 
-    It is a union, because of all datasets that is the one that a subclass can initialize: what is inherited and never
-    initialized ends the process when it is used.
+    It is a union, because a subclass can initialize no other dataset: uninitialized ones end the process when used.
     """
 
     def __init__(self, schema: pa.Schema, narrowed: Narrowed) -> None:
@@ -53,11 +51,11 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         """Return a scanner of some columns of the rows that pass a filter, for one scan; options are PyArrow's.
 
         Raises:
-            SchemaMismatch: a column is none of the result's, or is asked for twice.
-            InvalidUsage: the filter, or what computes a column, does not fit the columns.
+            SchemaMismatch: a column is not in the result, or is requested twice.
+            InvalidUsage: the filter or a column's expression does not fit the columns.
         """
         self._check(columns, filter)
-        # What a computed column is computed from, an expression does not say.
+        # Computed columns may need any column: Arrow does not list the columns of an expression.
         wanted = columns if columns and not isinstance(columns, dict) else None
         schema = self.schema if wanted is None else pa.schema([self.schema.field(name) for name in wanted])
         reader = pa.RecordBatchReader.from_batches(schema, until_the_end(self._narrowed(wanted, filter)))
@@ -81,10 +79,10 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
             return self.scanner(columns, filter, **options).head(num_rows)
 
     def take(self, indices: Any, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
-        """Return rows by their positions among those that pass a filter, in the order that they are read in.
+        """Return rows by their positions among the rows that pass a filter, in the order of reading.
 
         Raises:
-            InvalidUsage: indices are no whole numbers from 0 to less than the number of these rows.
+            InvalidUsage: an index is not a whole number from 0 to less than the number of these rows.
         """
         scanner = self.scanner(columns, filter, **options)
         try:
@@ -116,15 +114,15 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         return ds.InMemoryDataset(self.to_table().sort_by(sorting, **options))
 
     def join(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
-        """Return the join with another dataset, in memory; arguments are those of PyArrow's."""
+        """Return the join with another dataset, in memory; arguments as in PyArrow."""
         return _in_memory(self).join(_in_memory(right_dataset), *args, **options)
 
     def join_asof(self, right_dataset: ds.Dataset, *args: Any, **options: Any) -> ds.InMemoryDataset:
-        """Return the join with the nearest rows of another dataset, in memory; arguments are those of PyArrow's."""
+        """Return the join with the nearest rows of another dataset, in memory; arguments as in PyArrow."""
         return _in_memory(self).join_asof(_in_memory(right_dataset), *args, **options)
 
     def _check(self, columns: Sequence[str] | dict[str, pc.Expression] | None, filter: pc.Expression | None) -> None:
-        """Refuse what does not fit the columns of the result, before anything is read."""
+        """Check columns and filter against the result before anything is read."""
         if isinstance(columns, str) or not (columns is None or isinstance(columns, Sequence | dict)):
             raise InvalidUsage(f"columns={columns!r:.80} is neither a list of names nor a dict of expressions")
         if columns is not None and not isinstance(columns, dict):

@@ -1,19 +1,19 @@
-"""The contents as of one time for others to keep: as Parquet in a folder or a store.
+"""Export of the contents as of one time, as Parquet in a folder or a store.
 
-Rows go through as a stream, so memory is that of a slice of the snapshot, and of a file as it is encoded, which ends at
-`FILE_BYTES_MAX` even if it may have more rows. The time is told with it, as `persist.as_of`. Other formats need nothing
-from here: their libraries take a snapshot as the stream of Arrow that it is.
+Rows are a stream. Memory: a slice of the snapshot, and a file while it is encoded. A file ends at `FILE_BYTES_MAX`, or
+at the requested number of rows. Its metadata have the time as `persist.as_of`. Libraries of other formats take a
+snapshot as a stream of Arrow.
 
-An export appears as a whole: a folder is written beside its place and renamed, and files in a store are marked, because
-a store has no way to make many objects appear at once:
+An export appears as a whole. A folder is written beside its place and renamed. A store cannot make many objects appear
+at once, so they are marked:
 
-    _INCOMPLETE          is created first, if it is not there, and deleted last: who finds it finds half an export
+    _INCOMPLETE          created first if it is not there, and deleted last: the export is not complete
     part-<number>.parquet
-    _SUCCESS             as Hadoop and Spark have it: {"as_of": …, "rows": …, "files": […]}, once all files are there
+    _SUCCESS             as of Hadoop and Spark: {"as_of": …, "rows": …, "files": […]}, after all files
 
-While some objects are missing, `_INCOMPLETE` is there and `_SUCCESS` is not. An export that fails deletes what it has
-stored; one that is killed leaves the mark, and the next export to the same place is refused with what to do. Names that
-begin with an underscore are no data for Spark, PyArrow, Hive and others that read folders of Parquet.
+While objects are missing, `_INCOMPLETE` is there and `_SUCCESS` is not. An export that fails deletes its objects. One
+that is killed leaves the mark, and the next export to that place is refused. Spark, PyArrow, Hive and others ignore
+names that begin with an underscore.
 """
 
 import json
@@ -50,7 +50,7 @@ def export_to_store(
     Raises:
         InvalidUsage: something is there already.
         ReadOnlyStore: the store has no atomic create, so others could see half a file.
-        What the store raises; then nothing is left, or at least `_INCOMPLETE`.
+        PersistError: from the store; then nothing is left, or at least `_INCOMPLETE`.
     """
     blob = RetryBlob(store)
     _claim(blob)
@@ -74,12 +74,12 @@ def export_to_store(
 
 
 def _claim(blob: Blob) -> None:
-    """Mark an empty place as that of this export."""
+    """Mark an empty place for this export."""
     _check_empty(blob, None)
     if not blob.create(INCOMPLETE, b"{}"):
         raise _taken(blob, INCOMPLETE)
     try:
-        _check_empty(blob, INCOMPLETE)  # Somebody else may have begun and ended since the first look.
+        _check_empty(blob, INCOMPLETE)  # Another export may have begun and ended meanwhile.
     except InvalidUsage:
         blob.delete(INCOMPLETE)
         raise
@@ -101,7 +101,7 @@ def _taken(blob: Blob, key: str) -> InvalidUsage:
 
 
 def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[tuple[bytes, int]]:
-    """Yield encoded files and how many rows each has; one without rows if there are none, for the schema."""
+    """Yield encoded files and their numbers of rows; without any row, one file that has the schema."""
     made, sink, writer, rows = 0, pa.BufferOutputStream(), None, 0
     for group in _groups(batches, schema, min(ROWS_PER_GROUP, rows_max)):
         at = 0
@@ -143,13 +143,13 @@ def export_parquet(
     rows_per_file: int,
     storage_options: Mapping[str, Any] | None,
 ) -> list[str]:
-    """Write a folder that is not there yet, or empty; return the paths of its files. See `Snapshot.export_parquet`."""
+    """Write a new or empty folder; return the paths of its files. See `Snapshot.export_parquet`."""
     if isinstance(rows_per_file, bool) or not isinstance(rows_per_file, int) or rows_per_file < 1:
         raise InvalidUsage(f"rows_per_file={rows_per_file!r} is not a whole number from 1 on")
     if not isinstance(folder, (str, os.PathLike)):
         raise InvalidUsage(f"folder={folder!r} is neither a path nor a URL")
     text = os.fspath(folder)
-    store = open_blob(text, storage_options)  # Which refuses what is neither a path nor a URL.
+    store = open_blob(text, storage_options)  # It raises if text is neither a path nor a URL.
     schema = result.schema.with_metadata({"persist.as_of": str(as_of)})
     if not isinstance(store, FileBlob):
         with closing(store):

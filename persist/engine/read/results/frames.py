@@ -1,16 +1,15 @@
-"""Results as frames of pandas and Polars: whole ones without a value that changes, and lazy ones of Polars.
+"""Results as frames of pandas and Polars, with unchanged values, and lazy frames of Polars.
 
-For pandas, Arrow left alone makes floats of integers among which there is a NULL, at the top and inside of lists,
-structs and maps: above 2**53 they are other numbers then.
+For pandas, Arrow would make floats of integers with a NULL among them, also inside lists, structs and maps. Above 2**53
+these would be other numbers.
 
-Polars counts milliseconds at least. It multiplies what comes in seconds without looking, and huge values wrap: so
-seconds become milliseconds here, checked.
+Polars has no seconds. It multiplies them without a check, so huge values wrap. Here seconds become milliseconds with a
+check.
 
 Columns, predicates and slices of a lazy query reach the read. A predicate is pushed down as far as Arrow compares like
-Polars: comparisons of columns with constants, and whether something is NULL, in any `&` and `|` of these; not of
-floats, because NaN equals itself in Polars alone. Polars is asked for its own written form of the predicate, and what
-is not understood there is not pushed down. All of the predicate is applied to what was read, so an answer never depends
-on any of this.
+Polars: comparisons of columns with constants and tests for NULL, joined by `&` and `|`. Floats are left out, because
+NaN equals itself in Polars alone. Polars writes the predicate as JSON, and unknown nodes are not pushed down. The whole
+predicate is applied to the rows that were read, so the answer never depends on any of this.
 """
 
 import io
@@ -34,7 +33,7 @@ from typing import Literal, get_args
 
 DtypeBackend = Literal["numpy_nullable", "pyarrow"]
 
-# Of pandas, by the name of the Arrow type.
+# Types of pandas, by the name of the Arrow type.
 _NULLABLE = {f"{sign}int{bits}": f"{'U' if sign else ''}Int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 _NULLABLE["bool"] = "boolean"
 _NULLABLE_FLOATS = {"float": "Float32", "double": "Float64"}
@@ -44,8 +43,8 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
     """Return table as a `pandas.DataFrame`; see `ArrowResult.to_pandas`. The package pandas must be there.
 
     Raises:
-        InvalidUsage: dtype_backend is none, or comes with a `types_mapper`; or Arrow does not know an option, or cannot
-            do what it says with these columns.
+        InvalidUsage: dtype_backend is unknown, or comes with a `types_mapper`; or Arrow does not know an option, or
+            cannot apply it to these columns.
     """
     if dtype_backend is not None:
         options = {**options, "types_mapper": _types_mapper(dtype_backend, options)}
@@ -72,7 +71,7 @@ def _types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> An
 
 
 def _apart(table: pa.Table, options: Mapping[str, Any]) -> list[str]:
-    """Return the columns in which Arrow would make floats of integers, and which the caller leaves to us."""
+    """Return the columns in which Arrow would make floats of integers, unless options choose their types."""
     mapper, categories = options.get("types_mapper"), options.get("categories") or ()
     return [
         field.name
@@ -107,7 +106,7 @@ def _with_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any])
     import pandas as pd
 
     rest = table.drop_columns(apart)
-    frame = rest.to_pandas(**options)  # Without any column, too: Arrow looks at the options.
+    frame = rest.to_pandas(**options)  # Also without columns: Arrow checks the options.
     frame = frame if rest.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
     for at, name in enumerate(table.column_names):
         if name in apart:
@@ -131,7 +130,7 @@ _COMPARED = {
 
 
 def in_milliseconds(table: pa.Table) -> pa.Table:
-    """Return a table whose moments and durations in seconds are in milliseconds, at whatever depth: as Polars has them.
+    """Return a table with moments and durations in milliseconds in place of seconds, at any depth.
 
     Raises:
         InvalidUsage: one does not fit.
@@ -168,7 +167,7 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
         names = columns
         pushed = None
         if predicate is not None:
-            # Polars limits first, so of a limited read no row may be missing before it is counted.
+            # Polars limits first, so a limited read must count rows before they are filtered.
             pushed = pushed_down(polars, predicate, schema) if rows is None else None
             if columns is not None:
                 names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
@@ -188,7 +187,7 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
 
 
 def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
-    """Return an Arrow expression that every row passes that passes the predicate; None if it may be any row."""
+    """Return an Arrow expression that all rows of the predicate pass; None if there is none."""
     try:
         written = json.loads(predicate.meta.serialize(format="json"))
     except Exception:  # Python functions cannot be written, and Polars may stop writing others.
@@ -232,7 +231,7 @@ def _scalar(polars: Any, literal: Any, schema: pa.Schema, name: str) -> pa.Scala
         raise _NotUnderstood
     try:
         value = polars.select(polars.Expr.deserialize(io.BytesIO(json.dumps(literal).encode()), format="json")).item()
-    except Exception as error:  # As above: whatever it is, it is only not pushed down.
+    except Exception as error:  # As above: it is only not pushed down.
         raise _NotUnderstood from error
     wanted = int if pat.is_integer(t) else bool if pat.is_boolean(t) else None
     if value is None or (wanted is not None and type(value) is not wanted):

@@ -1,4 +1,4 @@
-"""The ways to take a result away: Arrow, pandas, Polars, or an iterator of record batches."""
+"""Base of results: as Arrow, pandas, Polars, or an iterator of record batches."""
 
 import re
 from collections.abc import Generator, Iterator, Sequence
@@ -28,9 +28,9 @@ WHOLE_NUMBERS = pa.decimal128(38, 0)  # The type of a sum of integers: exact, ho
 
 
 class ArrowResult(Closes, ShownByRepr, Completed):
-    """Base of everything that can be read as Arrow; subclasses yield tables, each of bounded size.
+    """Base of results that can be read as Arrow; subclasses yield tables of bounded size.
 
-    While it is open, what it reads is kept: close it, use it in a `with`, or drop it.
+    An open result keeps its data from deletion: close it, use it in a `with`, or drop it.
     """
 
     _INTERNAL = frozenset({"narrowed"})
@@ -39,7 +39,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         self._reading = reading
 
     def close(self) -> None:
-        """Let go of what this reads; idempotent. Reading it again is an error."""
+        """Give up the claim on the data; idempotent. A later read is an error."""
         self._reading.close()
 
     @property
@@ -78,8 +78,8 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
         Args:
             dtype_backend: as in pandas: "numpy_nullable" or "pyarrow". None means NumPy's types, and pandas' nullable
-                ones for integers and booleans among which there are NULLs. A NULL among floats is NaN then, as
-                everywhere in pandas; "pyarrow" tells them apart.
+                ones for integers and booleans with NULLs among them. A NULL among floats is then NaN, as everywhere in
+                pandas; "pyarrow" keeps both.
             options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
         """
         required("pandas>=2.2")
@@ -91,8 +91,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         """Return the whole result as a `polars.DataFrame`. No value changes on the way; sums are as in `to_pandas`.
 
         Raises:
-            InvalidUsage: Polars, which counts milliseconds at least, cannot hold a moment or duration; and what reading
-                raises.
+            InvalidUsage: a moment or duration does not fit Polars, whose largest unit is a millisecond.
         """
         polars = required("polars>=1.36")
         return polars.from_arrow(in_milliseconds(whole_as_int64(self.to_arrow())))
@@ -106,7 +105,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return python_dicts(self.to_arrow())
 
     def head(self, rows: int = 5) -> pa.Table:
-        """Return the first rows, of as many as there are; no more is read than that takes, which is a part at least."""
+        """Return the first rows, or all if there are fewer. As few parts as possible are read."""
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
             raise InvalidUsage(f"head({rows!r}) is not a number of rows: give 0 or more")
         slices: list[pa.Table] = []
@@ -122,18 +121,17 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return self.to_batches()
 
     def __len__(self) -> int:
-        """Return the number of rows; they are read for that, in batches."""
+        """Return the number of rows, by reading them in batches."""
         return sum(table.num_rows for table in self._tables())
 
     def __bool__(self) -> bool:
-        """Return True: whether there is a row is not asked of a store by an `if`."""
+        """Return True: an `if` should not read a store."""
         return True
 
     def narrowed(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
-        """Yield the result with some of its columns only (None: all), of the rows that pass a filter.
+        """Yield some columns of the result (None: all), of the rows that pass a filter.
 
-        What the filter rules out is left unread, part by part; and columns are not decoded, where no rows would become
-        one by that. Parts are fetched whole, because only a whole one can be verified.
+        Parts without such rows are not read. Unneeded columns are not decoded, unless rows would become equal.
         """
         names = self.schema.names if columns is None else [*columns]
         filter = None if filter is None else with_both_zeros(filter)
@@ -147,9 +145,9 @@ class ArrowResult(Closes, ShownByRepr, Completed):
             yield table if filter is None else table.filter(filter)
 
     def lazy(self) -> "pl.LazyFrame":
-        """Return a `polars.LazyFrame`: of a query on it, only parts that may match are read, and only columns it needs.
+        """Return a `polars.LazyFrame`: a query on it reads only the columns that it needs, of parts that may match.
 
-        It reads when it is collected, as often as that is; keep this result open until then.
+        Each collect reads anew; keep this result open until then.
         """
         polars = required("polars>=1.36")
         from persist.engine.read.results.frames import lazy_frame
@@ -157,7 +155,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return lazy_frame(polars, self.schema, self.narrowed)
 
     def dataset(self) -> Any:
-        """Return a `pyarrow.dataset.Dataset` that reads the columns and parts it is asked for; as `lazy`."""
+        """Return a `pyarrow.dataset.Dataset` that reads only requested columns and parts; as `lazy`."""
         from persist.engine.read.results.dataset import ResultDataset
 
         return ResultDataset(self.schema, self.narrowed)
@@ -165,11 +163,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
     def duckdb(self, connection: Any, name: str) -> Any:
         """Register this with a connection of DuckDB as a view, and return its relation.
 
-        Only parts that may match a query's filter are read, and only its columns decoded. Keep this result open as
-        long as the view is used.
+        A query reads only the columns that it needs, of parts that may match. Keep this result open as long as the view
+        is used.
 
         Raises:
-            InvalidUsage: names of two columns differ by case only, which DuckDB takes for one.
+            InvalidUsage: two columns differ only in case, which DuckDB ignores.
         """
         if not hasattr(connection, "register"):
             raise InvalidUsage(
@@ -180,21 +178,17 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return connection.table(name)
 
     def __array__(self, *args: object, **options: object) -> Any:
-        """Refuse what NumPy, and `pandas.DataFrame(result)` with it, would make of this: an array of its batches.
-
-        Raises:
-            InvalidUsage: always, with what to do instead.
-        """
+        """Raise InvalidUsage: NumPy, and so `pandas.DataFrame(result)`, would make an array of batches."""
         raise InvalidUsage(f"{type(self).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
-        """Export the result as an Arrow stream, so that `pl.DataFrame(result)` or DuckDB take it directly."""
+        """Export the result as an Arrow stream, for `pl.DataFrame(result)`, DuckDB and others."""
         reader = pa.RecordBatchReader.from_batches(self.schema, self.to_batches())
         return reader.__arrow_c_stream__(requested_schema)
 
 
 def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
-    """Return a dict for each row; errors are those of `ArrowResult.to_pylist`."""
+    """Return a dict for each row; errors as of `ArrowResult.to_pylist`."""
     try:
         kept = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
         return whole_as_int64(table if kept == table.schema else table.cast(kept)).to_pylist()  # type: ignore[no-any-return]
@@ -205,7 +199,7 @@ def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
 
 
 def whole_as_int64(table: pa.Table) -> pa.Table:
-    """Return a table whose columns of decimal(38, 0), as sums of integers have it, are int64 where all values fit."""
+    """Return a table with int64 in place of decimal(38, 0), the type of sums, for columns whose values all fit."""
     for at, field in enumerate(table.schema):
         if field.type == WHOLE_NUMBERS:
             with suppress(pa.ArrowInvalid):
@@ -218,10 +212,10 @@ def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def required(requirement: str, module: str | None = None) -> Any:
-    """Return a package that not everybody has; `requirement` is what pip takes, with the extra features and versions.
+    """Import an optional package; `requirement` is for pip, with extras and versions.
 
     Args:
-        module: what is imported, if that is not the first word of the requirement.
+        module: to import, if it is not the first word of the requirement.
 
     Raises:
         InvalidUsage: it is not installed; the message says how to install it.

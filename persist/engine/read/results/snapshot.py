@@ -1,7 +1,7 @@
-"""The contents of a collection as of a time, as users read them; `persist.engine.read.merging` makes them.
+"""The contents of a collection as of a time, for users; `persist.engine.read.merging` merges them.
 
-A `Snapshot` is a plan over immutable parts, taken at one point of the log: reading it twice, or later, gives the same
-contents whatever has been written since.
+A `Snapshot` is a plan over immutable parts, made at one point of the log. All reads of it return the same contents,
+whatever is written later.
 """
 
 import os
@@ -41,7 +41,7 @@ from persist.engine.read.results.export import export_parquet
 from persist.engine.read.results.frames import in_milliseconds, to_frame
 from persist.engine.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
 
-UNSUMMED_SHARE = 2  # Of the rows that are left: up to so many rows are read as they are, without being merged.
+UNSUMMED_SHARE = 2  # Up to so many rows for each remaining one are read without a merge.
 ROWS_SHOWN = 10
 CELL_CHARS_MAX = 120
 _MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
@@ -53,7 +53,7 @@ def checked_filter(
     columns: Sequence[str] | None = None,
     form: Form = "diff",
 ) -> pc.Expression | None:
-    """Return the filter that a condition means, after checking all that a caller wants of a collection.
+    """Return the filter of a condition, after a check of columns and form.
 
     Raises:
         SchemaMismatch: a column is unknown or appears twice.
@@ -89,7 +89,7 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
 
 
 class Shortcut(Protocol):
-    """What gives the rows of a scan by reading less than it does.
+    """A way to the rows of a scan that reads less than the scan.
 
     Attributes:
         columns: of an index, by which they are found.
@@ -140,9 +140,9 @@ class Snapshot(ArrowResult):
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns asked for, and `_diff` in form "diff"."""
+        """The requested columns, and `_diff` in form "diff"."""
         names = [*self.scan.columns, *(["_diff"] if self.form == "diff" else [])]
-        return pa.schema([self.scan.given.arrow.field(name) for name in names])
+        return pa.schema([self.scan.result_schema.arrow.field(name) for name in names])
 
     def slices(self, count: int) -> list[Scan]:
         """Return at most count plans for `read_snapshot` that together are this snapshot."""
@@ -151,8 +151,8 @@ class Snapshot(ArrowResult):
     def count(self) -> int:
         """Return the sum of all multiplicities: the number of rows, when none is negative.
 
-        It is linear in the diffs, so nothing is merged: `_time` and `_diff` are read, and only those of parts that hold
-        updates at other times too; of all parts if there is a filter, unless an index has what passes it.
+        Nothing is merged, because the sum is linear in the diffs. `_time` and `_diff` are read, and only of parts that
+        also hold updates at other times. With a filter, all parts are read, unless an index has the rows.
         """
         scan, tables = self.scan, self._from_index(self.scan, "diff")
         if tables is not None:
@@ -170,20 +170,20 @@ class Snapshot(ArrowResult):
         return total
 
     def digest(self) -> str:
-        """Return the digest of the contents: the same for equal contents, whatever parts or batches they come in.
+        """Return the digest of the contents: equal for equal contents, however they are stored.
 
-        The order of columns, their widths and whatever happened before play no part. How another implementation can
-        compute it is in `persist.codecs.order.digest`. With columns or a filter it is of what these leave. If something
-        was erased from the collection (`Collection.erase`), `-erased-` follows, and how often that was.
+        It does not depend on the order or the widths of columns, nor on history. `persist.codecs.order.digest` defines
+        it. It covers the snapshot's columns and filter. If something was erased from the collection
+        (`Collection.erase`), `-erased-` and the number of erasures follow.
 
-        Cost: it is linear in the diffs, so nothing is merged: all parts are read one after the other.
+        Cost: all parts are read one after the other; nothing is merged, because the digest is linear in the diffs.
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
         digest, erasures = Digest(scan.columns), erasure_number(self._contents)
         mark = f"-erased-{erasures}" if erasures else ""
         with self._reading.explained():
             reader = self._reading()
-            if scan.narrow is not None:  # Only what records come to has the types of before they were widened.
+            if scan.narrow is not None:  # Only consolidated records fit the types of before a column was widened.
                 for table in self._consolidated(scan.columns):
                     digest.add(table)
                 return digest.text() + mark
@@ -192,10 +192,10 @@ class Snapshot(ArrowResult):
         return digest.text() + mark
 
     def unsummed(self) -> Iterator[pa.Table]:
-        """Yield tables of the columns and `_diff`, whose diffs sum up to the contents: for who sums them up anyway.
+        """Yield tables of the columns and `_diff` whose sums are the contents, for callers that sum anyway.
 
-        Cost: nothing is merged, so rows that cancel are read too; where they are as many as those that are left, the
-        contents are merged as in form "diff".
+        Cost: nothing is merged, so rows that cancel are yielded. If half of the rows cancel, the contents are merged as
+        in form "diff".
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
         left = sum(part.diff_sum for part in scan.base) + scan.sign * sum(part.diff_sum for part in scan.parts)
@@ -208,9 +208,7 @@ class Snapshot(ArrowResult):
             yield from chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts))
 
     def _consolidated(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
-        """Yield the records with their multiplicities, of some columns. Slices hold whole records, so what cancels does
-        so within one.
-        """
+        """Yield some columns of the records, with their multiplicities; equal records are in one slice."""
         scan = replace(self.scan, columns=columns)
         for scan_slice in scan.slices_within(self._reading().slice_bytes):
             yield from read_snapshot(scan_slice, "diff", self._reading())
@@ -220,13 +218,13 @@ class Snapshot(ArrowResult):
     ) -> pa.Table:
         """Return sums and counts, group by group: `aggregate(["city"], {"total": ("amount", "sum")})`.
 
-        They are linear in the diffs, so nothing is merged, and only the columns named are read; a record counts as
-        often as its multiplicity says, in whatever form. Memory: a part, and a few times the groups.
+        A record counts `_diff` times, in both forms. Only the named columns are read. Nothing is merged, because sums
+        are linear in the diffs. Memory: a part, and a few times the groups.
 
         Args:
             group_by: key and value columns, of any type; none for one row over everything.
             aggregations: per output, a column and "sum" (of integers, floats, decimals, durations) or "count" (of
-                values that are not NULL); `(None, "count")` counts rows. Columns need not be among those asked for.
+                values that are not NULL); `(None, "count")` counts rows. Any column of the collection is allowed.
 
         Returns:
             the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
@@ -237,10 +235,10 @@ class Snapshot(ArrowResult):
 
         Raises:
             SchemaMismatch: a column is unknown, or in group_by twice.
-            InvalidUsage: an aggregation is none, cannot be made of that column, or has the name of a group's column.
+            InvalidUsage: an aggregation is unknown, does not fit its column, or has the name of a group's column.
             DiffOverflow: a result does not fit its type. Nothing wraps.
         """
-        request = Request.of(self.scan.given, group_by, aggregations)
+        request = Request.of(self.scan.result_schema, group_by, aggregations)
         with self._reading.explained():
             return aggregate(self.scan, request, self._reading(), self._consolidated)
 
@@ -251,23 +249,22 @@ class Snapshot(ArrowResult):
     def get(self, keys: Any) -> Any: ...
 
     def get(self, keys: Any) -> Any:
-        """Return the rows with certain keys, as this snapshot would hold them if it were filtered by them.
+        """Return the rows with certain keys.
 
-        What is asked in Arrow, pandas or Polars is answered in it: as a table or a frame with the columns of `schema`,
-        in the order of keys (not that in which they were given) if all key columns are among them. What is asked as a
-        list, or anything else of Python, is answered as a list of what `rows` yields, or of dicts if only some of the
-        columns were asked for; a tuple of keys as a tuple of that. Keys that are not there have no rows.
+        The answer has the form of the request. For Arrow, pandas or Polars it is a table or a frame with the columns of
+        `schema`, sorted by key if all key columns are among them. For a list or another iterable it is a list of the
+        pairs that `rows` yields, or of dicts if the snapshot has only some of the columns; for a tuple it is a tuple.
+        Missing keys have no rows.
 
-        Only the row groups that may hold these keys are read: their keys first, and other columns where a key was
-        found. They are kept for a while, and all keys are searched for at once: looking up again takes some tenths of a
-        millisecond for ten keys, and some µs for each of many. Cost when they are not kept: two GETs for each part that
-        may hold the keys.
+        Only the row groups that may hold these keys are read: their keys first, and other columns of groups with a
+        match. They are cached, and one search finds all keys. The next look-up takes some tenths of a millisecond for
+        ten keys, and some µs for each of many. Cost without the cache: two GETs for each part that may hold the keys.
 
         Args:
             keys: an iterable of keys, as `Collection.write` takes them: `[1, 2]`, or `[("a", 1)]` if keys have several
                 fields. Or a table, record batch or stream of Arrow, or a frame of pandas or Polars, with exactly the
-                key columns; an array or a series if there is one key column. A key that is given twice counts once;
-                NULL is a key like others.
+                key columns. An array or a series is also allowed if there is one key column. A repeated key counts
+                once; NULL is a key like others.
 
         Raises:
             InvalidUsage: a key is not one of this collection; the message names its index.
@@ -309,11 +306,11 @@ class Snapshot(ArrowResult):
         return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])
 
     def explain(self) -> Explanation:
-        """Return what reading all of this takes: print it. Nothing is read for that."""
+        """Return the cost of reading all of this: print it. Nothing is read for that."""
         return self._explained(self.scan)
 
     def explain_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Explanation:
-        """Return what `narrowed` takes, as `explain` does."""
+        """Return the cost of `narrowed`, as `explain` does."""
         return self._explained(narrowed_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
 
     def _explained(self, scan: Scan) -> Explanation:
@@ -325,8 +322,8 @@ class Snapshot(ArrowResult):
         """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
 
         Raises:
-            InvalidUsage: only some of the columns were asked for.
-            CodecMismatch: a user's codec is needed and was not given to create_or_load.
+            InvalidUsage: the snapshot has only some of the columns.
+            CodecMismatch: a user's codec is needed, and `create_or_load` did not get it.
         """
         if set(self.scan.columns) != set(self.scan.schema.names):
             raise InvalidUsage("rows() needs all columns, and this snapshot has a selection; use to_arrow() for those")
@@ -334,9 +331,9 @@ class Snapshot(ArrowResult):
             yield from self._python_rows(table)
 
     def _python_rows(self, table: pa.Table) -> Iterator[tuple[Any, Any]]:
-        if not table.num_columns:  # A collection without any column, in rows: nothing is left to convert.
+        if not table.num_columns:  # A collection without columns, in rows.
             return iter([(None, None)] * table.num_rows)
-        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.given)
+        return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
         return self._tables_of(self.scan)
@@ -349,11 +346,11 @@ class Snapshot(ArrowResult):
         by_index = self.by_index(scan)
         try:
             return None if by_index is None else by_index.tables(form, self._reading())
-        except LeaseExpired:  # What an index has may be gone, as nothing holds it.
+        except LeaseExpired:  # Nothing holds the parts of an index, so they may be gone.
             return None
 
     def by_index(self, scan: Scan) -> Shortcut | None:
-        """Return what to read in place of a scan of this snapshot; None if no index has it, or reads much less."""
+        """Return the shortcut for a scan of this snapshot; None if no index reads much less."""
         return self.find_by_index(erasure_number(self._contents), scan, self._slice_bytes)
 
     def __len__(self) -> int:
@@ -378,17 +375,16 @@ class Snapshot(ArrowResult):
     ) -> list[str]:
         """Write the contents as a folder of Parquet files, in the order of keys; return their paths.
 
-        The folder appears when it is complete. What it holds is this one time, and no part of a collection. A store has
-        no way to make many files appear at once: there, `_INCOMPLETE` stands beside them until all are there, and
-        `_SUCCESS` then. An export that fails deletes what it has stored.
+        The folder appears when it is complete. A store cannot make many files appear at once: there, `_INCOMPLETE`
+        exists until all files do, and then `_SUCCESS`. An export that fails deletes its files.
 
         Args:
             folder: not there yet, or empty; or a URL, as `persist.open` takes it, where nothing is yet.
-            rows_per_file: at most so many; files end at 64 MiB, too.
+            rows_per_file: the most rows of a file; it also ends at 64 MiB.
             storage_options: as for `persist.open`, for a URL.
 
         Raises:
-            InvalidUsage: something is there; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
+            InvalidUsage: the place is not empty; or form "rows" cannot show a multiplicity (`NegativeMultiplicity`).
         """
         return export_parquet(self, self.as_of, folder, rows_per_file, storage_options)
 
@@ -396,7 +392,7 @@ class Snapshot(ArrowResult):
         """Show the first rows to a notebook, and below them what this is. Cost: as `head`."""
         try:
             rows = to_dicts(self.head(ROWS_SHOWN + 1), " ")
-        except PersistError:  # It is closed, say.
+        except PersistError:  # Such as a closed result.
             return super()._repr_html_()
         cells = [[_shown_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""
