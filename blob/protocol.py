@@ -158,7 +158,7 @@ def delete_all(blob: Blob, keys: Iterable[str]) -> int:
         NotDeleted: for the first page with keys that could not be deleted; no page after it was tried.
         PersistError: the store's error when a whole page failed.
     """
-    delete_page = page_deletion(blob) or partial(_delete_one_by_one, blob)
+    delete_page = page_deletion(blob) or partial(delete_one_by_one, blob)
     pending, total = iter(keys), 0
     while page := [*islice(pending, DELETE_PAGE_MAX)]:
         if failed := delete_page(page):
@@ -167,7 +167,9 @@ def delete_all(blob: Blob, keys: Iterable[str]) -> int:
     return total
 
 
-def _delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistError]:
+def delete_one_by_one(blob: Blob, page: Sequence[str]) -> Mapping[str, PersistError]:
+    """Delete keys; return those that may still exist, with the reason. Remote stores get a few threads."""
+
     def delete(key: str) -> PersistError | None:
         try:
             blob.delete(key)

@@ -15,6 +15,7 @@ call fails on the way, a read is `Unavailable`, and a write `Indeterminate`: it 
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -187,7 +188,8 @@ class ServedBlob:
         return f"ServedBlob({self._url!r})"
 
     def __reduce__(self) -> Any:
-        return _served, (self._url, self._token, self._certificate, self._timeout_s)
+        kind = partial(ServedBlob, token=self._token, certificate=self._certificate, timeout_s=self._timeout_s)
+        return kind, (self._url,)
 
     def _got(self, wanted: BlobGet) -> bytes | None:
         from persist.blob import wire
@@ -259,7 +261,3 @@ class ServedBlob:
         if isinstance(failure, Unavailable | Indeterminate) and isinstance(error, flight.FlightTimedOutError):
             failure.timed_out = True
         return failure
-
-
-def _served(url: str, token: str | None, certificate: str | bytes | None, timeout_s: float) -> ServedBlob:
-    return ServedBlob(url, token=token, certificate=certificate, timeout_s=timeout_s)

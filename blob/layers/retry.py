@@ -3,8 +3,8 @@
 These calls are repeated, with full jitter (`persist.blob.threads.Backoff`) until a deadline:
 
     Unavailable    nothing happened: any operation; not a full store, which waiting does not help
-    Throttled      nothing happened, and this client asks too fast: any operation, slower; counts against the longer of
-                   the two deadlines only, not as an attempt
+    Throttled      nothing happened, and this client asks too fast: any operation; counts against the longer of the two
+                   deadlines only, not as an attempt
     Indeterminate  it may have happened: `set` and `delete`, which may happen twice; never `create`, whose second
                    attempt could lose to its own first. `persist.core.log.records` tells by the commit id.
 
@@ -12,9 +12,8 @@ If one attempt of a `set` or `delete` was doubtful, the whole call is: when it g
 whatever the last attempt raised. A listing is repeated page by page, from the last key that was yielded.
 
 One attempt ends by the store's own timeouts (for S3, `connect_timeout_s` and `read_timeout_s`): then a read is
-repeated, and a write is Indeterminate, because it may still arrive. Requests are paced when the store throttles
-(`persist.blob.layers.pacing`). A call that has failed for `WARN_AFTER_S` is a warning of the logger `persist.blob`,
-and again every half a minute.
+repeated, and a write is Indeterminate, because it may still arrive. A call that has failed for `WARN_AFTER_S` is a
+warning of the logger `persist.blob`, and again every half a minute.
 
 Rejected: a second request for a slow read ("hedged reads"). On a store whose slowest percent takes 20 times the median,
 the p99 of a snapshot of 450 parts only fell from 1.9 to 1.6 s: in one snapshot of 22 the second request was slow as
@@ -30,7 +29,6 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from persist.blob.errors import Indeterminate, PersistError, StoreFull, Throttled, Unavailable
-from persist.blob.layers.pacing import AdaptiveRate
 from persist.blob.protocol import (
     LIST_PAGE_ENTRIES,
     OPERATIONS,
@@ -96,14 +94,8 @@ class RetryBlob(BlobLayer):
         self._attempts_max = attempts_max
         self._clock = clock or SystemClock()
         self._chance = chance or random.Random()
-        self._rate = AdaptiveRate(self._clock)
         self._counts = _Counts()
         self._warned_s: float | None = None
-
-    @property
-    def requests_per_s_max(self) -> float | None:
-        """How fast the store lets this client ask at present; None without a limit."""
-        return self._rate.limit
 
     def counts(self) -> dict[str, RetryCount]:
         """Return the counts so far, by the name of the operation."""
@@ -152,30 +144,21 @@ class RetryBlob(BlobLayer):
         return failed
 
     def _call(self, operation: str, key: str, attempt: Callable[..., T], *arguments: Any) -> T:
-        began_s = self._clock.monotonic_s()
-        last_s = began_s + self._throttled_s
-        ready_s, failures = began_s, None
+        began_s = sent_s = self._clock.monotonic_s()
+        failures = None
         while True:
-            sent_s = self._rate.take_turn(ready_s, last_s)
-            if sent_s is None:
-                failures = failures or self._describe_no_turn(operation, key, began_s)
-                raise self._final_error(failures) from failures.last
             try:
-                result = attempt(*arguments)
+                return attempt(*arguments)
             except PersistError as error:
-                failures = failures or _Failures(operation, key, began_s, self._backoff(began_s))
-                failures.throttled_s += sent_s - ready_s
+                failures = failures or self._begin_failures(operation, key, began_s)
+                failures.last = error
                 if not self._wait(failures, error, sent_s):
                     raise self._final_error(failures) from error
-                ready_s = self._clock.monotonic_s()
-            else:
-                self._rate.succeeded()
-                return result
+                sent_s = self._clock.monotonic_s()
 
     def _wait(self, failures: "_Failures", error: PersistError, sent_s: float) -> bool:
         """Return True after a pause, or False if it is too late; raise what cannot be helped by trying again."""
         operation = failures.operation
-        failures.last = error
         if not isinstance(error, (Unavailable, Indeterminate)) or isinstance(error, StoreFull):
             if failures.is_doubtful:
                 raise self._final_error(failures) from error
@@ -189,7 +172,6 @@ class RetryBlob(BlobLayer):
         extra_s = self._throttled_s - self._retry_s
         if isinstance(error, Throttled):
             self._counts.add(operation, "throttled")
-            self._rate.was_throttled(sent_s)
         else:
             failures.attempts += 1
             extra_s = min(extra_s, failures.throttled_s)
@@ -225,16 +207,10 @@ class RetryBlob(BlobLayer):
             # The text alone: a handler that keeps records must not keep what the error refers to.
             logger.warning("%s is tried for up to %g s: %s", what, self._retry_s, str(last))
 
-    def _describe_no_turn(self, operation: str, key: str, began_s: float) -> "_Failures":
-        text = (
-            f"the store refuses more than {self._rate.limit or 0:.1f} requests of this client per second, and more "
-            "wait than can be sent until the deadline. Ask for less at a time."
-        )
-        return _Failures(operation, key, began_s, self._backoff(began_s), last=Throttled(text))
-
-    def _backoff(self, began_s: float) -> Backoff:
+    def _begin_failures(self, operation: str, key: str, began_s: float) -> "_Failures":
         left_s = began_s + self._retry_s - self._clock.monotonic_s()
-        return Backoff(self._clock, left_s, first_s=FIRST_S, bound_max_s=BOUND_MAX_S, chance=self._chance)
+        backoff = Backoff(self._clock, left_s, first_s=FIRST_S, bound_max_s=BOUND_MAX_S, chance=self._chance)
+        return _Failures(operation, key, began_s, backoff)
 
 
 @dataclass(slots=True)

@@ -180,17 +180,8 @@ class FileBlob:
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
-        path = self._path(key)
-        try:
-            os.unlink(path)
-        except (FileNotFoundError, IsADirectoryError):
-            return
-        except NotADirectoryError:
-            self._check_root()
-            return
-        except OSError as error:
-            raise self._failed("delete", path, error) from error
-        self._sync_after(path)
+        for error in self.delete_page([key]).values():
+            raise error
 
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Remove keys with one fsync for each of their folders; return the keys that may remain, and why."""

@@ -13,9 +13,7 @@ names.
 
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from html import unescape
 from typing import ClassVar
 
 from persist.blob.errors import (
@@ -36,8 +34,6 @@ _CODE = re.compile(r"<Code>([^<]*)</Code>")
 _MESSAGE = re.compile(r"<Message>([^<]*)</Message>")
 _NO_CONNECTION = re.compile(r"legacy::Error\(\s*Connect\b")
 _OS_CODE = re.compile(r"Os \{\s*code: (\d+)")
-_DELETION_CODE = re.compile(r"\(code: ([^()]*)\)\s*$")
-_ENTRY = re.compile(r"<Error>.*?</Error>", re.DOTALL)
 _NO_TOKEN = re.compile(r"External AWS credential provider: ((\w+): [^\n]*)")  # The request was not sent.
 _REASON = re.compile(r'message: "([^"]*)"|(TimedOut|IncompleteMessage|dns error|InvalidCertificate\([^)]*\))')
 
@@ -176,40 +172,11 @@ class ObjectErrorMap:
         doubt.timed_out = _has_timed_out(error)
         return doubt
 
-    def refusals(self, error: Exception, names: Mapping[str, str]) -> tuple[Mapping[str, PersistError], bool]:
-        """Return the objects that the server did not delete, and why, although it deleted others.
-
-        obstore shows the whole answer if the server had an error of its own with one of them, and otherwise one refusal
-        alone. The second result is whether the list is complete.
-
-        Args:
-            names: the objects' names, and what a message calls each.
-        """
-        printed = str(error).partition("\n\nDebug source")[0]
-        _, is_whole, answer = printed.partition("Server returned error response: ")
-        if is_whole:
-            entries = [
-                [_element_text(tag, entry) for tag in ("Key", "Code", "Message")] for entry in _ENTRY.findall(answer)
-            ]
-        else:
-            details = printed.partition("DeleteObjects request failed for key ")[2]
-            code = _DELETION_CODE.search(details)
-            named = [name for name in names if code and details.startswith(f"{name}: ")]
-            entries = [[name, code[1], details[len(name) + 2 : code.start()]] for name in named if code]
-        refused = {
-            name: self._of_deletion(names[name], code, message)
-            for name, code, message in entries
-            if name in names and code != "NoSuchKey"
-        }
-        return refused, bool(is_whole and entries)
-
-    def _of_deletion(self, key: str, code: str, message: str) -> PersistError:
-        what = f"cannot delete {key!r} at {self.url}: {self._redacted(f'{code}: {message}'.rstrip(' .:'))}"
-        if code in _THROTTLED:
-            return Throttled(f"{what}. Try again after a pause.")
-        if code in _ADVICE or code == "AccessDenied":
-            return StoreMisconfigured(f"{what}. {_ADVICE.get(code, self.rights)}")
-        return Unavailable(f"{what}. Try again after a pause.")
+    def is_partial(self, error: Exception) -> bool:
+        """Return whether the server did not delete some of many objects, of which obstore may name one alone."""
+        text = str(error)
+        is_answer = "Server returned error response: " in text and "<Key>" in text
+        return is_answer or "DeleteObjects request failed for key " in text
 
     def cause(self, error: Exception) -> Exception | None:
         """Return error as the cause of what is raised instead; None when its text would show a secret."""
@@ -286,11 +253,6 @@ class ObjectErrorMap:
 
 def _has_timed_out(error: Exception) -> bool:
     return "TimedOut" in str(error)
-
-
-def _element_text(tag: str, entry: str) -> str:
-    match = re.search(f"<{tag}>([^<]*)</{tag}>", entry)
-    return unescape(match[1]) if match else ""
 
 
 def _limit_behind(error: Exception) -> str | None:

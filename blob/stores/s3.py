@@ -17,7 +17,7 @@ from msgspec import Meta
 
 from persist.blob.errors import InvalidUsage, PersistError, StoreMisconfigured
 from persist.blob.options import check_fields, read_options
-from persist.blob.protocol import check_key
+from persist.blob.protocol import check_key, delete_one_by_one
 from persist.blob.stores.object_errors import ObjectErrorMap
 from persist.blob.stores.objects import ATTEMPT_S, CONNECT_TIMEOUT_S, READ_TIMEOUT_S, ObjectBlob, packages_missing
 
@@ -26,7 +26,6 @@ RIGHTS = (
     "Grant these credentials s3:GetObject, s3:PutObject, s3:DeleteObject and s3:ListBucket (without the "
     "last, S3 answers so for a key that does not exist, too)."
 )
-REFUSALS_MAX = 8
 _NOT_IN_XML = frozenset("\ufffe\uffff")
 _Text = Annotated[str, Meta(min_length=1)]
 
@@ -126,31 +125,22 @@ class S3Blob(ObjectBlob):
     def delete_page(self, keys: Sequence[str]) -> Mapping[str, PersistError]:
         """Remove up to 1,000 keys with one request; return the keys that may remain, and why.
 
-        obstore reports only one of the refused keys. So the request is repeated without that key, a few times; then the
-        others count as refused, with the same reason.
+        obstore names only one of the refused keys. So if there are some, each key is deleted by itself.
         """
-        names = {self._base + check_key(key): key for key in keys}
-        failed: dict[str, PersistError] = {}
         # XML cannot express these two characters, which would spoil the request for all keys.
-        for name in [name for name in names if not _NOT_IN_XML.isdisjoint(name)]:
-            self.delete(names.pop(name))
-        for _ in range(REFUSALS_MAX):
-            if not names:
-                return failed
-            try:
-                self._obstore.delete(self._client(is_for_pages=True), [*names])
-                return failed
-            except Exception as error:
-                if self._errors.is_success(error):
-                    self._confirm_deletion(keys[0])
-                    return failed
-                refused, is_all = self._errors.refusals(error, names)
-                if not refused and not is_all:
-                    raise self._errors.write_error("delete", keys[0], error) from self._errors.cause(error)
-                failed |= {names.pop(name): refusal for name, refusal in refused.items()}
-                if is_all:
-                    return failed
-        return failed | dict.fromkeys(names.values(), [*failed.values()][-1])
+        alone = [key for key in keys if not _NOT_IN_XML.isdisjoint(self._base + check_key(key))]
+        together = [key for key in keys if key not in alone]
+        failed = delete_one_by_one(self, alone)
+        try:
+            if together:
+                self._obstore.delete(self._client(is_for_pages=True), [self._base + key for key in together])
+        except Exception as error:
+            if self._errors.is_partial(error):
+                return {**failed, **delete_one_by_one(self, together)}
+            if not self._errors.is_success(error):
+                raise self._errors.write_error("delete", keys[0], error) from self._errors.cause(error)
+            self._confirm_deletion(keys[0])
+        return failed
 
     def _connect(self, client_options: dict[str, Any], is_for_pages: bool) -> Any:
         options, encryption = self._options, self._options.server_side_encryption

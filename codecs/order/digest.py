@@ -1,25 +1,9 @@
 """A digest of updates or contents that ignores order, batches, parts, widths and unconsolidated diffs.
 
-    digest          for each lane, sum over updates of diff * mix(record), as 16 hexadecimal digits; lane 1 first
-    record          mix(K + sum over columns of mix(seed(column) ^ word(value)))
-    seed(column)    chain of the column's name, as of a text
-    word(value)     NULL: N
-                    boolean: 0 or 1
-                    integer, date, time, timestamp, duration: what Arrow stores; of dates of either type the days
-                    float: the bits of the equal float64
-                    text, bytes: chain of them by eights, little-endian, the last filled up with zeros; their length
-                    decimal: the same of the integer that Arrow stores, as 32 bytes in two's complement
-                    list or map: chain of the words of its elements; their number. Those of a map are structs of two
-                    struct: fold of the words of its fields
-    chain(words, n) mix(K + n + sum over i of mix((K ^ word_i) + G * (i + 1)))
-    fold(words)     h = K, then h = mix((h + G) ^ word) for each of them
-    mix(x)          the finalizer of SplitMix64: x ^= x >> 30, x *= A; x ^= x >> 27, x *= B; x ^= x >> 31
-    K               mix(lane), for the lanes 1 and 2
-
-All of it is modulo 2**64; G, A, B and N are the constants below. Because diffs multiply, consolidation does not change
-the digest, and the digests of batches add up. Nothing is sorted, and memory is that of 64 Ki rows. Contents use both
-lanes, 128 bits; a write with a token stores lane 1. The digest detects accidental differences; it does not protect
-against contents made to match a digest.
+`docs/inside/format.md` defines it ("Digests"); the names below are those of its formulas. Because diffs multiply,
+consolidation does not change the digest, and the digests of batches add up. Nothing is sorted, and memory is that of
+64 Ki rows. Contents use both lanes, 128 bits; a write with a token stores lane 1. The digest detects accidental
+differences; it does not protect against contents made to match a digest.
 
 Cost: 10 to 20 ns for each value of up to 64 bits and lane, 70 ns for a short text. Rejected: checksums of parts, which
 depend on how rows were split into parts; a cryptographic hash of the sorted records, which needs all of the contents at

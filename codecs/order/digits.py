@@ -304,9 +304,7 @@ def _column_digits(column: pa.Array) -> list[Digit]:
     kind = column.type
     if pt.is_decimal(kind):
         return _decimal_digits(column)
-    if pt.is_fixed_size_binary(kind) or pt.is_binary(kind) or pt.is_string(kind):
-        return _bytes_digits(column)
-    if pt.is_large_binary(kind) or pt.is_large_string(kind):
+    if pt.is_fixed_size_binary(kind) or is_text(kind):
         return _bytes_digits(column)
     if pt.is_boolean(kind):
         return [_of_values(boolean_values(column.fill_null(False)).astype(np.uint64))]
@@ -319,21 +317,19 @@ def _of_values(values: Bits) -> Digit:
 
 def _fixed_width_digit(column: pa.Array) -> Digit:
     """Return the digit of an integer, temporal or floating column, computed at the first use."""
-    kind = column.type
-    dtype = "u" if pt.is_unsigned_integer(kind) else "i"
-    raw = _without_nulls(column, stored_values(column, f"{dtype}{kind.bit_width // 8}"))
+    raw = _without_nulls(column, stored_values(column))
+    return Digit(lambda rows: ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False))
 
-    def compute(rows: Rows | None) -> Bits:
-        chosen = raw if rows is None else raw[rows]
-        if pt.is_unsigned_integer(kind):
-            return chosen.astype(np.uint64, copy=False)
-        values = chosen.astype(np.int64, copy=False)
-        if pt.is_floating(kind):  # The smaller of two negative numbers has the larger bits.
-            values = np.where(values < 0, values ^ np.int64((1 << 63) - 1), values)
-        digit: Bits = values.view(np.uint64) ^ _SIGN
-        return digit
 
-    return Digit(compute)
+def ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return unsigned integers of the same width and order; canonical floats keep theirs, NaN last."""
+    width = values.dtype.itemsize
+    bits: npt.NDArray[Any] = values.view(f"u{width}")
+    top = bits.dtype.type(1 << (8 * width - 1))
+    if values.dtype.kind == "u":
+        return bits
+    ordered: npt.NDArray[Any] = bits ^ top if values.dtype.kind == "i" else np.where(bits & top, ~bits, bits | top)
+    return ordered
 
 
 def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
-from persist.codecs.evolution import Lift
 from persist.codecs.order.arrays import int64_array, int_ends, stored_values
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
@@ -60,50 +59,35 @@ def decode_part(
     """
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
-    lifted = part.lift(schema)
-    if lifted is not None:
-
-        def stored(names: Sequence[str]) -> pa.Table:
-            return decode_part(
-                data, part, lifted.stored, columns=names, within=within, use_threads=use_threads, footers=footers
-            )
-
-        return read_lifted(lifted, stored, columns, filter)
-    if part.stamped:
-
-        def unstamped(names: Sequence[str], filter: pc.Expression | None) -> pa.Table:
-            return decode_part(
-                data,
-                part.as_stored,
-                schema,
-                columns=names,
-                filter=filter,
-                within=within,
-                use_threads=use_threads,
-                footers=footers,
-                coded=coded,
-            )
-
-        return read_stamped(part, unstamped, columns, filter, schema.arrow)
+    adapted = read_adapted(
+        part,
+        schema,
+        columns,
+        filter,
+        lambda part, schema, names, filter, is_lifted: decode_part(
+            data,
+            part,
+            schema,
+            columns=names,
+            filter=filter,
+            within=within,
+            use_threads=use_threads,
+            footers=footers,
+            coded=() if is_lifted else coded,
+        ),
+    )
+    if adapted is not None:
+        return adapted
     _verify(data, part)
     if part.footer is None:
-        return _decoded_batch(data, part, schema, columns, filter)
+        table = decoded(part, lambda: from_batch(data, part, schema.arrow))
+        check_updates(table, part)
+        return filtered(table, filter, columns, schema.arrow)
     buffer = lent_buffer(data) if use_threads else pa.py_buffer(data)
 
     def read(names: Sequence[str], within: tuple[int, int] | None = None, coded: Sequence[str] = ()) -> pa.Table:
-        footer = None
-        if footers is not None:
-            footer = footers.read(buffer, part.checksum, schema.arrow, part.rows, part.memory)
         return from_parquet(
-            buffer,
-            schema.arrow,
-            columns=names,
-            rows=part.rows,
-            memory=part.memory,
-            use_threads=use_threads,
-            within=within,
-            footer=footer,
-            coded=coded,
+            buffer, part, schema.arrow, names, use_threads=use_threads, within=within, footers=footers, coded=coded
         )
 
     if filter is None:
@@ -111,15 +95,7 @@ def decode_part(
         check_updates(table, part)
         return table
     try:
-        table = scan_parquet(
-            buffer,
-            schema.arrow,
-            columns=columns,
-            filter=filter,
-            rows=part.rows,
-            memory=part.memory,
-            use_threads=use_threads,
-        )
+        table = scan_parquet(buffer, part, schema.arrow, columns, filter, use_threads=use_threads)
     except UNREADABLE as error:
         # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
         decoded(part, lambda: read(schema.arrow.names))
@@ -128,37 +104,29 @@ def decode_part(
     return table
 
 
-def read_lifted(
-    lifted: Lift, read: Callable[[list[str]], pa.Table], columns: Sequence[str], filter: pc.Expression | None
-) -> pa.Table:
-    """Return columns of the rows that pass filter, of a part of another version of the schema.
+# Reads columns of the rows of a part that pass a filter, under another schema if the last argument is true.
+Read = Callable[[Part, CollectionSchema, list[str], pc.Expression | None, bool], pa.Table]
 
-    Args:
-        read: reads columns of the part, as they are called there.
-        columns, filter: in the reader's schema.
+
+def read_adapted(
+    part: Part, schema: CollectionSchema, columns: Sequence[str], filter: pc.Expression | None, read: Read
+) -> pa.Table | None:
+    """Return columns of the rows that pass a filter; None if the file of the part has them as they are.
+
+    The columns of a part of another version of the schema are lifted. The descriptor of a stamped part has its time.
     """
-    arrow = lifted.wanted.arrow
-    names = [*columns, *(referenced_columns(filter, arrow, columns) if filter is not None else ())]
-    # If all of them are younger than the part, its times still provide the number of rows.
-    return filtered(lifted.table(read(lifted.names(names) or [TIME]), names), filter, columns, arrow)
-
-
-def read_stamped(
-    part: Part,
-    read: Callable[[list[str], pc.Expression | None], pa.Table],
-    columns: Sequence[str],
-    filter: pc.Expression | None,
-    arrow: pa.Schema,
-) -> pa.Table:
-    """Return columns of the rows of a stamped part that pass filter: the descriptor has their time.
-
-    Args:
-        read: reads columns of the rows that pass a filter, as the file holds them.
-    """
-    of_filter = referenced_columns(filter, arrow, ()) if filter is not None else ()
+    arrow, lifted = schema.arrow, part.lift(schema)
+    if lifted is None and not part.stamped:
+        return None
+    of_filter = referenced_columns(filter, arrow) if filter is not None else []
+    if lifted is not None:
+        names = [*dict.fromkeys([*columns, *of_filter])]
+        # If all of them are younger than the part, its times still provide the number of rows.
+        stored = read(part, lifted.stored, lifted.names(names) or [TIME], None, True)
+        return filtered(lifted.table(stored, names), filter, columns, arrow)
     by_time = TIME in of_filter
     names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]
-    table = read(names or [DIFF], None if by_time else filter)
+    table = read(part.as_stored, schema, names or [DIFF], None if by_time else filter, False)
     if by_time or TIME in columns:
         times = int64_array(np.full(len(table), part.time_min, np.int64))
         table = table.append_column(arrow.field(TIME), times)
@@ -182,25 +150,10 @@ def read_part(data: bytes | memoryview, part: Part, schema: CollectionSchema) ->
         CorruptBlob: it does not hold the columns of this collection, or not as many rows.
     """
 
-    def read() -> pa.Table:
-        if part.footer is None:
-            return from_batch(data, schema.arrow, rows=part.rows, memory=part.memory)
-        buffer, names = lent_buffer(data), schema.arrow.names
-        return from_parquet(buffer, schema.arrow, columns=names, rows=part.rows, memory=part.memory, use_threads=True)
-
-    return decoded(part, read)
-
-
-def _decoded_batch(
-    data: bytes | memoryview,
-    part: Part,
-    schema: CollectionSchema,
-    columns: Sequence[str],
-    filter: pc.Expression | None,
-) -> pa.Table:
-    table = decoded(part, lambda: from_batch(data, schema.arrow, rows=part.rows, memory=part.memory))
-    check_updates(table, part)
-    return filtered(table, filter, columns, schema.arrow)
+    arrow = schema.arrow
+    if part.footer is None:
+        return decoded(part, lambda: from_batch(data, part, arrow))
+    return decoded(part, lambda: from_parquet(lent_buffer(data), part, arrow, arrow.names, use_threads=True))
 
 
 def _verify(data: bytes | memoryview, part: Part) -> None:

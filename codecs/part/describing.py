@@ -11,7 +11,6 @@ from typing import Any, Literal
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
@@ -65,7 +64,7 @@ class Summary:
 
     def add(self, group: pa.Table) -> None:
         """Add the rows that come next, at least one, in one chunk a column."""
-        times, diffs = _int64(group.column(TIME)), _int64(group.column(DIFF))
+        times, diffs = int64_values(group.column(TIME).chunk(0)), int64_values(group.column(DIFF).chunk(0))
         self.rows += group.num_rows
         self.memory += int(group.nbytes)
         time_min, time_max = int_ends(times)
@@ -121,11 +120,6 @@ class Summary:
                 break
             stats_by_name[name] = stats
         return msgspec.Raw(msgspec.json.encode(stats_by_name)) if stats_by_name else NO_STATS
-
-
-def _int64(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    values: npt.NDArray[np.int64] = column.chunk(0).to_numpy()
-    return values
 
 
 def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
@@ -223,12 +217,8 @@ def _extremes(column: pa.ChunkedArray) -> tuple[pa.Scalar, pa.Scalar]:
     least, greatest = ends["min"], ends["max"]
     if pt.is_floating(kind) and has_nan(column):
         nan = pa.scalar(float("nan"), array.type)
-        greatest, least = nan, (nan if _only_nan(array) else least)
+        greatest, least = nan, (nan if pc.all(pc.is_nan(array)).as_py() else least)
     return least.cast(kind), greatest.cast(kind)
-
-
-def _only_nan(array: pa.Array) -> bool:
-    return bool(pc.all(pc.is_nan(array)).as_py())
 
 
 def _value_bytes(value: pa.Scalar) -> int:
@@ -357,18 +347,17 @@ def _is_canonical(array: pa.Array) -> bool:
 
 
 def _may_be_single(table: pa.Table, keys: Sequence[str]) -> bool:
-    """Return whether each key can have one row or none before a part, and after each of its times."""
+    """Return whether each key may have one row or none after each time of a part, whatever it had before."""
     if not keys:
         return False
     order, starts = row_sorter(table, [*keys, TIME]).sort()
-    sums = np.add.reduceat(_int64(table.column(DIFF))[order], np.flatnonzero(starts))
+    sums = np.add.reduceat(int64_values(combined(table.column(DIFF)))[order], np.flatnonzero(starts))
     _, key_starts = row_sorter(table, keys).sort()
     first = np.flatnonzero(key_starts[starts])
     totals = sums.cumsum()
-    before = np.repeat(totals[first] - sums[first], np.diff([*first, len(sums)]))
-    counts = totals - before  # The rows of each key, less the rows before the part.
+    counts = totals - np.repeat(totals[first] - sums[first], np.diff([*first, len(sums)]))  # More than before the part.
     most, least = np.maximum.reduceat(counts, first), np.minimum.reduceat(counts, first)
-    return bool((np.maximum(most, 0) - np.minimum(least, 0) <= 1).all())
+    return bool(((most <= 1) & (most - least <= 1)).all())
 
 
 def _descriptor_findings(said: Part, is_: Part) -> Iterator[Finding]:

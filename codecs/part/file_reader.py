@@ -20,8 +20,8 @@ from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
-from persist.codecs.part.part import groups_max
-from persist.codecs.types.arrow_types import children
+from persist.codecs.part.part import Part, groups_max
+from persist.codecs.types.arrow_types import leaf_types
 
 # For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
 # the allocator keeps 90 MiB more of what they freed.
@@ -35,7 +35,7 @@ _PHYSICAL_BYTES = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8
 
 def level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
     """Return what decoding a file takes beyond its columns: the second term of `memory`; see `part.Part`."""
-    is_nested = [pt.is_nested(field.type) for field in schema for _ in range(_leaves(field.type))]
+    is_nested = [pt.is_nested(field.type) for field in schema for _ in leaf_types(field.type)]
     if not any(is_nested):
         return 0
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -46,11 +46,6 @@ def level_bytes(data: bytes | memoryview, schema: pa.Schema) -> int:
         if counts
         for group in groups
     )
-
-
-def _leaves(kind: pa.DataType) -> int:
-    """Return how many columns a field of this type becomes in Parquet."""
-    return sum(_leaves(child.type) for child in children(kind)) if pt.is_nested(kind) else 1
 
 
 def _value_bytes(column: pq.ColumnSchema) -> int:
@@ -79,24 +74,24 @@ class CheckedFooters:
         """About how much memory the footers here take."""
         return self._kept.bytes
 
-    def read(self, data: pa.Buffer, checksum: str, schema: pa.Schema, rows: int, memory: int) -> CheckedFooter:
-        """Return the footer of a file that has this checksum, which was verified; as `from_parquet` reads it."""
-        name = checksum, data.size, schema, rows, memory
+    def read(self, data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+        """Return the footer of a file that has the checksum of its part, which was verified."""
+        name = part.checksum, data.size, schema, part.rows, part.memory
         footer = self._kept.get(name)
         if footer is None:
-            footer = _whole_footer(data, schema, rows, memory)
+            footer = _whole_footer(data, part, schema)
             self._kept.put(name, footer)
         return footer
 
 
-def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -> CheckedFooter:
-    """Read and check the footer of a file: exactly this schema, row count and unpacked size.
+def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
+    """Read and check the footer of a file: exactly this schema, and the row count and unpacked size of its part.
 
     Raises:
         ValueError: the footer disagrees.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    stored, _ = _stored(schema)
+    (stored, _), rows = _stored(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.
     with _open(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
@@ -108,8 +103,8 @@ def read_footer(tail: pa.Buffer, schema: pa.Schema, *, rows: int, memory: int) -
         raise ValueError(f"it has {metadata.num_row_groups} row groups, and {rows} rows have {most} at most")
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     unpacked = sum(group.total_byte_size for group in groups)
-    if unpacked > 2 * memory + _SLACK + _CHUNK_SLACK * metadata.num_columns * len(groups):
-        raise ValueError(f"its pages unpack to {unpacked} bytes, and its descriptor says memory {memory}")
+    if unpacked > 2 * part.memory + _SLACK + _CHUNK_SLACK * metadata.num_columns * len(groups):
+        raise ValueError(f"its pages unpack to {unpacked} bytes, and its descriptor says memory {part.memory}")
     return CheckedFooter(metadata, tuple(group.num_rows for group in groups))
 
 
@@ -156,42 +151,38 @@ def _has_codes(field: pa.Field) -> bool:
 
 def from_parquet(
     data: pa.Buffer,
+    part: Part,
     schema: pa.Schema,
-    *,
     columns: Sequence[str],
-    rows: int,
-    memory: int,
+    *,
     use_threads: bool,
     within: tuple[int, int] | None = None,
-    footer: CheckedFooter | None = None,
+    footers: CheckedFooters | None = None,
     coded: Sequence[str] = (),
 ) -> pa.Table:
-    """Read columns of a file that must hold exactly schema and that many rows.
+    """Read columns of the file of a part, which must hold exactly this schema.
 
     Args:
         coded: as for `GroupFile`.
         within: an interval `[start, end)` of rows; the row groups that hold some of them are read whole, others not.
-        footer: this file's footer, from `CheckedFooters`; None to read it.
+        footers: keeps the footer for the next time.
 
     Raises:
-        ValueError: the file disagrees with its footer or schema.
+        ValueError: the file disagrees with its footer, schema or descriptor.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    footer = _whole_footer(data, schema, rows, memory) if footer is None else footer
-    groups = list(range(len(footer.group_rows)))
-    if within is not None:
-        groups = groups_within(footer.group_rows, within)
+    footer = _whole_footer(data, part, schema) if footers is None else footers.read(data, part, schema)
+    groups = groups_within(footer.group_rows, within or (0, part.rows))
     return GroupFile(pa.BufferReader(data), footer, schema, coded).read(groups, columns, use_threads=use_threads)
 
 
 def scan_parquet(
     data: pa.Buffer,
+    part: Part,
     schema: pa.Schema,
-    *,
     columns: Sequence[str],
     filter: pc.Expression,
-    rows: int,
-    memory: int,
+    *,
     use_threads: bool,
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
@@ -200,7 +191,7 @@ def scan_parquet(
     may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
     `from_parquet` and of the filter.
     """
-    footer = _whole_footer(data, schema, rows, memory)
+    footer = _whole_footer(data, part, schema)
     file, groups = GroupFile(pa.BufferReader(data), footer, schema), [*range(len(footer.group_rows))]
     if not may_compare_with_nan(filter):
         # Here, because importing it imports pandas where there is one, which every worker process would wait for.
@@ -219,7 +210,7 @@ def scan_parquet(
         at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
         counts[at] = 0
         # Row numbers within the row groups that were hit.
-        chosen = None if len(kept) == rows else int64_array(kept - counts.cumsum()[at])
+        chosen = None if len(kept) == part.rows else int64_array(kept - counts.cumsum()[at])
         hit = [groups[number] for number in np.unique(at)]
         rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
         table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))
@@ -238,13 +229,17 @@ def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.in
 def _stored(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
     """Return the schema of a file of these columns, and the names of those whose values `from_storage` looks at."""
     stored = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
-    return stored, frozenset(field.name for field in schema if has_checked(field.type))
+    return stored, frozenset(field.name for field in schema if any(map(_is_checked, leaf_types(field.type))))
 
 
-def _whole_footer(data: pa.Buffer, schema: pa.Schema, rows: int, memory: int) -> CheckedFooter:
+def _is_checked(kind: pa.DataType) -> bool:
+    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))
+
+
+def _whole_footer(data: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter:
     if memoryview(data)[: len(MAGIC)].tobytes() != MAGIC:
         raise ValueError("it is not a Parquet file")
-    return read_footer(data, schema, rows=rows, memory=memory)
+    return read_footer(data, part, schema)
 
 
 def _open(source: pa.NativeFile, metadata: pq.FileMetaData | None = None, coded: Sequence[str] = ()) -> pq.ParquetFile:
@@ -303,10 +298,3 @@ def _is_ascii(text: pa.Buffer) -> bool:
     whole = text.size // 8
     words, tail = np.frombuffer(text, np.uint64, whole), np.frombuffer(text, np.uint8, offset=8 * whole)
     return not (int(np.bitwise_or.reduce(words)) & 0x8080808080808080 or int(np.bitwise_or.reduce(tail)) & 0x80)
-
-
-def has_checked(kind: pa.DataType) -> bool:
-    """Whether a type holds values that `_check_values` looks at."""
-    if pt.is_nested(kind):
-        return any(has_checked(child.type) for child in children(kind))
-    return bool(pt.is_string(kind) or pt.is_large_string(kind) or pt.is_decimal(kind))

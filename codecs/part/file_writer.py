@@ -1,31 +1,6 @@
 """Writes the Parquet file of a part: encodings and statistics chosen per column, row group by row group.
 
-Encodings for each column, chosen by measurement (1M rows, CPU milliseconds of one thread, row groups of 64k rows):
-
-    column                           encoding, compression         MB     write   read
-    random timestamps                DELTA_BINARY_PACKED, none     6.06     19     2.6
-                                     the same, zstd-1              6.06     33     3.6
-                                     PLAIN, zstd-1                 7.07     23    11.5
-    sorted sparse int64 keys         DELTA_BINARY_PACKED, none     2.89     15     2.5
-                                     the same, zstd-1              2.89     23     3.3
-    one value throughout             dictionary, none              0.01      7     1.4
-                                     DELTA_BINARY_PACKED, zstd-1   0.01      8     2.4
-    -1 and 1                         dictionary, none              0.14     16     2.2
-                                     DELTA_BINARY_PACKED, zstd-1   0.25     12     3.6
-    a million values                 dictionary, zstd-1            5.31    100    18
-                                     DELTA_BINARY_PACKED, none     2.67     12     2.4
-    random doubles                   BYTE_STREAM_SPLIT, zstd-1     6.92     20     4.0
-                                     the same, none                8.01     11     2.1
-    random decimals of 6 digits      PLAIN, zstd-1                 3.50     31    20.9
-                                     as integers, DELTA …, none    2.67     12     2.5
-    50 decimals                      dictionary, zstd-1            0.76     18    23.2
-                                     as integers, dictionary       0.77     10     2.4
-    random strings of 20 letters     PLAIN, zstd-1                13.2     115    39
-                                     the same, zstd-3             13.2     279    42
-                                     the same, lz4                22.8      83    21
-                                     the same, none               24.0      38    17
-
-So:
+Encodings for each column, chosen by measurement (`docs/inside/records/2026-11-27-performance.md`, "Encodings"):
 
 - integers and temporal types: DELTA_BINARY_PACKED, but a dictionary where a sample has very few values; float32 and
   float64: BYTE_STREAM_SPLIT;

@@ -8,12 +8,7 @@
 So nothing is believed that a checksum does not vouch for: the descriptor's for the footer, the footer's for the groups.
 The bytes between the last row group and the footer (Parquet's page index) are not used.
 
-The index is the entry `persist.groups` of the footer's key-value metadata, in JSON:
-
-    {"version": 1, "groups": [[bytes, checksum], …]}    one element for each row group, in order
-
-where bytes is the length of a row group in the file, and checksum its xxh3_64, 16 hex digits. The first row group
-begins at byte 4, after the magic, and each other where the one before it ends; the pages of its columns lie within it.
+The index is the entry `persist.groups` of the footer's key-value metadata: `docs/inside/format.md` ("Parts").
 """
 
 import bisect
@@ -37,8 +32,7 @@ from persist.codecs.part.decoding import (
     decode_part,
     decoded,
     filtered,
-    read_lifted,
-    read_stamped,
+    read_adapted,
 )
 from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, GroupFile, groups_within, read_footer
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
@@ -138,7 +132,7 @@ def read_index(footer: bytes | memoryview, part: Part, schema: CollectionSchema)
             part.name, f"the checksum of its footer is {checksum}, and its descriptor says {part.footer.checksum}"
         )
     tail = pa.py_buffer(footer)
-    read = decoded(part, lambda: read_footer(tail, schema.arrow, rows=part.rows, memory=part.memory))
+    read = decoded(part, lambda: read_footer(tail, part, schema.arrow))
     lengths, checksums = _build_index(read, part)
     ends = list(accumulate(lengths, initial=len(MAGIC)))
     if ends[-1] > start:
@@ -198,28 +192,24 @@ def decode_groups(
     """
     columns = schema.arrow.names if columns is None else list(columns)
     check_request(schema.arrow, columns, filter)
-    lifted = part.lift(schema)
-    if lifted is not None:
-
-        def stored(names: Sequence[str]) -> pa.Table:
-            return decode_groups(pieces, index, part, lifted.stored, columns=names, use_threads=use_threads)
-
-        return read_lifted(lifted, stored, columns, filter)
-    if part.stamped:
-
-        def unstamped(names: Sequence[str], filter: pc.Expression | None) -> pa.Table:
-            return decode_groups(
-                pieces,
-                index,
-                part.as_stored,
-                schema,
-                columns=names,
-                filter=filter,
-                use_threads=use_threads,
-                coded=coded,
-            )
-
-        return read_stamped(part, unstamped, columns, filter, schema.arrow)
+    adapted = read_adapted(
+        part,
+        schema,
+        columns,
+        filter,
+        lambda part, schema, names, filter, is_lifted: decode_groups(
+            pieces,
+            index,
+            part,
+            schema,
+            columns=names,
+            filter=filter,
+            use_threads=use_threads,
+            coded=() if is_lifted else coded,
+        ),
+    )
+    if adapted is not None:
+        return adapted
     numbers = [number for number, _ in pieces]
     if numbers != sorted({*numbers}) or not all(0 <= number < len(index.groups) for number in numbers):
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")

@@ -13,7 +13,6 @@ from itertools import accumulate
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob
 from persist.blob.lru import ByteBoundedLru
@@ -129,24 +128,16 @@ class KeyRange:
             self._within[part.checksum] = within
         return within
 
-    def decode(
-        self,
-        data: bytes,
-        part: Part,
-        schema: CollectionSchema,
-        *,
-        columns: Sequence[str],
-        filter: pc.Expression | None = None,
-    ) -> pa.Table:
+    def decode(self, data: bytes, part: Part, schema: CollectionSchema, *, columns: Sequence[str]) -> pa.Table:
         """Verify and decode the updates of part whose keys are inside; arguments and errors as for `decode_part`.
 
         Row groups without any of them are not decoded.
         """
         if self.covers(part, schema):
-            return decode_part(data, part, schema, columns=columns, filter=filter)
+            return decode_part(data, part, schema, columns=columns)
         keys = [name for name in schema.key_names if name not in columns]
         within = self.bracket(part, schema)
-        table = decode_part(data, part, schema, columns=[*columns, *keys], filter=filter, within=within)
+        table = decode_part(data, part, schema, columns=[*columns, *keys], within=within)
         start, end = self.rows(table, schema)
         return table.slice(start, end - start).select(list(columns))
 

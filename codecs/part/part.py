@@ -1,54 +1,13 @@
 """Parts: sorted, consolidated updates as one Parquet file each, and their descriptors.
 
-The bytes of a part, which are part of the storage format. Very small ones are a batch, which has the same columns and
-rows; its descriptor has no footer:
-
-    part    = a Parquet file (format version 2) that any Parquet reader opens alone
-    columns = one per key field, one per value field, in the collection's order and under the fields' names,
-              then `_time` and `_diff`, both INT64 and never NULL. A unit side has no column.
-    batch   = one encapsulated Arrow IPC message: a RecordBatch of metadata version 5, its columns those of a part in
-              their order, not compressed and without a schema, which is the collection's; nothing before or after it
-    rows    = updates: `_time` in [0, 2**63 - 2], `_diff` a non-zero int64
-    stamped = all rows have the time of the record that names the part, and the descriptor alone says which: `_time` in
-              the file is 0 throughout, because the file was written before that time was known
-
-A writer promises, and a reader may rely on:
-
-- rows are sorted by key, then value, then `_time`, in the order of `ordering` (NULL last; nested values too);
-- no two rows are equal in key, value and `_time`: diffs of equal updates have been summed;
-- floats are canonical: no -0.0, and NaN has one bit pattern;
-- parts of one batch do not overlap in key: equal keys are in one part;
-- a column's Parquet type is pyarrow's for its Arrow type, except that date64 is stored as date32, and time32[s] and
-  timestamp[s] as milliseconds: Parquet has none of these. The Arrow type itself is in the collection's schema;
-- statistics never mislead: a float column that holds NaN has none, since Parquet's minimum and maximum ignore
-  NaN.
-
-Page sizes, page index and other key-value metadata may vary and may change without notice. Encodings, compression and
-row groups may vary, but for how many there are (`groups_max`). Every file has an index of its row groups in its footer,
-by which they can be read one by one; see `part.index`.
+`docs/inside/format.md` defines the bytes of parts and batches, and their descriptors ("Parts").
 
 Checks of a reader before it returns a row: the length and the xxh3_128 of the whole file against the descriptor, or of
 the footer against the descriptor and of a row group against the footer. Then the columns and the number of rows must be
 as expected, and the unpacked size must match the descriptor. `decode_part` and `decode_groups` do. Page checksums are
 written for readers that open the file alone; they are not verified here, where all that is read has been.
 
-The descriptor, `Part`, is JSON in the log. `keys` and `stats` are hints for planning: a reader that ignores
-them is still right, and each may be absent. Their values are written by `scalars.scalar_to_json`.
-
-    keys  = null | [[field, …], …]: n whole keys, those of rows i * (rows - 1) // (n - 1) for i = 0 … n - 1, so
-            the first and the last key are exact bounds. n = min(c, rows) for the greatest c of 33, 17, 9, 5, 3, 2
-            with which all of it takes no more than 1 KiB of JSON and no key more than 256 bytes (without white
-            space). null when there is no such c, or a key field is nested
-    stats = {column: [min, max, null_count]}: flat columns, key fields first, as many as fit in 2 KiB of JSON.
-            NULL is neither minimum nor maximum; both are null when there is nothing else. NaN is the maximum
-            where there is one. A column whose minimum or maximum is a string or binary of more than 64 bytes
-            is left out, never cut short. An entry `_diff`, which is [0, 1, 0], marks the part as *single*
-
-A part is single if each of its keys has, right after each update of the part, one row at most, and nothing less than
-not at all. It is about all that the collection holds of that key then, and so it cannot be read off the part alone. A
-writer says it that has looked (an upsert, or a deletion by keys); whoever merges parts says it if all of them are, and
-whoever makes a keyframe also if it sees one row of each key. So contents that are made of single parts alone have one
-row at most for a key, and what their history takes back was there.
+A reader that ignores `keys` and `stats`, which are hints for planning, is still right, and each may be absent.
 
 A Parquet file takes 1.5 ms to write and to check and 0.8 ms to read, whatever is in it; a batch takes 0.05 ms and 0.03.
 For some hundred rows, a Parquet file is five times as long, so only a few kilobytes are stored as a batch. Nothing of
@@ -162,7 +121,7 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def keys(self) -> list[list[Scalar]] | None:
-        """Some whole keys in order, the first and the last among them; None if there are none. See the grammar.
+        """Some whole keys in order, the first and the last among them; None if there are none.
 
         Raises:
             CorruptBlob: they are not written as they should be.
@@ -279,8 +238,8 @@ def to_batch(rows: pa.Table) -> bytes:
     return batch.serialize().to_pybytes()  # type: ignore[no-any-return]
 
 
-def from_batch(data: bytes | memoryview, schema: pa.Schema, *, rows: int, memory: int) -> pa.Table:
-    """Return the columns of a message that must hold exactly that many rows of schema in a body of memory bytes.
+def from_batch(data: bytes | memoryview, part: Part, schema: pa.Schema) -> pa.Table:
+    """Return the columns of a message that must hold exactly the rows of a part, in a body of its memory.
 
     Raises:
         ValueError, pa.ArrowException, OSError: it holds something else, or contradicts itself.
@@ -288,11 +247,11 @@ def from_batch(data: bytes | memoryview, schema: pa.Schema, *, rows: int, memory
     message = pa.ipc.read_message(data)
     if message.type != "record batch":
         raise ValueError(f"it is an Arrow message of the kind {message.type!r}, and a record batch belongs there")
-    if message.body.size != memory:
-        raise ValueError(f"its body has {message.body.size} bytes, and its descriptor says memory {memory}")
+    if message.body.size != part.memory:
+        raise ValueError(f"its body has {message.body.size} bytes, and its descriptor says memory {part.memory}")
     batch = pa.ipc.read_record_batch(message, schema)
-    if batch.num_rows != rows:
-        raise ValueError(f"it holds {batch.num_rows} rows, and its descriptor says {rows}")
+    if batch.num_rows != part.rows:
+        raise ValueError(f"it holds {batch.num_rows} rows, and its descriptor says {part.rows}")
     batch.validate(full=True)
     return pa.Table.from_batches([batch])
 

@@ -21,14 +21,8 @@ that come sorted by key become one run, whose parts do not overlap, and others b
 the order is free: the updates of the last key are held back until the next key, up to `HELD_BYTES_MAX`; beyond that,
 the key continues in a new run. Memory: four times a table, and what `PartStream` holds.
 
-Row groups of 64k rows, because they are what a point read decodes (5 ms for six columns, 0.5 ms for one of int64), and
-smaller ones cost more elsewhere. CPU time of writing and of reading all, against 128k, on a million rows with
-dense keys at a constant time, over two runs beside other work:
-
-    rows      write           read
-    16k       +38 to +54%     +2 to +35%
-    32k       +5 to +30%      +11 to +28%
-    64k       +3 to +15%      +1 to +8%
+Row groups have 64k rows, because a point read decodes one: 5 ms for six columns, 0.5 ms for one of int64. Smaller ones
+cost more elsewhere (`docs/inside/records/2026-11-27-performance.md`, "Encodings").
 """
 
 import bisect

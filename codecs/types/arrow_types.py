@@ -1,34 +1,15 @@
 """The Arrow types that a field may have, and the JSON form of types and single flat values.
 
-Grammar of types, part of the storage format. (JSON, so that people can read it; Arrow's own IPC form was rejected
-because it is binary, carries metadata, and has several forms for one type.)
-
-    type  = flat | {"list": type} | {"large_list": type} | {"fixed_size_list": type, "size": n}
-          | {"struct": [[name, type], ...]} | {"map": [type, type]}
-    flat  = "bool" | "int8" … "int64" | "uint8" … "uint64" | "float16" | "float32" | "float64"
-          | "string" | "large_string" | "binary" | "large_binary" | "date32" | "date64"
-          | "fixed_size_binary[16]" | "time32[s]" | "time64[us]" | "timestamp[us]" | "timestamp[us, tz=UTC]"
-          | "duration[us]" | "decimal128(38, 10)" | "decimal256(76, 10)"
-
-A type has exactly one such form, and reading it returns the *plain* type: inner fields nullable, without metadata, list
-items named "item". So two schemas are equal exactly when their JSON is.
+`docs/inside/format.md` has both forms (under "Schemas" and "Parts"). A type has exactly one, and reading it returns the
+*plain* type: inner fields nullable, without metadata, list items named "item". So two schemas are equal exactly when
+their JSON is. A value is read back by its type. Rejected: Arrow's IPC form of types, which is binary, carries metadata,
+and has several forms for one type.
 
 Not supported, with the reason: intervals and `null` (Arrow cannot order them), extension types (Arrow does not define
 their meaning), and types that Parquet cannot hold: structs without fields, fixed sizes of 0, decimals with a scale
 below 0 or above their precision, decimal32 and decimal64 (Parquet returns decimal128). Unions, run-end and dictionary
 encodings are not types but encodings, and Parquet returns views without "view"; `python_types` uses the encoded type
 where it can.
-
-Values, for the statistics and sample keys in a part's descriptor; a reader needs the type to read one back:
-
-    bool                         true, false
-    integers                     number
-    floats                       string, Python's repr of the double: "0.1", "nan", "inf", "-inf"
-    decimals                     string: "-12.50"
-    strings                      string
-    binary                       string, base64
-    date, time, timestamp, duration    number: the integer Arrow stores, in the type's unit
-    NULL                         null
 """
 
 import base64
@@ -53,30 +34,15 @@ SUPPORTED = (
 )
 
 _NAMES = {
-    "bool": pa.bool_(),
-    "int8": pa.int8(),
-    "int16": pa.int16(),
-    "int32": pa.int32(),
-    "int64": pa.int64(),
-    "uint8": pa.uint8(),
-    "uint16": pa.uint16(),
-    "uint32": pa.uint32(),
-    "uint64": pa.uint64(),
-    "float16": pa.float16(),
-    "float32": pa.float32(),
-    "float64": pa.float64(),
-    "string": pa.string(),
-    "large_string": pa.large_string(),
-    "binary": pa.binary(),
-    "large_binary": pa.large_binary(),
-    "date32": pa.date32(),
-    "date64": pa.date64(),
-    "time32[s]": pa.time32("s"),
-    "time32[ms]": pa.time32("ms"),
-    "time64[us]": pa.time64("us"),
-    "time64[ns]": pa.time64("ns"),
-    **{f"timestamp[{unit}]": pa.timestamp(unit) for unit in ("s", "ms", "us", "ns")},
-    **{f"duration[{unit}]": pa.duration(unit) for unit in ("s", "ms", "us", "ns")},
+    name: pa.type_for_alias(name)
+    for name in [
+        "bool",
+        *(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)),
+        *(f"float{bits}" for bits in (16, 32, 64)),
+        *(f"{large}{kind}" for kind in ("string", "binary") for large in ("", "large_")),
+        *("date32", "date64", "time32[s]", "time32[ms]", "time64[us]", "time64[ns]"),
+        *(f"{kind}[{unit}]" for kind in ("timestamp", "duration") for unit in ("s", "ms", "us", "ns")),
+    ]
 }
 _NAME_OF = {arrow_type: name for name, arrow_type in _NAMES.items()}
 _ZONED = re.compile(r"timestamp\[(s|ms|us|ns), tz=([A-Za-z0-9_+:/-]{1,64})\]")
@@ -130,7 +96,7 @@ def is_text(t: pa.DataType) -> bool:
 @lru_cache(maxsize=1024)
 def has_floats(t: pa.DataType) -> bool:
     """Return whether a value of type `t` is or contains a float, which has more bit patterns than values."""
-    return bool(pat.is_floating(t)) if is_flat(t) else any(has_floats(f.type) for f in children(t))
+    return any(map(pat.is_floating, leaf_types(t)))
 
 
 def children(t: pa.DataType) -> list[pa.Field]:
@@ -155,9 +121,9 @@ def leaf_arrays(array: pa.Array) -> Iterator[pa.Array]:
         yield from leaf_arrays(array.flatten())
 
 
-def leaf_count(t: pa.DataType) -> int:
-    """Return how many columns Parquet has for a field of type `t`: one for each flat type in it."""
-    return 1 if is_flat(t) else sum(leaf_count(f.type) for f in children(t))
+def leaf_types(t: pa.DataType) -> list[pa.DataType]:
+    """Return the flat types in a type, in order, itself if it is flat: Parquet has a column for each."""
+    return [t] if is_flat(t) else [leaf for f in children(t) for leaf in leaf_types(f.type)]
 
 
 def with_children(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field]) -> pa.DataType:
@@ -261,13 +227,12 @@ def _check_zones(t: pa.DataType) -> None:
 
     Not part of `type_from_json`: a stored schema must open on a machine with an older list of zones.
     """
-    for field in [] if is_flat(t) else children(t):
-        _check_zones(field.type)
-    if pat.is_timestamp(t) and t.tz is not None:
-        try:
-            pa.lib.string_to_tzinfo(t.tz)
-        except Exception as error:
-            raise ValueError(f"{t.tz!r} is not a known time zone") from error
+    for leaf in leaf_types(t):
+        if pat.is_timestamp(leaf) and leaf.tz is not None:
+            try:
+                pa.lib.string_to_tzinfo(leaf.tz)
+            except Exception as error:
+                raise ValueError(f"{leaf.tz!r} is not a known time zone") from error
 
 
 def scalar_to_json(value: pa.Scalar) -> Json:

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.types.arrow_types import children, is_flat, is_number, leaf_arrays
+from persist.codecs.types.arrow_types import children, is_flat, is_number, leaf_arrays, leaf_types
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.values import cut
 
@@ -234,10 +234,13 @@ def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 @lru_cache(maxsize=1024)
 def _needs_check(t: pa.DataType) -> bool:
-    if is_flat(t):
-        is_of_time = t == pa.timestamp("s", getattr(t, "tz", None)) or pat.is_date64(t) or pat.is_time(t)
-        return bool(is_of_time or pat.is_decimal(t))
-    return any(_needs_check(f.type) for f in children(t))
+    return any(
+        pat.is_date64(leaf)
+        or pat.is_time(leaf)
+        or pat.is_decimal(leaf)
+        or (pat.is_timestamp(leaf) and leaf.unit == "s")
+        for leaf in leaf_types(t)
+    )
 
 
 def _check_leaves(column: pa.ChunkedArray) -> None:

@@ -10,14 +10,7 @@ versions are;
 - the first version of a schema has the ids 0, 1, 2 … and no defaults, and omits both in its written form;
   `persist.codecs.evolution` defines later versions.
 
-Written form, part of the storage format:
-
-    schema = {"key": side, "value": side, "timeline"?: unit, "version"?: n, "ids"?: [id, ...], "defaults"?: {id: value}}
-    unit   = "s" | "ms" | "us" | "ns"
-    side   = null                                                       unit: no column
-           | {"fields": [field, ...]}                                   structured
-           | {"codec": name, "version": n, "type": type}                through a codec
-    field  = [name, type] | [name, type, "not null"]
+`docs/inside/format.md` has the written form ("Schemas").
 """
 
 import re
@@ -31,7 +24,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.codecs.errors import CodecMismatch, SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import Json, check_type, leaf_count, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import Json, check_type, leaf_types, type_from_json, type_to_json
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
 from persist.codecs.types.python_types import field_types
 
@@ -382,7 +375,7 @@ def check_field(name: object, kind: Any, side: str) -> None:
 
 def check_width(fields: Sequence[pa.Field]) -> None:
     """Raise SchemaMismatch if the fields of key and value together have more than `LEAVES_MAX` leaf columns."""
-    leaves = sum(leaf_count(field.type) for field in fields)
+    leaves = sum(len(leaf_types(field.type)) for field in fields)
     if leaves > LEAVES_MAX:
         raise SchemaMismatch(
             f"key and value have {leaves} leaf columns, and a collection can have {LEAVES_MAX}: each flat field "

@@ -4,9 +4,9 @@ import string
 from collections.abc import Iterable
 
 import pyarrow as pa
-import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
+from persist.codecs.types.arrow_types import children, is_flat
 
 _LOWER = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 
@@ -37,18 +37,7 @@ def _alike(fields: Iterable[pa.Field], inside: str) -> tuple[str, str] | None:
         first = names.setdefault(sql_name(field.name), field.name)
         if first != field.name:
             return inside + first, inside + field.name
-        inner = _alike(_parts(field.type), f"{inside}{field.name}.")
+        inner = None if is_flat(field.type) else _alike(children(field.type), f"{inside}{field.name}.")
         if inner is not None:
             return inner
     return None
-
-
-def _parts(kind: pa.DataType) -> list[pa.Field]:
-    """Return the fields of a nested type whose names a query may use."""
-    if pat.is_struct(kind):
-        return [kind.field(at) for at in range(kind.num_fields)]
-    if pat.is_map(kind):
-        return [pa.field("key", kind.key_type), pa.field("value", kind.item_type)]
-    if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
-        return [kind.value_field]
-    return []

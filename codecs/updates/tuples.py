@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.ordering import canonical
-from persist.codecs.types.arrow_types import children, is_flat
+from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut, to_array, to_field, to_values
 
@@ -231,43 +231,16 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
 
 
 def _example(schema: CollectionSchema) -> str:
-    return f"(({_side_example(schema.key)}, {_side_example(schema.value)}), 0, 1)"
+    return f"(({_named(schema.key)}, {_named(schema.value)}), time, diff)"
 
 
-def _side_example(side: Side) -> str:
-    examples = [_type_example(f.type) for f in side.fields]
-    if side.codec_name == "json":
-        return "{'a': [1, 2]}"
-    if not examples:
-        return "None"
-    return examples[0] if len(examples) == 1 else f"({', '.join(examples)})"
-
-
-def _type_example(t: pa.DataType) -> str:
-    if pat.is_struct(t):
-        return "{" + ", ".join(f"{f.name!r}: {_type_example(f.type)}" for f in children(t)) + "}"
-    if pat.is_map(t):
-        return f"[({_type_example(t.key_type)}, {_type_example(t.item_type)})]"
-    if not is_flat(t):
-        return f"[{_type_example(t.value_type)}]"
-    for matches, example in _EXAMPLES:
-        if matches(t):
-            return example
-    zone = "" if getattr(t, "tz", None) is None else ", tzinfo=UTC"
-    return f"datetime(2026, 1, 31{zone})"
-
-
-_EXAMPLES: tuple[tuple[Any, str], ...] = (
-    (pat.is_boolean, "True"),
-    (pat.is_integer, "1"),
-    (pat.is_floating, "1.5"),
-    (pat.is_decimal, "Decimal(1)"),
-    (lambda t: pat.is_string(t) or pat.is_large_string(t), "'text'"),
-    (lambda t: pat.is_binary(t) or pat.is_large_binary(t) or pat.is_fixed_size_binary(t), "b'bytes'"),
-    (pat.is_date, "date(2026, 1, 31)"),
-    (pat.is_time, "time(12, 30)"),
-    (pat.is_duration, "timedelta(1)"),
-)
+def _named(side: Side) -> str:
+    """Return what stands for a side in a tuple: its fields, by name."""
+    if side.codec_name is not None:
+        return f"a value of codec {side.codec_name!r}"
+    if len(side.names) < 2:
+        return "".join(side.names) or "None"
+    return f"({', '.join(side.names)})"
 
 
 def _check_readable(table: pa.Table, schema: CollectionSchema) -> None:

@@ -1,20 +1,23 @@
-"""A client of one location: a fat client that talks to the object store itself. There is no server."""
+"""A client of one location: a fat client that talks to the object store itself, without a server."""
 
+import inspect
 import os
 import weakref
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of
 from persist.api.multi_write import MultiWrite
+from persist.api.serving import ServeOptions, Servers, serve
 from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import QUERY_LIMITS, AsOf, Outcome, Queries, QueryLimits, QueryResult, execute, is_statement
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, execute, is_statement
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -32,10 +35,7 @@ from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
 from persist.services.publish import Published, keep_tables_current, publish_together
-from persist.services.serve.messages import Notify, check_token
-
-if TYPE_CHECKING:
-    from persist.services.serve.server import Server
+from persist.services.serve.messages import Notify
 
 NAMES_SHOWN = 20
 
@@ -60,27 +60,25 @@ def open(
         mode: "shared" (any number of clients write), "exclusive" (this one and no other writes, until it is closed) or
             "read" (this client writes nothing at all).
         storage_options: for the store, such as `endpoint_url`, `region`, `profile`, `server_side_encryption`.
-        reentrance_id: in mode "exclusive", names the one writer across its restarts: a client that gives the same one
-            takes over at once. None means that nobody can, except by force.
-        force: in mode "exclusive", take over from whoever has the location. That client is fenced off.
+        reentrance_id: in mode "exclusive", names the one writer across its restarts: a client with the same id takes
+            over at once. None means that only force takes over.
+        force: in mode "exclusive", take over from the client that has the location. That client is fenced off.
         seqno: in mode "read", see the location as it was after this record of the log, and nothing later, so that
             reads of several collections belong together. As far back as the log is kept.
         settings: times and sizes; see `Settings`.
         clock: replaces the machine's clocks, for tests; see `docs/use/python.md`, "Moments".
-        notify: a server (`Client.serve`) that tells of new records, as its URL or with what it asks for, so that who
-            follows or waits need not poll for them. Only ever a hint: without it, behind it, or when it lies, the
-            same is read, only later.
+        notify: a server (`Client.serve`) that announces new records, as its URL or a `Notify`, so that followers need
+            not poll. It is only a hint: without it, reads return the same, only later.
         commit_through: in mode "shared", a server (`Client.serve(commits=True)`) that commits for this client together
-            with others, so that hundreds of writers of one location do not race for it. Each call gets the answer that
-            it would have got alone; where the server gives none, this client finds out in the log what became of it,
-            and commits by itself.
+            with others, so that hundreds of writers of one location do not race for it. Results are the same as without
+            it. If the server does not answer, this client finds the outcome in the log, and commits by itself.
 
     Cost: one page of LIST and a few GETs; nothing is created before the first write, except in mode "exclusive".
 
     Raises:
-        InvalidUsage: the URL, an option or the mode is not known; or the bucket or credentials are missing; or the
-            server of commit_through answers, and is of another location, or does not commit for this client.
-        Locked: another client has the location exclusively, and this one wants it, too.
+        InvalidUsage: the URL, an option or the mode is not known; the bucket or credentials are missing; or the server
+            of commit_through has another location, or refuses to commit for this client.
+        Locked: another client has the location exclusively.
         Corruption: the newest checkpoint or a record after it cannot be believed.
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
@@ -113,7 +111,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
-        engine: what it is made of, for the rest of the package.
+        engine: the operations on the location, for the rest of the package.
     """
 
     _INTERNAL = frozenset({"engine"})
@@ -125,7 +123,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             keep_indexes_current(engine)
             keep_erasures_finished(engine)
         self._pid = os.getpid()
-        self._ends: list[Callable[[], object]] = []  # What else must be closed.
+        self._ends: list[Callable[[], object]] = []  # Close these with the client.
         if notify is not None:
             from persist.services.serve.remote_location import Listener  # Here: gRPC loads slowly, and few need it.
 
@@ -137,7 +135,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     @property
     def url(self) -> str:
-        """Where the location is."""
+        """The URL of the location."""
         return self.engine.url
 
     @property
@@ -153,11 +151,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def collections(self, prefix: str = "") -> Collections:
         """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
 
-        Names that begin with a dot are of what the library keeps for itself, such as the state of a dataflow: they are
-        listed only if the prefix begins with one, too.
+        Names that begin with a dot are internal, such as the state of a dataflow. They are listed only if the prefix
+        begins with a dot.
 
-        Names with dots are namespaces to whoever takes them for that: `collections("sales.")` lists one. The list's
-        `to_arrow()` has rows, bytes, since and upper of each.
+        Dots in names make namespaces: `collections("sales.")` lists one. The list's `to_arrow()` has rows, bytes, since
+        and upper of each.
         """
         self.engine.check_open("collections")
         if not isinstance(prefix, str):
@@ -200,7 +198,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             as_of: a sealed time, a moment or a tag; None for the latest.
 
         Raises:
-            CollectionNotFound, CollectionExists: there is no source, or there is a target.
+            CollectionNotFound, CollectionExists: the source is missing, or the target exists.
             AsOfCompacted, AsOfNotSealed: the time cannot be read.
             Conflict: the source was compacted again and again meanwhile; nothing was made.
             ReadOnly: this client only reads.
@@ -210,7 +208,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     @property
     def about(self) -> About:
-        """What the location says of itself. Cost: one GET."""
+        """The comment and properties of the location. Cost: one GET."""
         self.engine.check_open("about")
         return about_location(self.engine.follower.refresh().control.about)
 
@@ -221,7 +219,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         properties: Mapping[str, str | None] | None = None,
         expected: About | None = None,
     ) -> CommitFuture:
-        """Say what the location is; what is not given stays as it is. See `Collection.describe`."""
+        """Set the comment and properties of the location; others stay. See `Collection.describe`."""
         self.engine.writer("describe")
         step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
         return self.engine.submit("describe", [step], {})
@@ -239,10 +237,10 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     ) -> View:
         """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.View`.
 
-        It is created if there is none, with the query's plan as its definition, and is empty and unsealed until its
+        It is created if there is none, with the query's plan as its definition. It is empty and unsealed until its
         first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
         query is DuckDB's SQL over the collections of this location, views included; it is parsed by the package duckdb
-        (extra `sql`). `docs/use/views-sql.md` says what is supported.
+        (extra `sql`). `docs/use/views-sql.md` lists the supported SQL.
 
         Args:
             name: as of `create_or_load`.
@@ -261,8 +259,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             persist.sql.InputBehind: it sees nothing of an input as long as another one is not sealed further.
 
         Raises:
-            InvalidUsage: the query is not one, names what is not there, or needs what is not supported; an input
-                cannot be read at its start; or there is a collection of that name that is no view, or another view.
+            InvalidUsage: the text is not a supported query; a table is missing; an input cannot be read at its start;
+                or the name belongs to another view or collection.
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
@@ -284,34 +282,40 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
         Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
         `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded;
-        `explain()` says what is read, and by which indexes.
+        `explain()` shows the reads and their indexes.
 
-        A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO or MERGE INTO. It is done
-        when this returns, and its answer is one row: the `collection`, the `rows` that it touched, the `seqno` of the
-        commit, and the `time` that the commit gave to the changes; NULL if you gave it, or if nothing changed.
+        A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO, MERGE INTO or TRUNCATE.
+        It is done when this returns. Its answer is one row: the `collection`, the number of touched `rows`, the `seqno`
+        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed.
 
         Args:
-            query: one that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" stands for all others; the latest
-                sealed one of each if it is left out.
-            files: let the query read files and URLs, too, with your rights. Without it, it reads collections alone, and
-                DuckDB loads no extension.
-            time: of what a statement changes; that of its commit if it is left out.
+            query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
+            as_of: a time for all collections, or a dict of times by name, where "" stands for all others. None means
+                the latest sealed time of each.
+            files: let the query read files, URLs and frames, too, with your rights: a table that is no collection is a
+                variable of the caller. Without it, it reads collections alone, and DuckDB loads no extension.
+            time: of the changes of a statement; None means the time of its commit.
 
         Raises:
-            InvalidUsage: DuckDB is not installed, or refuses the query; or what is given belongs to the other kind.
+            InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
+                query.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
             DuplicateKeys: a statement would give a key of a keyed collection several rows.
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
+        here = inspect.currentframe() if files else None
+        caller = None if here is None else here.f_back
+        variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
         if is_statement(query):
-            if as_of is not None or files:
-                raise InvalidUsage("a statement that changes a collection takes neither as_of= nor files=")
-            return Outcome(execute(self.engine, query, time))
+            if as_of is not None:
+                raise InvalidUsage(
+                    "a statement that changes a collection takes no as_of=: it changes what is there now"
+                )
+            return Outcome(execute(self.engine, query, time, variables=variables))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
-        return QueryResult(self.engine, query, as_of, files=files)
+        return QueryResult(self.engine, query, as_of, variables=variables)
 
     def view(
         self, name: str, *, memory_budget: int | None = None, spill_folder: str | os.PathLike[str] | None = None
@@ -324,8 +328,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             spill_folder: where these files are made; None for the system's folder for temporary files.
 
         Raises:
-            CollectionNotFound: there is no collection of that name.
-            InvalidUsage: it is no view, or an argument cannot have this value.
+            CollectionNotFound: a collection of that name is missing.
+            InvalidUsage: it is not a view, or a value is not allowed.
         """
         self.engine.check_open("view")
         from persist.compute.sql import given_options, live_view  # As above.
@@ -341,22 +345,21 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         as_of: int | Moment | None = None,
         digest: bool = False,
     ) -> list[Published]:
-        """Publish several collections as Iceberg tables, as of one time, and tell a catalog of them; return versions.
+        """Publish several collections as Iceberg tables, as of one time, in a catalog; return versions.
 
         A REST catalog that has `transactions/commit` takes all of them at once, so readers never see tables of
-        different times. Other catalogs are told table by table, in the order given: until the last one, readers may see
-        tables of two times, and each table says its own in `persist.as_of`. Tables that the catalog does not know yet
-        are registered one by one.
+        different times. Other catalogs take table after table, in order: meanwhile, readers may see tables of two
+        times. Each table has its time in its property `persist.as_of`. New tables are registered one by one.
 
         Args:
-            tables: what each collection is called in the catalog, by its name: `{"orders": "shop.orders"}`.
-            catalog: of pyiceberg, or the name of one that pyiceberg is configured with.
+            tables: the identifier in the catalog for each collection, by its name: `{"orders": "shop.orders"}`.
+            catalog: a catalog of pyiceberg, or its name in the configuration of pyiceberg.
             as_of: None means the latest time that all of them have sealed.
             digest: as for `Collection.publish`.
 
         Raises:
             Unavailable: the catalog did not take the versions, which are published: publish again.
-            What `Collection.publish` raises. Versions of collections before the one that fails are published.
+            Other errors: as `Collection.publish`. Collections before the failed one are published.
         """
         handles = {identifier: self[name].handle for name, identifier in tables.items()}
         if not handles or len(handles) < len(tables):
@@ -384,12 +387,12 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def metrics(self) -> Metrics:
         """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
 
-        Printed, it is a table. Where the package opentelemetry-api is installed it is also exported.
+        Printed, it is a table. If the package opentelemetry-api is installed, it is also exported.
         """
         return self.engine.metrics()
 
     def close(self) -> None:
-        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+        """Finish all writes, free threads and sockets, and raise errors that were never read; idempotent.
 
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
@@ -397,85 +400,61 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             while self._ends:
                 self._ends.pop()()
             if self._lineage is not None:
-                self.engine.settle()  # So that all that was asked for is told, too.
+                self.engine.settle()  # Events of all commits are sent before it closes.
                 self._lineage.close()
         self.engine.close()
 
     def serve(
         self,
-        url: str,
+        flight: str | None = None,
         *,
+        postgres: str | None = None,
+        iceberg: str | None = None,
         token: str | None = None,
+        write_token: str | None = None,
         certificate: tuple[str | bytes, str | bytes] | None = None,
         insecure: bool = False,
+        write: bool = False,
         commits: bool = False,
         store: bool = False,
-        write_token: str | None = None,
         sql: bool | QueryLimits = False,
+        iceberg_properties: Mapping[str, str] | None = None,
         slow_s: float = 60.0,
-    ) -> "Server":
-        """Tell others of new records and serve reads over Arrow Flight, until the server or this client is closed.
+    ) -> Servers:
+        """Serve the location to Arrow clients, Postgres clients and readers of Iceberg, until this client is closed.
 
-        Clients that were opened with `notify=` learn of a record within milliseconds. Any Flight client can read
-        snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on the server: it may end at
-        any time.
+        Clients that were opened with `notify=` learn of a record from the Flight server within milliseconds. Any Flight
+        client can read snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on a server: it
+        may end at any time.
 
         Args:
-            url: `grpc://host:port`, or `grpc+tls://host:port`; port 0 takes a free one, which `Server.url` tells.
-            token: what clients must send; without one, everybody who reaches the port may read everything.
-            certificate: the chain and the key of the server as PEM, for `grpc+tls://`.
-            insecure: allow an address that other machines reach without a token.
-            commits: commit for clients that were opened with `commit_through=`, too. Whoever has the write token, or
-                the token if there is no other, may then write and drop whatever they like. For mode "shared".
-            store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
+            flight: `grpc://host:port`, or `grpc+tls://host:port`. Port 0, here and below, takes a free one.
+            postgres: `host:port`. psql, drivers and tools for reports query the location there; see `docs/use/sql.md`.
+            iceberg: `host:port` of an Iceberg REST catalog; see `docs/use/publish.md`. This client must write.
+            token: clients send it; without one, everybody who reaches a port may read everything.
             write_token: lets its holders write; those of the token only read then.
+            certificate: the chain and the key as PEM, for `grpc+tls://` and for Postgres.
+            insecure: allow an address that other machines reach without a token.
+            write: let Postgres clients change collections. This client must write.
+            commits: commit for clients that were opened with `commit_through=`, in mode "shared". Holders of the write
+                token, or of the token if there is no other, may then write and drop collections.
+            store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
             sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
-                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query. Eight run at a time.
-            slow_s: a stream that its client does not read for so long is dropped.
+                `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
+                clients. Eight run at a time.
+            iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
+            slow_s: a client that does not read its answer for so long is disconnected.
 
         Raises:
-            InvalidUsage: the address, token or certificate does not fit, or the port is taken; or commits is asked for
-                in mode "exclusive", whose commits nobody else could make.
-            ReadOnly: commits is asked for, and this client only reads.
+            InvalidUsage: an address, token or certificate does not fit, or a port is taken; or commits is asked for in
+                mode "exclusive", whose commits nobody else could make.
+            ReadOnly: this client only reads, and one of the servers writes.
         """
-        self.engine.check_open("serve")
-        for option, value in (("commits", commits), ("insecure", insecure), ("store", store)):
-            if not isinstance(value, bool):
-                raise InvalidUsage(f"serve({option}={value!r}) is not True or False")
-        if not isinstance(sql, bool | QueryLimits):
-            raise InvalidUsage(f"serve(sql={sql!r}) is not True, False or QueryLimits")
-        committer = self.engine.writer("serve with commits").committer if commits else None
-        if commits and self.mode != "shared":
-            raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={self.mode!r}')
-        from persist.services.serve.flight_calls import BlobCalls
-        from persist.services.serve.server import Server  # As above.
-
-        if write_token is not None and (not (store or commits) or token is None):
-            raise InvalidUsage(
-                "write_token= goes with store=True or commits=True, and a token= for those who only read"
-            )
-        if write_token is not None and write_token == token:
-            raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
-        check_token(write_token)
-
-        if isinstance(slow_s, bool) or not isinstance(slow_s, (int, float)) or not 0 < slow_s < float("inf"):
-            raise InvalidUsage(f"slow_s={slow_s!r} is not a number of seconds above 0")
-        server = Server(
-            self,
-            self.engine.follower,
-            url,
-            token=token,
-            write_token=write_token,
-            certificate=certificate,
-            insecure=insecure,
-            slow_s=slow_s,
-            committer=committer,
-            queries=Queries(self.engine, QUERY_LIMITS if sql is True else sql) if sql else None,
-            store=BlobCalls(self.engine.storage.blob) if store else None,
-        )
-        self._ends.append(server.close)
-        self.engine.count_also("server", server.counts)
-        return server
+        flags = {"commits": commits, "insecure": insecure, "store": store, "write": write}
+        options = ServeOptions(token, write_token, certificate, insecure, sql, slow_s)
+        servers = serve(self, flight, postgres, iceberg, options, iceberg_properties, flags)
+        self._ends.append(servers.close)
+        return servers
 
     def __getitem__(self, name: str) -> Collection:
         """Do what `load` does."""

@@ -1,35 +1,33 @@
-"""Collections by their names: found, created, written, and listed with what there is to say of each.
+"""Collections by their names: found, created, written and listed.
 
-The names are in the directory that every client has. What a collection holds is in objects of its own, so it is read
-only for the table, and only for the collections that are listed.
+Every client has the directory of the names. The state of a collection is in objects of its own. So only the table of
+a list reads states, and only of the listed collections.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
 
-from persist.api.collection import Collection
-from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
-from persist.codecs.updates.inputs import columns_like, is_repeatable, sides_like, with_first
-from persist.codecs.updates.tuples import is_named
+from persist.api.collection import Collection, write_rows
+from persist.codecs.types.schema import DIFF, CollectionSchema
+from persist.codecs.updates.inputs import DELETED, columns_like, is_repeatable, sides_like, with_first
+from persist.codecs.updates.tuples import as_dict, is_named, is_record
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.intake import rows_that_delete
 from persist.core.names import check_free_name
 from persist.core.rendering import aligned, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, retention_times, time_text, timeline_of
-from persist.engine.collection.plain_rows import overwrite_steps, plain_events, upsert_steps
-from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, sealed_without_time, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, with_token
 
 
 class CreatingCalls:
@@ -59,12 +57,12 @@ class CreatingCalls:
             name: as SQL writes it, in any case; no function of DuckDB.
             function: takes a `pa.Array` for each argument, all of one length and with their NULLs, and returns one of
                 that length. Each value depends on the arguments of its row alone: views compute only what has changed.
-            arguments: the type of each argument, as those of a collection's columns.
+            arguments: the type of each argument, as `create_or_load` takes types of columns.
             returns: the type of the values.
-            version: a text or a whole number. Queries that are made later call the version that was given last.
+            version: a text or a whole number. Later queries call the newest version.
 
         Raises:
-            InvalidUsage: what is given is no name, no function, or no type; or SQL has a function of that name.
+            InvalidUsage: the name, the function or a type is not one; or SQL has a function of that name.
         """
         add_function(name, function, arguments, returns, version)
 
@@ -85,9 +83,9 @@ class CreatingCalls:
             name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
             key, value: a dict of names to Arrow types, a `pa.Schema`, a `Codec`, or None for no columns at all.
             like: in place of value, what has the columns and their types: a frame, a table, a schema, a dict of
-                columns, or a list of dicts. Then key is the list of those that are the key, [] for none.
-            timeline: what times are: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z, so that a moment may be given
-                wherever the collection is read as of a time; None if they are numbers of another meaning.
+                columns, or a list of dicts. Then key is the list of the key columns, [] for none.
+            timeline: the unit of times: "s", "ms", "us" or "ns" since 1970-01-01T00:00Z. Then moments can be used as
+                times. None if times are numbers of another meaning.
             retention: as for `Collection.retain`, for a collection that is made. One that is there keeps its own, which
                 must not be another.
             keyed: makes it a keyed collection, which takes events by key (`Collection.upsert`) and no plain updates;
@@ -131,29 +129,30 @@ class CreatingCalls:
     ) -> CommitFuture:
         """Write rows to the collection of that name; create it, with the columns of the rows, if there is none.
 
-        With a key, rows replace those of their keys, so a call that is repeated changes nothing. One commit creates the
+        With a key, rows replace the rows of their keys, so a repeated call changes nothing. One commit creates the
         collection and writes the rows, which this call waits for: if that fails, nothing is created. If two clients
         create it at once, one does, and the rows of the other are written to what that one created.
 
         Args:
             name: as for `create_or_load`.
             rows: as for `Collection.write`. To create a collection, they must have names and types: a frame, a table,
-                dicts. A column that holds nothing but NULL becomes one of strings.
-            key: the list of the key columns, [] for none. Needed to create it; otherwise it must agree, if it is given.
+                dicts. A column that holds nothing but NULL becomes one of strings. No row deletes: None in a tuple is
+                NULL, and a column `_deleted` is refused. A collection that has one is only appended to, or overwritten.
+            key: the list of the key columns, [] for none. Creating needs it; otherwise it must agree, if it is set.
             mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
                 "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`); "error"
-                refuses to write to a collection that exists. None means "upsert" if key names columns, and otherwise
-                "append". Rows with diffs are always appended.
-            timeline: of one that is created. If it is left out, "ms", so that times are moments; or None, if the rows
-                have times that are plain integers. See `create_or_load`.
+                refuses to write to a collection that exists, unless the token did so. None means "upsert" if key names
+                columns, and otherwise "append". Rows with diffs are always appended.
+            timeline: of a new collection. The default is "ms", so that times are moments; or None, if the rows have
+                times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
-                commit gives one, and seals. An upsert and an overwrite seal the times that they write at.
+                commit chooses one, and seals it. An upsert and an overwrite seal the times that they write at.
 
         Returns: a future, as `Collection.write`.
 
         Raises:
-            InvalidUsage: there is no such collection, and key is left out; or what is there has another timeline.
-            SchemaMismatch: what is there has another key, or columns that the rows do not fit; see `evolve`.
+            InvalidUsage: the collection is missing, and key is left out; or it has another timeline.
+            SchemaMismatch: the collection has another key, or columns that the rows do not fit; see `evolve`.
             DuplicateKeys: the mode is "upsert" or "overwrite", and rows repeat a key.
             CollectionExists: the mode is "error"; or another client created it at once, and rows can be read only once.
             ReadOnly, ClientClosed: this client cannot write.
@@ -165,13 +164,16 @@ class CreatingCalls:
         columns, rows = with_first(rows)
         handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
         has_key = key is not ... and bool(key)
-        has_diffs = diff is not None or ((has_key or mode is not None) and _has_diffs(columns))
+        names = _name_columns(columns)
+        if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):
+            raise rows_that_delete()
+        has_diffs = diff is not None or DIFF in names or _are_updates(columns)
         chosen = choose_mode(mode, has_key=has_key, has_diffs=has_diffs)
-        if mode == "error" and handle.create is None:
+        if mode == "error" and handle.create is None and not handle.remembers(handle.contents(), token):
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
         if is_empty and (handle.create is not None or handle.contents().upper == 0):
-            # There is no row that a commit could seal: but what was created can be read from then on, as others can.
+            # Without a row, the commit seals a time all the same, so that a new collection can be read.
             steps = [handle.dating(allow_future=allow_future).at_commit()]
             future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
         else:
@@ -182,54 +184,24 @@ class CreatingCalls:
             except CollectionExists:  # Another client has created it meanwhile.
                 if not is_repeatable(rows):
                     raise
-                named = {name: getattr(options, name) for name in options.__slots__}
-                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **named)
+                arguments = options.to_arguments()
+                return self.write(name, rows, key=key, mode=mode, timeline=timeline, diff=diff, seal=seal, **arguments)
         return future
 
 
-def _has_diffs(rows: Any) -> bool:
-    """Return whether rows say by how much they change the contents: tables with `_diff`, or updates as tuples."""
-    first = rows[0] if isinstance(rows, (list, tuple)) and rows else rows
-    if isinstance(first, (list, tuple)):
-        return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
-    return DIFF in (first if isinstance(first, Mapping) else columns_like(first))
+def _name_columns(rows: Any) -> Iterable[str]:
+    """Return the names of the columns of rows; none of tuples."""
+    is_list = isinstance(rows, (list, tuple))
+    first = rows[0] if is_list and rows else rows
+    if is_record(first, None):
+        return as_dict(first)
+    return () if is_list and not hasattr(first, "columns") else columns_like(first)
 
 
-def write_rows(
-    handle: CollectionHandle,
-    rows: Any,
-    mode: WriteMode,
-    options: WriteOptions,
-    *,
-    diff: int | None = None,
-    seal: int | Moment | Antichain | None = None,
-) -> CommitFuture:
-    """Write rows to a collection, which the same commit creates if there is none."""
-    collection, time, token = Collection(handle), options.time, options.token
-    named: dict[str, Any] = {name: getattr(options, name) for name in options.__slots__}
-    if mode == "append":
-        return collection.write(rows, diff=diff, seal=seal, **named)
-    if seal is not None and mode == "overwrite":
-        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
-    if handle.create is None:
-        return (
-            collection.overwrite(rows, **named) if mode == "overwrite" else collection.upsert(rows, seal=seal, **named)
-        )
-    for what, moment in (("time", time), ("seal", seal)):
-        handle.check_meant(what, moment, allow_future=options.allow_future)
-    handle = handle.dating(allow_future=options.allow_future)
-    stamp = handle.stamp(time, None)
-    is_stream = isinstance(rows, pa.RecordBatchReader) and TIME not in rows.schema.names and token is None
-    if mode == "overwrite" or (is_stream and (stamp is None or isinstance(stamp.time, int))):  # In bounded memory.
-        steps = overwrite_steps(handle, rows, time, None, token)
-    else:
-        steps = upsert_steps(handle, plain_events(handle, rows, stamp), token)
-    if seal is not None:
-        if any(isinstance(step, AtCommit) for step in steps):
-            handle.engine.abandon(steps)
-            raise sealed_without_time(seal)
-        steps.append(handle.seal_step(seal))
-    return handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
+def _are_updates(rows: Any) -> bool:
+    """Return whether rows are tuples with times and diffs."""
+    first = rows[0] if isinstance(rows, (list, tuple)) and rows else None
+    return isinstance(first, tuple) and len(first) == 3 and not is_named(first)
 
 
 SHOWN_MAX = 50  # Collections in a representation.
@@ -246,7 +218,7 @@ COLUMNS = pa.schema(
 
 
 class Collections(list[str]):
-    """Names, sorted: a list like any other, which can also tell more of the collections it names.
+    """Sorted names of collections: a list, with a method for a table of them.
 
     Example: `client.collections("sales.").to_arrow()`.
     """
@@ -258,9 +230,9 @@ class Collections(list[str]):
     def to_arrow(self) -> pa.Table:
         """Return a row for each collection that still exists.
 
-        `rows` is what the diffs of all updates sum to, sealed or not: the number of records, while none is retracted
-        more often than it was there; NULL where only reading tells, because of tombstones or events that are not
-        resolved. `bytes` is what its parts take, history, keyframes and pending events. `since` and `upper` are
+        `rows` is the sum of the diffs of all updates, sealed or not: the number of records, if no record is retracted
+        too often. It is NULL for collections with tombstones or unresolved events, where only a read could count.
+        `bytes` is what its parts take, history, keyframes and pending events. `since` and `upper` are
         NULL where the frontier is empty.
 
         Cost: a GET for each collection that this client has not used yet.

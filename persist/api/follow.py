@@ -1,17 +1,16 @@
 """A consumer that resumes where it left off: the contents of a collection first, then what changes.
 
-How far it has come is a permanent hold of its name in the collection that it follows, so that history which it still
-needs is kept for it while it is down. The hold is made by the first `ack`, at the last time that was consumed; until
-then a consumer that starts again begins with the contents, of a later time perhaps. It is moved by compare-and-set: of
-two consumers with one name, the one that was second gets `HoldMoved`, and has consumed nothing that counts.
+A permanent hold of the consumer's name, in the collection that it follows, stores its position. The hold keeps the
+history that the consumer still needs while it is down. The first `ack` makes the hold, at the last consumed time; until
+then a restarted consumer begins with the contents, perhaps of a later time. Each `ack` moves it by compare-and-set: if
+two consumers have one name, the second one gets `HoldMoved`, and its work does not count.
 
-What it reads meanwhile hangs on a lease of its own (`persist.engine.hold.holds`). The next one of its name ends that,
-be
-it in the same client or in another: what a process held that was killed is free as soon as it was started again, and
-one that is replaced is told when it polls (`LeaseExpired`).
+A lease of its own protects its reads (`persist.engine.hold.holds`). The next consumer of the name ends that lease, in
+whatever client it is. So a restarted process frees the claims of the killed one. A replaced consumer gets
+`LeaseExpired` when it polls.
 
-What a consumer makes of updates is exactly once if it goes into a collection of the same location in the commit that
-moves the hold, by `MultiWrite.ack`. If it goes elsewhere, updates come again that were consumed but not acknowledged.
+Results are exactly once if the commit that moves the hold also writes them, by `MultiWrite.ack`. If they go elsewhere,
+updates come again that were consumed but not acknowledged.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
     Attributes:
         handle: the collection that is followed.
         name: the consumer's, and the hold's.
-        held: the last time that is acknowledged; None if nothing is.
+        held: the last acknowledged time; None if there is none.
     """
 
     _INTERNAL = frozenset({"check_unclosed", "handle", "step"})
@@ -40,7 +39,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         """Begin after the time of the hold of that name.
 
         Args:
-            start: gives what follows a time, or of None the contents and what follows them.
+            start: returns the updates after a time; given None, the contents and the updates after them.
 
         Raises:
             AsOfCompacted, CollectionNotFound, ReadOnly, ClientClosed.
@@ -50,12 +49,12 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         self.name = check_hold_name(name)
         hold = handle.contents().holds.get(name)
         self.held = hold.time if hold is not None else None
-        self._given: int | None = None  # The last time that was given out.
+        self._given: int | None = None  # The last time that it has returned.
         self._listen = start(self.held)
 
     @property
     def is_finished(self) -> bool:
-        """Whether everything has been given out, for ever, or this was closed."""
+        """Whether this was closed, or the collection is complete and all of it was returned."""
         return self.held == TIME_MAX or self._listen.is_finished
 
     def check_unclosed(self) -> None:
@@ -65,7 +64,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         """Do what `poll` does, but return None once this is closed."""
         if self.is_finished:
             return None
-        self._listen.check_kept()  # Whoever was replaced is told before the contents that it holds already.
+        self._listen.check_kept()  # A replaced consumer fails before it returns contents again.
         progress = self._listen.step(timeout_s)
         if progress is not None:
             upper = progress.upper.time
@@ -73,7 +72,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         return progress
 
     def ack(self) -> None:
-        """Move the hold past all that was given out so far, durably: it will not come again.
+        """Move the hold past all returned updates, durably: they will not come again.
 
         Raises:
             HoldMoved: another consumer of this name did so meanwhile; begin anew with `Collection.follow`.
@@ -83,7 +82,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         acked()
 
     def close(self) -> None:
-        """Stop; what was not acknowledged comes again when somebody follows by this name."""
+        """Stop; unacknowledged updates come again to the next consumer of this name."""
         self._listen.close()
 
     def __repr__(self) -> str:
@@ -92,7 +91,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
 
 
 def ack_step(following: Following) -> tuple[kinds.SetHold, Callable[[], None]]:
-    """Return what acknowledges all that was given out so far in a commit, and what to call when that is durable."""
+    """Return the step that acknowledges all returned updates, and a function to call once it is durable."""
     handle, given, name = following.handle, following._given, following.name
     if given is None:
         raise InvalidUsage(f"nothing was taken from follow({name!r}) yet, so there is nothing to acknowledge")

@@ -45,8 +45,8 @@ class ReadingTogether:
 
         Raises:
             AsOfCompacted, AsOfNotSealed: one of the times cannot be read; then nothing is claimed.
-            CollectionNotFound: there is no collection of a name, or it was dropped.
-            InvalidUsage: there are no collections, or one is not of this client.
+            CollectionNotFound: a name is unknown, or its collection was dropped.
+            InvalidUsage: collections is empty, or one is not of this client.
         """
         self.engine.check_open("snapshots")
         wanted = _of_this_client(collections, self.engine)
@@ -58,10 +58,10 @@ class ReadingTogether:
         return dict(zip(wanted, snapshots, strict=True))
 
     def history(self, last: int | None = LAST) -> pa.Table:
-        """Return the newest records of the log as a table: who did what when, and what they said about it.
+        """Return the newest records of the log as a table.
 
         Each row is a commit: seqno, moment (by the writer's clock), writer, operations, collections by their present
-        names, updates and their bytes, and the `message=` and `metadata=` of the writes in it, one below the other.
+        names, updates and bytes. Its last columns have the `message=` and `metadata=` of its writes, each on a line.
 
         Args:
             last: how many records, at most; None for all that the log still keeps.
@@ -78,21 +78,21 @@ class ReadingTogether:
         times: Times = "int",
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> JointListen[Collection]:
-        """Follow several collections at one point of the log: each step is what one state of the location holds of all.
+        """Follow several collections together: each step shows all of them in one state of the location.
 
-        What one commit did to several collections is seen in one step. Cost: one commit for all claims, however many
-        there are; then one refresh for all.
+        One step has all changes of a commit to several collections. Cost: one commit for all claims, however many there
+        are; then one refresh for all.
 
         Args:
-            collections: of this client, each with the last time of which nothing is wanted; None leaves nothing out, or
-                means the latest sealed time, with contents.
+            collections: of this client, each with the time after which its changes are returned. None means all
+                changes, or with contents the latest sealed time.
             contents: begin with the contents of all of them as of their times, taken at one point of the log.
             times: as in `Collection.changes`.
             timeout_s: with contents, how long to wait for the times to be sealed; None waits without limit.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: one of the times cannot be read; then none is followed.
-            InvalidUsage: there are no collections, or one is not of this client.
+            InvalidUsage: collections is empty, or one is not of this client.
         """
         self.engine.check_open("follow")
         wanted = []
@@ -110,7 +110,7 @@ class ReadingTogether:
 def _of_this_client(
     collections: Mapping[Named, int | Moment | None], engine: Engine
 ) -> Mapping[Named, int | Moment | None]:
-    """Return collections, after checking that they are some, and of that engine."""
+    """Return collections; raise InvalidUsage if there are none, or one is not of that engine."""
     if not isinstance(collections, Mapping) or not collections:
         raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
     for named in collections:

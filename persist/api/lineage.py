@@ -49,7 +49,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_wanted() -> bool:
-    """Return whether this process is told where events go, as openlineage-python is told."""
+    """Return whether this process has a target for events, as openlineage-python configures it."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").lower() == "true":
         return False
     return any(name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG") or "__TRANSPORT__" in name for name in _variables())
@@ -134,7 +134,7 @@ class Lineage:
                 for event in () if record is None else self._events(record):
                     self._sender.emit(event)
                     self._counts["sent"] += 1
-            except Exception as error:  # Whatever the server of lineage does must not end the thread.
+            except Exception as error:  # No answer of the server of lineage may end the thread.
                 self._counts["failed"] += 1
                 if self._counts["failed"] == 1:
                     logger.warning("an event of lineage could not be sent (this is said once): %s", error)

@@ -60,8 +60,8 @@ class MultiWrite:
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
         """Add values for keys of a collection to the commit, in any form that `Collection.upsert` takes.
 
-        If the collection is not keyed, its upserts come before all else that the block does with it. They are made of
-        what is there when the block ends, and again if others come first.
+        If the collection is not keyed, its upserts come before all else that the block does with it. They are computed
+        from the contents when the block ends, and again if others come first.
 
         Raises:
             InvalidUsage: a keyed collection has a machine with other events, for `transition`; and as above.
@@ -100,9 +100,9 @@ class MultiWrite:
     ) -> None:
         """Add what makes rows the contents from a time on, as `Collection.overwrite`, first of all of a collection.
 
-        Without a time, it is made of what is there when the block ends, and again if others come first. So is that of a
-        keyed collection with a time. If the collection is not keyed, a difference at a time that is given is to what is
-        there now: the commit is rejected with `UpperMismatch` if others come first.
+        Without a time, it is computed from the contents when the block ends, and again if others come first. The same
+        holds for a keyed collection with a time. With a time, the overwrite of a plain collection is the difference to
+        the contents now: the commit is rejected with `UpperMismatch` if others come first.
         """
         filter = checked_filter(collection.schema, where)
         self._commit.overwrite(collection.handle, rows, time=time, where=filter, multiset=multiset)
@@ -124,7 +124,7 @@ class MultiWrite:
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal to the commit. It comes after the writes before it and before those after it.
 
-        If the collection is keyed with resolve="seal", all events before upper are resolved, pending ones too.
+        If the collection is keyed with resolve="seal", all events before upper are resolved, even pending ones.
 
         Raises:
             FrontierRegression: the block has sealed a keyed collection farther.
@@ -143,10 +143,10 @@ class MultiWrite:
         self._commit.add(collection.handle, [describe_step(collection.handle, None, properties, None, None)])
 
     def ack(self, following: Following) -> None:
-        """Add to the commit that everything `following` has given out is consumed, so that it will not come again.
+        """Acknowledge, in the commit, all updates that `following` has returned: they will not come again.
 
-        The commit is rejected with `HoldMoved` if another consumer of that name acknowledged it meanwhile: what is
-        written with it is then written once, by one of the two.
+        The commit is rejected with `HoldMoved` if another consumer of that name acknowledged them meanwhile. So only
+        one of the two writes its results.
         """
         step, acked = ack_step(following)
         self._commit.add(following.handle, [step])
@@ -155,14 +155,13 @@ class MultiWrite:
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
         """Let the commit be rejected (`UpperMismatch`) if the collection has another upper when it comes.
 
-        This is the fence between two processes that do the same work: each reads what it needs, computes the next
-        step of a target, and commits it expecting the upper from which it began. One of them commits; the other
-        one's commit does nothing at all, whatever else is in it, and it goes on from the upper that it is told. No
-        other offsets need to be kept: the target's upper says how far the work has come. With `ack`, the hold of a
-        consumer is the same fence.
+        This is the fence between two processes that do the same work. Each computes the next step of a target, and
+        commits it expecting the upper from which it began. One of them commits. The other commit does nothing at all,
+        and its process continues from the upper in the error. The target's upper is the only offset that has to be
+        stored. With `ack`, the hold of a consumer is the same fence.
 
         Args:
-            alone: also reject it if somebody has added updates at times beyond upper (`UpdatesBeyondUpper`).
+            alone: also reject it if there are updates at times beyond upper (`UpdatesBeyondUpper`).
         """
         self._commit.check(collection.handle)
         if self._commit.changes(collection.handle):

@@ -1,4 +1,4 @@
-"""What a client does for its location: garbage, examinations, upgrades, and the policy that all clients share."""
+"""Upkeep of a location by a client: garbage, examinations, upgrades, and the policy that all clients share."""
 
 from collections.abc import Iterable
 
@@ -15,8 +15,7 @@ class UpkeepCalls:
     engine: Engine
 
     def gc(self, *, dry_run: bool = False) -> GarbageReport:
-        """Delete what nobody needs any more (`persist.engine.upkeep.garbage`). Safe while others read, write and do
-        the same.
+        """Delete unused blobs (`persist.engine.upkeep.garbage`). Safe while others read, write and do the same.
 
         Args:
             dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
@@ -34,7 +33,7 @@ class UpkeepCalls:
 
         Raises:
             ReadOnly: repair without dry_run, and this client only reads.
-            Unavailable: the store did not answer, so the examination did not come to its end.
+            Unavailable: the store did not answer, so the examination is incomplete.
         """
         self.engine.check_open("fsck")
         if repair and not dry_run:
@@ -63,7 +62,7 @@ class UpkeepCalls:
         return upgrade(self.engine, dry_run=dry_run)
 
     def maintain(self) -> None:
-        """Do what is due of what otherwise happens in the background: leases, compaction, collection of garbage."""
+        """Do the background work that is due: leases, compaction, collection of garbage."""
         self.engine.writer("maintain").maintain()
 
     @property
@@ -83,7 +82,7 @@ class UpkeepCalls:
         IncompatibleVersion. Cost: one commit.
 
         Args:
-            at_once: let shorter times take effect now. For locations that nobody else uses at the time.
+            at_once: let shorter times take effect now. For locations that no other client uses at the time.
             changes: names of `Policy` with their new values, such as `grace_s=7200`.
 
         Raises:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from persist.compute.dataflow.running.refreshed import Policy
     from persist.compute.sql import Definition, LiveView, Start
 
-# What only raises for a view, whose query alone says what it holds.
+# These calls raise for a view, because its query alone determines its contents.
 WRITES = frozenset(
     {"advance_late_bound", "delete", "erase", "evolve", "late_bound", "late_counts", "overwrite", "restore", "seal"}
     | {"seal_to", "transition", "upsert", "upserts", "write"}
@@ -23,10 +23,10 @@ WRITES = frozenset(
 class View(Collection):
     """A collection that is derived from others; make it with `Client.create_view` or `Client.view`.
 
-    Its upper follows the least of its inputs'. It is read like every other collection. Nobody else may write it.
+    Its upper follows the least of its inputs'. It is read like every other collection. Only a refresh writes it.
 
     Attributes:
-        live: what it is made of, for the rest of the package.
+        live: its plan and state, for the rest of the package.
     """
 
     _INTERNAL = frozenset({"live"}) | WRITES
@@ -48,12 +48,12 @@ class View(Collection):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """Those of `Program.open`, for its refreshes: where they keep what they need."""
+        """The options of `Program.open` for its refreshes, such as the memory budget."""
         return self.live.options
 
     @property
     def is_open(self) -> bool:
-        """Whether this handle keeps in memory what refreshes need, all of it or as far as it was requested."""
+        """Whether this handle keeps state of refreshes in memory, wholly or in part."""
         return self.live.is_open
 
     def refresh(
@@ -61,33 +61,33 @@ class View(Collection):
     ) -> Antichain:
         """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
 
-        All that is new is one commit. A refresh reads what has changed in the inputs, and what they held for the keys
-        of these changes. This handle keeps what it has read, up to its memory budget, so later refreshes read less.
-        `explain_refresh` says what will be read. Safe to call from several processes.
+        All that is new is one commit. A refresh reads the changes of the inputs, and their rows for the keys of these
+        changes. This handle caches the rows, up to its memory budget, so later refreshes read less. `explain_refresh`
+        shows the reads. Safe to call from several processes.
 
         Args:
             policy: "incremental" refuses to read all of an input, whatever that would save later.
             timeout_s: after how many seconds to give up, and memory_limit: at how many bytes that this process takes
                 more than before. Both are looked at between operators, so one operator may go beyond them.
 
-        If the query fails on a row, such as by an overflow, the view stays at its last time, until the row is
-        retracted: then it goes on at the latest time. The times at which the query fails cannot be read.
+        If the query fails on a row, such as by an overflow, the view stays at its last time. Once the row is retracted,
+        it continues at the latest time. The times at which the query fails cannot be read.
 
-        The first refresh computes the answers at all times since the view begins, some at a time: what is sealed stays,
-        so a refresh that is interrupted is gone on with by the next one. Ctrl-C and limits leave the view at its last
-        time; what the handle has kept in memory is freed.
+        The first refresh computes the answers at all times since the view begins, some at a time. After an
+        interruption, the next refresh continues behind the last sealed time. Ctrl-C and limits leave the view at its
+        last time, and free the memory of the handle.
 
         Warns:
             persist.sql.InputBehind: the view has no answer, or sees nothing of an input, because another input is not
                 sealed further, with by how much.
 
         Raises:
-            LimitReached: it came to a limit. The view stays at its last time.
+            LimitReached: it reached a limit. The view stays at its last time.
             WouldRecompute: the policy is "incremental", and an operator, which is named, needs all of an input.
             OperatorFailed: the query fails on a row, which is named, at the latest time.
-            NotConverging: a recursion of the query does not come to its end, at the latest time.
+            NotConverging: a recursion of the query does not end, at the latest time.
             CollectionNotFound: the view was dropped.
-            SourceLost, OutputConflict: an input cannot be read any more, or somebody else wrote the view.
+            SourceLost, OutputConflict: an input cannot be read any more, or another writer wrote the view.
             ReadOnly: this client only reads.
         """
         with self.handle.engine.follower.looks.once():
@@ -98,8 +98,8 @@ class View(Collection):
     def open_state(self) -> Antichain:
         """Bring the view up to date, and keep in memory what the next refreshes of this handle need; return its upper.
 
-        All of the inputs is read, as of the last time that the view has sealed. `close()` frees the state. Errors are
-        those of `refresh`.
+        All of the inputs is read, as of the last time that the view has sealed. `close()` frees the state. It raises
+        the errors of `refresh`.
         """
         with self.handle.engine.follower.looks.once():
             with self._adopting():
@@ -107,9 +107,9 @@ class View(Collection):
             return self.upper
 
     def explain_refresh(self, *, policy: "Policy" = "auto") -> str:
-        """Return what `refresh` would read now, and why.
+        """Return the reads of a `refresh` now, with reasons.
 
-        Nothing is written. Cost: that of the refresh without its commit, unless this handle has refreshed before.
+        Nothing is written. It costs as much as a refresh without its commit, unless this handle has refreshed before.
         """
         with self.handle.engine.follower.looks.once():
             return self.live.explain_refresh(policy)
@@ -118,23 +118,23 @@ class View(Collection):
         """Give the view another query, from the time on to which it is sealed; see `docs/use/views.md`.
 
         It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
-        definition and no rows. The next refresh that gets beyond that time computes what the new query gives, and
-        commits the difference at that time, together with what it makes of the views that depend on it: until then
-        everything is as it was, and sealed times stay what they are. Who follows the view sees the switch as changes.
+        definition and no rows. The next refresh beyond that time computes the answer of the new query, and commits the
+        difference at that time. The same commit changes the views that depend on it. Sealed times stay as they are.
+        Followers of the view see the switch as changes.
 
         The key stays. Other columns come and go as by `evolve`. A query that means the same changes nothing.
 
         Args:
-            sql: None for the one that it has.
-            start: begin the view at another time, earlier or later, as with `create_view`. The view is made anew under
-                its name: it is another collection, whose history is computed by the next refresh. The history that it
-                had, its tags and the positions of its consumers are gone. No view may read it.
+            sql: None for its present query.
+            start: begin the view at another time, earlier or later, as with `create_view`. A new collection takes its
+                name, and the next refresh computes its history. The old history, the tags and the positions of
+                consumers are gone. No view may read it.
 
         Raises:
-            InvalidUsage: the query is not one, or cannot be in the place of the view's own: its key has other types, a
-                view reads a column that it lacks, or what it reads cannot be read at that time.
+            InvalidUsage: the text is not a query; its key has other types; a view reads a column that it lacks; or an
+                input cannot be read at that time.
             SchemaMismatch: a column would get a type that is not wider.
-            ViewRedefined: somebody else gave the view another definition meanwhile.
+            ViewRedefined: another client changed the definition meanwhile.
             ReadOnly: this client only reads.
         """
         with self._adopting():
@@ -143,13 +143,13 @@ class View(Collection):
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run; `optimise=False`: as it was written.
 
-        With what was rewritten in this query, and why. After a refresh of this handle, with the updates that each
-        operator keeps, and the bytes that they take.
+        It shows the rewrites of this query with their reasons. After a refresh of this handle, it also shows the
+        updates that each operator keeps, and their bytes.
         """
         return self.live.explain(optimise=optimise)
 
     def close(self) -> None:
-        """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
+        """Free the state of refreshes in memory; idempotent. The view can be refreshed again."""
         self.live.close()
 
     def drop(self) -> CommitFuture:

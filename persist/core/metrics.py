@@ -42,23 +42,20 @@ class Metrics(Shown):
     Attributes:
         store: requests to the store by operation, retries included; see `persist.blob.layers.metered.Count`.
         retries: see `persist.blob.layers.retry.RetryCount`; empty if the store is not retried by this client.
-        requests_per_s_max: how fast the store lets this client ask at present; None without a limit.
         cache: see `persist.blob.layers.cache.CacheCount`; None without a cache.
         groups: further numbers by group and name, such as {"commits": {"committed": 7}}.
     """
 
     store: Mapping[str, Count]
     retries: Mapping[str, RetryCount] = field(default_factory=dict)
-    requests_per_s_max: float | None = None
     cache: CacheCount | None = None
     groups: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: _NO_GROUPS)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return all of it as nested dicts of numbers, ready for JSON; None where there is no number."""
+        """Return all of it as nested dicts of numbers, ready for JSON; None without a cache."""
         return {
             "store": {name: asdict(numbers) for name, numbers in self.store.items()},
             "retries": {name: asdict(numbers) for name, numbers in self.retries.items()},
-            "requests_per_s_max": self.requests_per_s_max,
             "cache": None if self.cache is None else asdict(self.cache),
             **{name: dict(group) for name, group in self.groups.items()},
         }
@@ -178,8 +175,6 @@ def _lines(metrics: Metrics) -> Iterator[str]:
     for name, retry in metrics.retries.items():
         if any(asdict(retry).values()):
             yield f"retried {name}: {_words(asdict(retry))}"
-    if metrics.requests_per_s_max is not None:
-        yield f"throttled to {metrics.requests_per_s_max:.1f} requests per second"
     if metrics.cache is not None:
         yield f"cache: {_words(asdict(metrics.cache))}"
     for group, numbers in metrics.groups.items():

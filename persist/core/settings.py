@@ -18,7 +18,7 @@ from msgspec import Meta
 from persist.blob.errors import InvalidUsage
 from persist.blob.layers.cache import CachedBlob
 from persist.blob.layers.metered import MeteredBlob
-from persist.blob.layers.retry import ATTEMPTS_MAX, RetryBlob
+from persist.blob.layers.retry import ATTEMPTS_MAX, RETRY_S, THROTTLED_S, RetryBlob
 from persist.blob.lru import Cache
 from persist.blob.options import check_fields
 from persist.blob.protocol import Blob
@@ -105,7 +105,7 @@ class Settings:
             as in a folder (a third of a percent of a core for a client that waits). Elsewhere it is one second, to
             which the pause grows while nothing happens.
         retry_s: how long a request to the store is repeated if it fails or gets no answer. A request that the store
-            throttles is repeated for five minutes at least.
+            throttles is repeated for five minutes at least, unless retry_s is below its default.
         exit_timeout_s: how long a process that ends without closing a client waits for what was asked of it.
         tuning: knobs of tests and benchmarks.
 
@@ -120,7 +120,7 @@ class Settings:
     cache_folder_bytes: Annotated[int, Meta(ge=1)] = 1 << 30
     gc_interval_s: Annotated[float, Meta(ge=1)] = 3600.0
     poll_s: Annotated[float, Meta(ge=0.001)] | Literal["by store"] = "by store"
-    retry_s: _Positive = 60.0
+    retry_s: _Positive = RETRY_S
     exit_timeout_s: _Seconds = 30.0
     tuning: Tuning = field(default_factory=Tuning)
 
@@ -162,7 +162,9 @@ def open_storage(
     """
     settings, clock = settings or Settings(), clock or SystemClock()
     metered = MeteredBlob(_opened(location, options, settings.retry_s))
-    retried = RetryBlob(metered, settings.retry_s, settings.tuning.attempts_max, clock=clock)
+    retry_s = settings.retry_s
+    throttled_s = retry_s if retry_s < RETRY_S else THROTTLED_S
+    retried = RetryBlob(metered, retry_s, settings.tuning.attempts_max, throttled_s=throttled_s, clock=clock)
     cache = Cache(settings.memory_budget // 2, clock=clock)
     cached = CachedBlob(
         retried,

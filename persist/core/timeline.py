@@ -62,6 +62,14 @@ def begins_with_a_day(text: str) -> bool:
     return _WITH_A_DAY.match(text.strip()) is not None
 
 
+def is_column_name(time: object) -> TypeGuard[str]:
+    """Return whether a time to write at names a column: text that is no number, no moment and no word for a time."""
+    if not isinstance(time, str) or begins_with_a_day(time) or _NUMBER.fullmatch(time.strip()):
+        return False
+    word = time.strip().lower()
+    return word != NOW and word not in _DAYS_FROM_NOW and AGO.fullmatch(word) is None
+
+
 def is_tag(given: object) -> TypeGuard[str]:
     """Return whether something can only be the name of a tag: text that does not begin like a moment."""
     return isinstance(given, str) and _LIKE_A_MOMENT.match(given.strip()) is None

@@ -1,7 +1,7 @@
 """`Client.write`: rows into a collection by its name, which is created from them if there is none."""
 
 import datetime as dt
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from threading import Barrier
@@ -59,6 +59,104 @@ def test_a_write_may_refuse_a_collection_that_exists(client: persist.Client) -> 
     with pytest.raises(persist.InvalidUsage, match=r"the name comes first: write\('orders', rows"):
         client.write(FRAME, "orders")
     assert client["orders"].snapshot().count() == 2
+
+
+def test_a_token_that_did_the_write_passes_a_refused_collection(client: persist.Client) -> None:
+    for _ in range(2):
+        client.write("orders", FRAME, key=["id"], mode="error", token="load 7").result()
+    assert client["orders"].snapshot().count() == 2
+    with pytest.raises(persist.errors.CollectionExists):
+        client.write("orders", FRAME, key=["id"], mode="error", token="load 8")
+
+
+NULL_ROWS: dict[str, Any] = {
+    "tuples": lambda: [(2, None)],
+    "generator": lambda: iter([(2, None)]),
+    "dicts": lambda: [{"k": 2, "v": None}],
+    "table": lambda: pa.table({"k": [2], "v": pa.array([None], pa.string())}),
+}
+
+
+@pytest.mark.parametrize("keyed", [None, persist.Keyed()], ids=["plain", "keyed"])
+@pytest.mark.parametrize("rows", NULL_ROWS.values(), ids=NULL_ROWS)
+def test_a_row_never_deletes_its_key(client: persist.Client, rows: Any, keyed: persist.Keyed | None) -> None:
+    client.create_or_load("x", key={"k": int}, value={"v": str}, keyed=keyed)
+    client.write("x", [(1, "a"), (2, "b")], key=["k"]).result()
+    client.write("x", rows(), key=["k"]).result()
+    assert client["x"].snapshot().to_arrow().to_pylist() == [{"k": 1, "v": "a"}, {"k": 2, "v": None}]
+
+
+def test_rows_of_keys_alone_are_written_as_tuples(client: persist.Client) -> None:
+    client.create_or_load("pairs", key={"k": int})
+    for _ in range(2):
+        client.write("pairs", [(1, None), (2, None)], key=["k"]).result()
+    assert client["pairs"].snapshot().to_arrow()["k"].to_pylist() == [1, 2]
+
+
+@pytest.mark.parametrize("mode", [None, "upsert", "append", "overwrite"])
+def test_a_column_deleted_is_refused_by_new_and_existing_collections(client: persist.Client, mode: Any) -> None:
+    rows = pa.table({"k": [1, 2], "v": ["a", "b"], "_deleted": [False, True]})
+    client.create_or_load("there", key={"k": int}, value={"v": str})
+    client.create_or_load("keyed", key={"k": int}, value={"v": str}, keyed=persist.Keyed())
+    for name in ("new", "there", "keyed"):
+        for given in (rows, rows.to_reader(), rows.to_pylist(), iter(rows.to_batches())):
+            with pytest.raises(persist.errors.SchemaMismatch, match=r"'_deleted'.*never delete.*upsert\(\)"):
+                client.write(name, given, key=["k"], mode=mode)
+    later = iter([{"k": 1, "v": "a"}, {"k": 2, "v": "b", "_deleted": True}])
+    with pytest.raises(persist.InvalidUsage, match="_deleted"):
+        client.write("there", later, key=["k"], mode=mode).result()
+    assert client["there"].upper.time == 0  # Nothing was written.
+    assert "new" not in client
+
+
+def test_a_collection_that_has_a_column_deleted_may_be_appended_to(client: persist.Client) -> None:
+    client.create_or_load("x", key={"k": int}, value={"_deleted": bool})
+    rows = pa.table({"k": [1], "_deleted": [True]})
+    client.write("x", rows, mode="append").result()
+    assert client["x"].snapshot().count() == 1
+    why = r"'x' has a column '_deleted', so rows cannot replace.* overwrite\(\), or rename"
+    upserts: list[Callable[[], Any]] = [
+        lambda: client.write("x", rows, key=["k"]),
+        lambda: client["x"].upsert(rows),
+    ]
+    for upsert in upserts:
+        with pytest.raises(persist.errors.SchemaMismatch, match=why):
+            upsert().result()
+    client.write("x", rows, key=["k"], mode="overwrite").result()
+    assert client["x"].snapshot().to_pylist() == [{"k": 1, "_deleted": True}]
+
+
+STREAMS: dict[str, tuple[dict[str, list[Any]], str | None]] = {
+    "NULL": ({"k": [1, None], "v": ["a", "b"]}, r"NULL in the key column 'k'"),
+    "two values": ({"k": [1, 1], "v": ["a", "b"]}, r"repeat keys, first of all 1, .* Give each key one value"),
+    "twice": ({"k": [1, 1, 2], "v": ["a", "a", "b"]}, None),
+}
+
+
+@pytest.mark.parametrize(("columns", "refused"), STREAMS.values(), ids=STREAMS)
+@pytest.mark.parametrize("is_large", [False, True])
+def test_a_stream_follows_the_same_rules_whether_its_collection_is_there_or_not(
+    columns: dict[str, list[Any]], refused: str | None, is_large: bool
+) -> None:
+    rows = pa.table(columns)
+    if is_large:  # More than is held, so that it is stored first.
+        rows = pa.concat_tables([rows, pa.table({"k": range(10, 60_010), "v": ["x" * 50] * 60_000})])
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(memory_budget=16 << 20)) as client:
+        for _ in range(2):
+            reader = pa.RecordBatchReader.from_batches(rows.schema, rows.to_batches(max_chunksize=1000))
+            if refused is None:
+                client.write("x", reader, key=["k"]).result()
+                assert client["x"].snapshot().count() == len(rows) - 1
+            else:
+                with pytest.raises(persist.InvalidUsage, match=refused):
+                    client.write("x", reader, key=["k"])
+                assert "x" not in client or not client["x"].upper.time
+                client.create_or_load("x", key={"k": int}, value={"v": str}, timeline="ms")
+
+
+def test_an_upsert_needs_a_key(client: persist.Client) -> None:
+    with pytest.raises(persist.InvalidUsage, match=r"'x' has no key, by which rows could be replaced.*overwrite\(\)"):
+        client.write("x", FRAME, key=[], mode="upsert")
 
 
 def test_keys_that_are_all_columns_are_written_once(client: persist.Client) -> None:

@@ -272,3 +272,28 @@ def test_a_part_of_a_state_that_could_not_be_read_comes_with_the_next_step(
 
 def unavailable(*_: object, **__: object) -> None:
     raise persist.Unavailable("the store did not answer")
+
+
+@pytest.mark.timeout(60)
+def test_what_follows_a_complete_collection_from_its_last_time_ends(client: persist.Client) -> None:
+    a, b = made(client, "a", "b")
+    both(client, a, b, 0)
+    a.seal(persist.Antichain()).result()
+    last = 2**63 - 2
+    for start in ("latest", last):
+        with a.listen(start) as listen:
+            step = listen.poll()
+            assert step is not None, start
+            assert step.upper.is_empty
+            assert not step.updates.num_rows
+            assert listen.is_finished
+    with client.follow({a: last}) as following:
+        assert [step[a].upper.is_empty for step in iter(following.poll, None)] == [True]
+    with client.follow({a: last, b: 0}) as following:
+        joint = following.poll()
+        assert joint is not None
+        assert joint[a].upper.is_empty
+        assert following.poll() is None
+        b.write([((5, None), 5, 1)], seal=6).result()
+        assert (joint := following.poll()) is not None
+        assert rows(joint[b]) == [(5, 5, 1)]

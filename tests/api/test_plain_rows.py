@@ -1,6 +1,7 @@
 """Plain rows: written at one time or at that of a column, put in the place of what is there, and deleted."""
 
 import pickle
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -343,3 +344,24 @@ def test_what_was_read_before_is_not_taken_for_an_empty_table(orders: persist.Co
     assert [*orders.snapshot().rows()] == [(1, "a")]
     orders.overwrite(table.slice(0, 0).to_reader(), time=1).result()  # One that is empty is another matter.
     assert orders.snapshot().count() == 0
+
+
+@pytest.mark.parametrize("timeline", [None, "ms"])
+def test_nothing_changes_a_complete_collection_and_nothing_says_that_it_did(
+    client: persist.Client, timeline: Any
+) -> None:
+    done = client.create_or_load("done", key={"k": int}, value={"v": str}, timeline=timeline)
+    done.write([(1, "a")], time=NOON_MS, seal=persist.Antichain()).result()
+    no_rows = pa.table({"k": pa.array([], pa.int64()), "v": pa.array([], pa.string())})
+    changes: list[Callable[[], Any]] = [
+        lambda: done.delete([1]),
+        lambda: done.delete(where="v = 'a'"),
+        lambda: done.delete([2], time=NOON_MS + 1),
+        lambda: done.overwrite(no_rows),
+        lambda: done.overwrite([(1, "a")]),
+        lambda: done.upsert([(1, "b")]),
+    ]
+    for change in changes:
+        with pytest.raises(persist.errors.UpdateNotBeyondUpper, match="complete for ever"):
+            change().result()
+    assert list(done.snapshot("latest").rows()) == [(1, "a")]

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pandas as pd
 import polars as pl
 import pyarrow as pa
@@ -222,6 +223,10 @@ SLIPS: dict[str, Any] = {
     r"'true' is True of all rows, .*: leave it out": lambda o: o.snapshot(where="true"),
     r"'false' is False of all rows": lambda o: o.delete(where="false"),
     r"as_of 1.5 is a float: give a whole number of ms": lambda o: o.snapshot(1.5),
+    r"Collection has no `in`: use get\(\[1\]\)": lambda o: 1 in o,
+    r"Snapshot has no `in`: use get\(\[1\]\)": lambda o: 1 in o.snapshot(),
+    r"Changes has no `in`: use to_pylist\(\)": lambda o: 1 in o.changes(0),
+    "Collection is no array of NumPy": np.asarray,
     r"as_of 'whenever' is|'whenever' is no time": lambda o: o.snapshot("whenever"),
 }
 

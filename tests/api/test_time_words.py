@@ -129,11 +129,43 @@ def test_a_view_begins_at_a_word(client: persist.Client, orders: persist.Collect
 def test_the_command_line_tells_what_changed_since_yesterday(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
     with persist.open(tmp_path / "shop") as client:
         client.write("orders", pa.table({"id": [1], "status": ["new"]}), key=["id"]).result()
-    assert main(["diff", str(tmp_path / "shop"), "orders", "yesterday", "now"]) == 0
-    assert "insert" in capsys.readouterr().out
+    for start in ("yesterday", "-1d"):
+        assert main(["diff", str(tmp_path / "shop"), "orders", start, "now"]) == 0
+        assert "insert" in capsys.readouterr().out
     assert main(["diff", str(tmp_path / "shop"), "orders", "latest", "now"]) == 0
     assert "insert" not in capsys.readouterr().out
     assert main(["read", str(tmp_path / "shop"), "orders", "--as-of", "1 min ago"]) == 0
+
+
+@pytest.mark.parametrize(("word", "at"), [("yesterday", "2026-11-20"), ("-1d", NOON - DAY), ("20261120", "2026-11-20")])
+def test_rows_are_written_at_the_time_of_a_word(client: persist.Client, word: str, at: Any) -> None:
+    frame = pa.table({"id": [1], "today": [5]})
+    client.write("plain", frame, key=[], time=word).result()
+    client.write("by key", frame, key=["id"], time=word).result()
+    client.create_or_load("keyed", like=frame, key=["id"], timeline="ms", keyed=persist.Keyed())
+    client["keyed"].upsert(frame, time=word).result()
+    for name in ("plain", "by key", "keyed"):
+        collection = client[name]
+        assert collection.timeline is not None
+        written = collection.unsealed.first if collection.unsealed else collection.upper.time - 1  # type: ignore[operator]
+        assert written == collection.timeline.time_of(at)
+    with pytest.raises(persist.InvalidUsage, match="the collection 'n' has no timeline"):
+        client.write("n", frame, key=[], time="today", timeline=None)  # And not the times of that column.
+
+
+def test_a_command_writes_at_the_time_of_a_word(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    shop, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,today\n1,5\n")
+    assert main(["write", shop, "orders", str(file), "--key", "id", "--time", "yesterday"]) == 0
+    with persist.open(shop, mode="read") as client:
+        assert client["orders"].upper.time % 86_400_000 == 1  # type: ignore[operator]
+    assert main(["write", shop, "orders", str(file), "--time-column", "today"]) == 2
+    assert "rename the column" in capsys.readouterr().err
+    assert main(["write", shop, "orders", str(file), "--time", "soon"]) == 2
+    assert (
+        """'soon' is no time: give a number, or, where times are moments, "now", "yesterday","""
+        in capsys.readouterr().err
+    )
 
 
 def test_words_are_read_in_any_case_and_other_text_is_none() -> None:

@@ -74,7 +74,6 @@ class Source:
         return Metrics(
             store=self.metered.counts(),
             retries=self.retry.counts(),
-            requests_per_s_max=self.retry.requests_per_s_max,
             cache=self.cached.counts(),
             groups={"commits": {"committed": 3, "races_lost": 0}},
         )

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 import persist
-from persist.core.settings import Settings, Tuning
+from persist.blob.errors import Throttled
+from persist.core.settings import Settings, Tuning, open_storage
+from tests.support.clocks import ImpatientClock
 from tests.support.paths import ROOT
 from tests.support.tuned import tuned
 
@@ -104,6 +106,21 @@ def test_a_keyed_declaration_is_checked_likewise(wrong: dict[str, Any], allowed:
 
 def test_whole_numbers_are_good_enough_for_durations() -> None:
     assert Settings(retry_s=60, poll_s=1, cache_folder=Path("x")).retry_s == 60
+
+
+class Throttling(persist.MemoryBlob):
+    """A store that refuses each request, because there are too many."""
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        raise Throttled("slow down")
+
+
+@pytest.mark.parametrize(("settings", "longest_s"), [(Settings(retry_s=8), 8), (Settings(), 300)])
+def test_a_short_patience_holds_for_a_store_that_throttles(settings: Settings, longest_s: float) -> None:
+    clock = ImpatientClock()
+    with pytest.raises(Throttled):
+        open_storage(Throttling(), settings=settings, clock=clock).blob.get("log/1")
+    assert longest_s / 2 < clock.monotonic_s() < longest_s + 6
 
 
 def test_a_value_of_the_policy_is_refused_with_the_call_that_changes_it() -> None:

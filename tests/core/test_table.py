@@ -155,9 +155,8 @@ def test_a_statement_is_one_commit_and_its_answer_says_what_it_touched(
     assert client.sql("DELETE FROM orders").to_pandas()["rows"].tolist() == [changed["rows"]]
     assert len(orders) == 0
     assert orders.snapshot(before).count() == changed["rows"]
-    for refused in ({"as_of": 0}, {"files": True}):
-        with pytest.raises(persist.InvalidUsage, match="neither as_of= nor files="):
-            client.sql("DELETE FROM orders", **refused)
+    with pytest.raises(persist.InvalidUsage, match="takes no as_of="):
+        client.sql("DELETE FROM orders", as_of=0)
     with pytest.raises(persist.InvalidUsage, match="give as_of= to read"):
         client.sql("FROM orders", time=5)
 

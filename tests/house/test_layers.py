@@ -71,7 +71,10 @@ def exported_names(door: str) -> set[str]:
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     imported = {alias.asname or alias.name for node in nodes for alias in node.names}
     stored = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    return imported | stored | {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    lists = [node.value for node in tree.body if isinstance(node, ast.Assign) and isinstance(node.value, ast.List)]
+    listed = {str(item.value) for items in lists for item in items.elts if isinstance(item, ast.Constant)}
+    defined = {node.name for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
+    return imported | stored | listed | defined
 
 
 @cache

@@ -73,11 +73,11 @@ def is_there(dotted: str) -> bool:
         path = base.joinpath(*parts[:end])
         files = [path / "__init__.pyi"] if end == 0 else [path.with_suffix(".py"), path / "__init__.py"]
         text = "".join(file.read_text(encoding="utf-8") for file in files if file.exists())
-        starred = re.search(r"^from (persist\.[\w.]+) import \*", text, re.MULTILINE)
-        if starred:
-            return is_there(".".join([starred[1], *parts[end:]]))
         if text:
-            return end == len(parts) or re.search(rf"\b{parts[end]}\b", text) is not None
+            if end == len(parts) or re.search(rf"\b{parts[end]}\b", text):
+                return True
+            starred = re.findall(r"^from (persist\.[\w.]+) import \*", text, re.MULTILINE)
+            return any(is_there(".".join([module, *parts[end:]])) for module in starred)
     return False
 
 

@@ -1,6 +1,6 @@
 """One collection, as a client sees it: a handle whose calls are grouped by what they are for.
 
-Promises: a handle stands for one collection, by its id; after `drop` it does not turn into a new one of the same
+Promises: a handle stands for one collection, by its id; after `drop` it never becomes a new one of the same
 name. No call keeps state of the collection: what is known of it is the client's. Each group of calls is a class of its
 own, over `persist.engine`, and `Collection` is nothing but all of them.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from persist.api.collection.describing import Described, DescribingCalls, IndexingCalls, PublishingCalls
 from persist.api.collection.erasing import ErasingCalls, keep_erasures_finished
 from persist.api.collection.reading import KeepingCalls, ReadingCalls
-from persist.api.collection.writing import WritingCalls
+from persist.api.collection.writing import WritingCalls, write_rows
 from persist.engine.location.opening import Origin, handle_on, origin_of
 
 
@@ -19,10 +19,10 @@ class Collection(
 ):
     """A handle on one collection; make it with `Client.create_or_load` or `Client.load`.
 
-    It stands for that very collection, by id: after `drop`, it does not turn into a new one of the same name.
+    It stands for that very collection, by id: after `drop`, it never becomes a new one of the same name.
 
     Attributes:
-        handle: what it is made of, for the rest of the package.
+        handle: the operations on the collection, for the rest of the package.
         id: unique in the location, for ever.
         name: what it is called.
         schema: its key and value columns.

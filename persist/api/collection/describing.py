@@ -131,7 +131,7 @@ class CollectionBase(Completed):
 
 
 class DescribingCalls(CollectionBase, Described):
-    """The part of `Collection` that says what it is, and changes that."""
+    """The part of `Collection` that changes its schema, name and description, and drops it."""
 
     def evolve(
         self,
@@ -150,28 +150,29 @@ class DescribingCalls(CollectionBase, Described):
     ) -> int:
         """Change the schema, durably, for every reader and every time from then on; return its version.
 
-        What changes nothing makes no version. No data is rewritten. Records of before and after cancel: a record that
-        is older than a column has the column's default. Dropping a column adds up what it told apart. This handle goes
-        on with the new schema; others keep theirs for writing, which works as long as columns are only added. Names
-        are those of before, but in reorder and comments, and in defaults, which are of columns that are added.
+        A call without effect makes no version. No data is rewritten. Records of before and after cancel: a record that
+        is older than a column has the column's default. If a dropped column distinguished records, their diffs are
+        summed. This handle continues with the new schema; others keep theirs for writing, which works as long as
+        columns are only added. Arguments use the old names, except reorder, comments, and defaults, which name added
+        columns.
 
         Args:
             add: value columns with their types, as `create_or_load` takes them, at the end; a name that was dropped
                 before is another column.
-            defaults: what older records have in them; NULL where none is given. At most 64 KiB for all columns.
+            defaults: values of added columns in older records, else NULL. At most 64 KiB for all columns.
             drop: value columns.
             rename: old names to new ones; they may be exchanged.
             widen: columns with wider types, which hold every value that the present ones hold.
             reorder: all value columns in another order.
-            comments: what to say of columns, as `describe` does.
+            comments: texts for columns, as `describe` takes them.
             keyed: make the collection keyed: from now on it takes events, and no updates. It must have one value per
                 key at every time that can be read, and nothing that is not sealed. Cost: reading it.
-            properties: what the collection says of itself from then on, as `describe` does, in the same commit.
+            properties: texts by name, as `describe` takes them, in the same commit.
             message, metadata: as for `write`.
 
         Raises:
-            SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or it is a
-                key column and may not change like that; the message says what to do instead.
+            SchemaMismatch: a column is unknown, a name taken, a default does not fit, a type is not wider, or a key
+                column may not change so; the message has the remedy.
             NotOneValue: it is to become keyed, and some keys have several values; the first ten are named.
             UpdatesBeyondUpper: it is to become keyed, and holds updates that are not sealed.
             SchemaMoved: the collection was evolved since this handle was loaded; load it again, and decide anew.
@@ -187,7 +188,7 @@ class DescribingCalls(CollectionBase, Described):
 
     @property
     def about(self) -> About:
-        """What the collection and its columns say of themselves. Cost: one GET."""
+        """The comments and properties of the collection and its columns. Cost: one GET."""
         return about_collection(self.handle.contents())
 
     def describe(
@@ -198,21 +199,21 @@ class DescribingCalls(CollectionBase, Described):
         columns: Mapping[str, Any] | None = None,
         expected: About | None = None,
     ) -> CommitFuture:
-        """Say what the collection is, and its columns; what is not given stays as it is.
+        """Set comments and properties of the collection and its columns; others stay.
 
         Args:
             comment: a text; "" for none.
             properties: texts by name; None removes one.
             columns: by the name of a column, a comment, or `{"comment": …, "properties": …}`.
-            expected: what `about` gave, if nothing may have changed since.
+            expected: an earlier `about`; the call fails if it has changed since.
 
         Returns:
-            a future that resolves when that is durable; or to `DescriptionMoved` if somebody else came first, or
-            `InvalidUsage` if all of it would take more than 64 KiB.
+            a future that resolves when that is durable; or to `DescriptionMoved` if another client came first, or
+            `InvalidUsage` if all texts would take more than 64 KiB.
 
         Raises:
-            SchemaMismatch: there is no such column.
-            InvalidUsage: something is no text.
+            SchemaMismatch: a column is unknown.
+            InvalidUsage: a value is not a text.
             ReadOnly: this client only reads.
         """
         self.handle.engine.writer("describe")
@@ -245,9 +246,8 @@ class DescribingCalls(CollectionBase, Described):
     def drop(self) -> CommitFuture:
         """Remove the collection; its name becomes free for a new one at once.
 
-        Its blobs are deleted by garbage collection, when nobody can be reading them any more. A view lets go of what it
-        reads in the same commit, and indexes of the collection go with it. If there is any of these, this client looks
-        first whether others have made it anew.
+        Garbage collection deletes its blobs once no reader can use them any more. The same commit releases the inputs
+        of a view, and drops indexes of the collection.
 
         Raises (the future):
             CollectionNeeded: views read it.
@@ -277,27 +277,27 @@ class PublishingCalls(CollectionBase):
     ) -> Published:
         """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
 
-        Parts are named as they lie. Where later updates have changed rows, the table leaves out those of the parts and
-        has a small file with those that hold now. So publishing costs what was changed, and the next version what was
-        changed since. The table keeps its files, whatever is compacted; see `unpublish`. If it has the time already,
-        nothing is done, but what somebody has left half done is finished.
+        The table names the parts of the collection. If later updates have changed rows of a part, the table leaves
+        these rows out, and has a small file with the present ones. So the cost is proportional to the changes since the
+        last version. The table keeps its files despite compaction; see `unpublish`. If it has the time already, the
+        call only finishes an interrupted publication.
 
         Args:
             table: its format. Iceberg needs pyiceberg.
             as_of: a time, a moment, a tag or "latest"; None means the latest sealed one.
-            deletes: how rows of a file are left out: "vectors", as the format does it, by deletion vectors or position
-                deletes; "none" writes the others of such a file anew, for readers that know neither.
+            deletes: how rows of a file are left out. "vectors" uses deletion vectors or position deletes of the format.
+                "none" writes the other rows of such a file again, for readers that support neither.
             every: keep the table current from now on: "seal", "keyframe", or a span such as "10 minutes". Clients that
                 write to the location do so in the background, or in `Client.maintain`. None ends that.
-            feed: for Delta, a change feed: each version has a file of the rows that changed since the one before, from
-                the version after the first that has a feed on. The changes since the newest version stay readable.
-            catalog: for Iceberg, a catalog of pyiceberg, or the name of one that pyiceberg is configured with, which is
-                told of each version. Only one that is named is remembered, and told of what `every` publishes.
-            identifier: what the table is called there, such as "shop.orders"; its namespace must be there.
+            feed: for Delta, a change feed. From its second version on, each version has a file of the rows that changed
+                since the one before. The changes since the newest version stay readable.
+            catalog: for Iceberg, a catalog of pyiceberg that gets each version, or its name in the configuration of
+                pyiceberg. `every` needs the name.
+            identifier: the name of the table there, such as "shop.orders"; its namespace must exist.
             digest: put the digest of the rows with the version. That reads all of them.
 
         Raises:
-            InvalidUsage: a column has no type in that format; or a table of somebody else lies where it is to be.
+            InvalidUsage: a column has no type in that format; or its place has a table of another writer.
             AsOfCompacted, AsOfNotSealed: the time cannot be read.
             NegativeMultiplicity: of a record, which no table can show.
             Unavailable: the catalog did not take the version, which is published: publish again.
@@ -319,7 +319,7 @@ class PublishingCalls(CollectionBase):
     def unpublish(self, table: Table = "delta") -> bool:
         """Give a published table up; return whether there was one. Readers find it no more.
 
-        What only the table needed is deleted by garbage collection, after the grace period.
+        Garbage collection deletes the files of the table after the grace period.
 
         Raises:
             ReadOnly: this client only reads.
@@ -332,10 +332,10 @@ class PublishingCalls(CollectionBase):
 
 
 class IndexingCalls(CollectionBase):
-    """The part of `Collection` that keeps it in other orders, too."""
+    """The part of `Collection` that makes and drops indexes."""
 
     def index(self, *columns: str) -> IndexInfo:
-        """Keep the collection in the order of some columns, too, so that records are found by them; say what there is.
+        """Make or refresh an index, which orders the collection by some columns, and return it.
 
         An index is made if there is none, and is brought up to date otherwise. Making it reads the contents once and
         stores as much again; one commit makes it, so it is never half there. `get(where=)` and the steps of views find

@@ -37,6 +37,7 @@ from persist.engine.hold import Hold, HoldInfo
 from persist.engine.read.following.changes import Changes, ChangesForm, Difference, Upserts
 from persist.engine.read.following.listen import Listen
 from persist.engine.read.merging import Form
+from persist.engine.read.results.result import no_array, no_membership
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.commit_future import CommitFuture
 
@@ -158,7 +159,11 @@ class ReadingCalls(CollectionBase):
 
     def __array__(self, *args: object, **options: object) -> Any:
         """Refuse what NumPy would make of this; see `Snapshot.__array__`."""
-        return self.snapshot().__array__(*args, **options)
+        raise no_array(self)
+
+    def __contains__(self, key: object) -> bool:
+        """Refuse to look for a key, which a collection may hold several times; see `get`."""
+        raise no_membership(self, key)
 
     def head(self, rows: int = 5) -> pa.Table:
         """Return the first rows of the contents as of the latest sealed time, of as many as there are."""
@@ -176,7 +181,7 @@ class ReadingCalls(CollectionBase):
             return len(snapshot)
 
     def __bool__(self) -> bool:
-        """Return True: whether there is a row is not asked of a store by an `if`."""
+        """Return True: an `if` reads nothing."""
         return True
 
     def changes(
@@ -364,7 +369,7 @@ class ReadingCalls(CollectionBase):
 
 
 class KeepingCalls(CollectionBase):
-    """The part of `Collection` that says which times stay readable."""
+    """The part of `Collection` that keeps times readable."""
 
     def hold(self, time: int | Moment | Antichain | None = None, *, name: str | None = None) -> Hold:
         """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.

@@ -5,10 +5,14 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any, get_args
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.api.collection.describing import CollectionBase
 from persist.codecs.types.arrow_types import scalar_from_json
+from persist.codecs.types.schema import TIME
+from persist.codecs.updates.inputs import DELETED
+from persist.codecs.updates.updates import Stamp
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.form import is_counted, late_column, watermark_to_int
@@ -24,7 +28,7 @@ from persist.engine.location.resolver import Late
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
-from persist.engine.write.write_options import WriteOptions, sealed_without_time, with_token
+from persist.engine.write.write_options import WriteMode, WriteOptions, sealed_without_time, with_token
 
 
 class KeyedCalls(CollectionBase):
@@ -48,19 +52,19 @@ class KeyedCalls(CollectionBase):
     ) -> CommitFuture:
         """Give keys of a keyed collection new values, or delete them, from a time on; and perhaps seal.
 
-        Events may come in any order until their times are sealed. Then each becomes what it changes: the value that
-        its key had is retracted, its own inserted. What that is does not depend on who seals, nor when.
+        Events may come in any order until their times are sealed. Then each becomes an update: the old value of its key
+        is retracted, the new one inserted. The result does not depend on the client that seals, nor on the moment.
 
         Args:
             events: `(key, value)` or `(key, value, time)` tuples, where None as the value deletes the key; dicts, or
-                anything Arrow with the key and value columns, perhaps `_time`, and perhaps `_deleted`, which is true
-                where the key is deleted. Events without a time get that of the commit, which seals them.
-            time: that of all events, or the name of the column with the time of each; as for `write`.
+                anything Arrow with the key and value columns. It may have `_time`, and `_deleted`, which is true where
+                the key is deleted. Events without a time get the time of the commit, which seals them.
+            time: one time for all events, or the name of the column with the time of each; as for `write`.
             seal: the upper to seal to, where the times are named. With nothing pending before it, that is one commit.
             token, message, metadata: as for `write`.
             allow_future: as for `write`.
-            late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
-                them out and gives them back, with `_reason`, as `late` of the future.
+            late: the treatment of events at sealed times and below the late bound. "raise" refuses all events;
+                "collect" leaves the late ones out, and returns them, with `_reason`, as `late` of the future.
 
         Returns:
             a future that resolves when all is durable, or to what `write` and `seal` raise, or `LateEvents`.
@@ -70,11 +74,8 @@ class KeyedCalls(CollectionBase):
             SchemaMismatch, InvalidUpdate, CodecMismatch: the events do not fit, or a key is NULL; nothing was written.
             ReadOnly, ClientClosed: this client cannot write.
         """
-        check_upserts(self.handle)
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        if self.handle.as_keyed().keyed is None:
-            return self._upsert_plain(events, options, seal, late)
-        return self._take("upsert", events, options, seal, late)
+        return upsert_rows(self.handle, events, options, seal, late, self._late_counts)
 
     def transition(
         self,
@@ -88,13 +89,13 @@ class KeyedCalls(CollectionBase):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Give events to the machine of a keyed collection, which says what they change; otherwise as `upsert`.
+        """Pass events to the machine of a keyed collection, which computes their changes; otherwise as `upsert`.
 
         Args:
             events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        return self._take("transition", events, options, seal, late)
+        return _take(self.handle, "transition", events, options, seal, late, self._late_counts)
 
     @property
     def late_counts(self) -> dict[str, int]:
@@ -105,7 +106,7 @@ class KeyedCalls(CollectionBase):
     def late_bound(self) -> Any:
         """The watermark below which events of a keyed collection are late, None if none are. Cost: one GET.
 
-        It is None, too, if it is below all that the type of watermarks, or Python, can tell.
+        It is also None if it is below the range of the type of watermarks, or of Python's type.
         """
         form, bound = keyed_form(self.handle), self.handle.contents().late_bound
         if bound is None:
@@ -131,47 +132,6 @@ class KeyedCalls(CollectionBase):
         step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
         return self.handle.submit("advance_late_bound", [step])
 
-    def _take(
-        self, action: str, events: Any, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-    ) -> CommitFuture:
-        keyed_form(self.handle)
-        end = self._end(action, options, seal, late)
-        handle = self.handle.dating(allow_future=options.allow_future)
-        taken = taken_events(handle, events, handle.stamp(options.time, None))
-        counts = self._late_counts if late == "collect" else None
-        asked = AskedEvents(taken, end, options.token, tuple(options.notes([self.id])), late=counts)
-        return submit_keyed(handle, action, asked)
-
-    def _upsert_plain(
-        self, events: Any, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
-    ) -> CommitFuture:
-        end = self._end("upsert", options, seal, late)
-        if late == "collect":
-            raise InvalidUsage(
-                f'late="collect" is for keyed collections: an upsert of {self.name!r} changes what is there at once, '
-                "so it is at a time that is not sealed yet. Leave time out, and it is never late"
-            )
-        handle = self.handle.dating(allow_future=options.allow_future)
-        taken = plain_events(handle, events, handle.stamp(options.time, None))
-        if end is not None and taken.at_commit:
-            raise sealed_without_time(seal)
-
-        def add(commit: Commit) -> None:
-            commit.add_upsert(handle, taken)
-            if end is not None:
-                commit.add_seal(handle, end)
-
-        return commit_one(handle, "upsert", options, add)
-
-    def _end(self, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late) -> int | None:
-        """Check the arguments of a call that writes events; return the upper to seal to."""
-        self.handle.engine.writer(action)
-        for what, named in (("time", options.time), ("seal", seal)):
-            self.handle.check_meant(what, named, allow_future=options.allow_future)
-        if late not in get_args(Late):
-            raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
-        return None if seal is None else self.handle.frontier("upper", seal)
-
 
 class WritingCalls(KeyedCalls):
     """The part of `Collection` that writes."""
@@ -191,33 +151,33 @@ class WritingCalls(KeyedCalls):
     ) -> CommitFuture:
         """Append plain rows, or updates with times of their own, as one commit: all of it or nothing.
 
-        Plain rows without a time get that of the commit: beyond upper, and now on a timeline. It seals them, so they
-        can be read, and is never late: however many processes write so, none of them is refused.
+        Plain rows without a time get the time of the commit: beyond upper, and now on a timeline. It seals them, so
+        they can be read. It is never late: any number of processes can write so.
 
         Args:
             updates: plain rows, which are `(key, value)` tuples, or anything Arrow (`pa.Table`, `pa.RecordBatch`, an
                 object with `__arrow_c_stream__`), a frame or dicts with the key and value columns. Or updates:
-                `((key, value), time, diff)` tuples, or tables with `_time` and `_diff`, too. Updates with diff 0 are
-                dropped. If the collection has a timeline, times may be moments, which must be exact.
-            time: that of all rows, which are not sealed then unless seal says so. Text that does not begin with a day
-                is the name of the column with the time of each row; the column is kept if the collection has it, and
-                dropped otherwise.
+                `((key, value), time, diff)` tuples, or tables that also have `_time` and `_diff`. Updates with diff 0
+                are dropped. If the collection has a timeline, times may be moments, which must be exact.
+            time: one time for all rows: a number, a moment, or a word such as "now" or "-1d". Only seal seals them
+                then. Other text is the name of the column with the time of each row; the column is kept if the
+                collection has it, and dropped otherwise.
             diff: of all plain rows; 1 if it is left out and they have no `_diff`.
             token: names this write, so that trying it again, in whatever process, does nothing if it was done before.
                 Used again for other updates, it is refused (`TokenReused`); in what order or batches they come does not
                 matter, and neither do seal and expected_upper. A collection remembers its newest four million tokens.
                 Once it has forgotten some, a token that it does not know is refused (`TokenForgotten`).
             expected_upper: the upper that the collection must have (compare-and-append).
-            allow_future: on a timeline, take times that are more than a day ahead of the clock, which are mostly a
-                mistake: once one is sealed, nothing can be written before it.
+            allow_future: on a timeline, accept times that are more than a day ahead of the clock. They are mostly a
+                mistake: once one is sealed, no write can come before it.
             seal: the upper to seal to, where the times are named; see `seal`.
             message, metadata: a text, and texts by name, that the log keeps with the commit; see `history`.
 
         Returns:
-            a future that resolves when all is durable, whose `time` is the one that the commit gave to rows without
-            one; or to `UpdateNotBeyondUpper` if an update is at a sealed time,
-            `UpperMismatch` if upper is not the expected one, `FrontierRegression` if seal is behind upper, `Locked` or
-            `WriterFenced` if another client has the location exclusively, `TokenReused`.
+            a future that resolves when all is durable; its `time` is the time of the commit. Or it resolves to
+            `UpdateNotBeyondUpper` if an update is at a sealed time, `UpperMismatch` if upper is not the expected one,
+            `FrontierRegression` if seal is behind upper, `Locked` or `WriterFenced` if another client has the location
+            exclusively, `TokenReused`.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection; nothing was written.
@@ -250,7 +210,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Replace everything that is there by rows, from a time on; `upsert` replaces only the keys that it is given.
+        """Replace the contents by rows, from a time on; `upsert` replaces only the rows of its keys.
 
         The difference to what is there is written and sealed: records that are there already are not touched. If the
         collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
@@ -258,8 +218,8 @@ class WritingCalls(KeyedCalls):
 
         Args:
             rows: plain rows, as for `write`.
-            time: of the difference, and upper is just after it then; that of the commit if it is left out. Then the
-                difference is made anew as long as others come first.
+            time: of the difference; upper is just after it then. None means the time of the commit. Then the difference
+                is computed again as long as others come first.
             where: replace only the records for which this condition is true, as it must be for all rows: text, such as
                 "status = 'new'", or a `pyarrow.compute` expression.
             multiset: let keys have several rows, if the collection is not keyed.
@@ -268,12 +228,12 @@ class WritingCalls(KeyedCalls):
             message, metadata: as for `write`.
 
         Returns:
-            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is given
-            and somebody else has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
+            a future that resolves when all is durable; or to `UpperMismatch` or `UpdatesBeyondUpper` if time is set and
+            another client has sealed or written meanwhile. Then nothing was written: read again, and decide anew.
 
         Raises (if the collection is keyed, the future does):
             DuplicateKeys: rows repeat a key.
-            UpdatesBeyondUpper: somebody has written what is not sealed yet, so what is there is not known.
+            UpdatesBeyondUpper: there are unsealed updates, so the contents are not known.
             UpdateNotBeyondUpper: the time is sealed already.
             Conflict: other clients came first a hundred times; nothing was written.
             SchemaMismatch, InvalidUpdate, InvalidUsage: rows or filter do not fit.
@@ -296,7 +256,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+        """Retract records at a time, which is sealed with it; a missing key is not an error.
 
         If the collection is keyed, keys are deleted by events, as `upsert` does, and a time that is named is not sealed
         with them. A condition is about what is there when all events up to that time are resolved, and seals it.
@@ -326,22 +286,22 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Make the contents what they were as of a time, as one change at a later time, which is sealed with it.
+        """Restore the contents as of a time, as one change at a later time, which is sealed with it.
 
-        History stays: what was there in between can be read as before. Columns are those of today. If the collection is
-        keyed, events that wait at times up to that one are resolved first. Cost: reading what has changed since, twice;
-        of a keyed collection, reading what was there and what is.
+        History stays: the times in between can be read as before. The schema stays, too. If the collection is keyed,
+        events that wait at times up to that one are resolved first. Cost: reading the changes since then, twice; of a
+        keyed collection, reading the old and the present contents.
 
         Args:
             as_of: a sealed time, a moment, or a tag, that is not compacted away.
-            time: of the change; that of the commit if it is left out. Then it is made anew while others come first.
+            time: of the change; None means the time of the commit. Then it is computed again while others come first.
             token, allow_future, message, metadata: as for `overwrite`.
 
         Returns: a future, as `overwrite`.
 
         Raises (if the collection is keyed, the future may):
             AsOfCompacted, AsOfNotSealed: it cannot be read as of that time.
-            InvalidUsage: it is a view, which holds what its query gives.
+            InvalidUsage: it is a view, whose query determines its contents.
             UpdatesBeyondUpper, UpdateNotBeyondUpper, ReadOnly, ClientClosed: as for `overwrite`.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
@@ -380,3 +340,104 @@ class WritingCalls(KeyedCalls):
             self.handle.check_meant("upper", upper, allow_future=allow_future)
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)
+
+
+def write_rows(
+    handle: CollectionHandle,
+    rows: Any,
+    mode: WriteMode,
+    options: WriteOptions,
+    *,
+    diff: int | None = None,
+    seal: int | Moment | Antichain | None = None,
+) -> CommitFuture:
+    """Write rows to a collection, which the same commit creates if there is none. No row deletes its key."""
+    if mode == "upsert":
+        return upsert_rows(handle, rows, options, seal, may_delete=False)
+    if mode == "append":
+        return WritingCalls(handle).write(rows, diff=diff, seal=seal, **options.to_arguments())
+    if seal is not None:
+        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
+    return WritingCalls(handle).overwrite(rows, **options.to_arguments())
+
+
+def upsert_rows(
+    handle: CollectionHandle,
+    rows: Any,
+    options: WriteOptions,
+    seal: int | Moment | Antichain | None,
+    late: Late = "raise",
+    late_counts: Counter[str] | None = None,
+    *,
+    may_delete: bool = True,
+) -> CommitFuture:
+    """Do what `Collection.upsert` does, to a collection that the same commit may create.
+
+    Args:
+        late_counts: counts the late events that are collected.
+        may_delete: otherwise None in a tuple is the value NULL, and a column `_deleted` is refused.
+    """
+    check_upserts(handle)
+    if handle.as_keyed().keyed is not None:
+        return _take(handle, "upsert", rows, options, seal, late, late_counts, may_delete=may_delete)
+    end = _end(handle, "upsert", options, seal, late)
+    if late == "collect":
+        raise InvalidUsage(
+            f'late="collect" is for keyed collections: an upsert of {handle.name!r} changes what is there at once, '
+            "so it is at a time that is not sealed yet. Leave time out, and it is never late"
+        )
+    handle = handle.dating(allow_future=options.allow_future)
+    stamp = handle.stamp(options.time, None)
+
+    def add(commit: Commit) -> None:
+        if handle.create is not None and options.token is None and _is_stream_at_one_time(rows, stamp):
+            if end is not None and stamp is None:
+                raise sealed_without_time(seal)
+            commit.overwrite(handle, rows, time=None if stamp is None else stamp.time, by_key=True)
+        else:
+            events = plain_events(handle, rows, stamp, may_delete=may_delete)
+            if end is not None and events.at_commit and len(events.table):
+                raise sealed_without_time(seal)
+            commit.add_upsert(handle, events)
+        if end is not None:
+            commit.add_seal(handle, end)
+
+    return commit_one(handle, "upsert", options, add)
+
+
+def _is_stream_at_one_time(rows: Any, stamp: Stamp | None) -> bool:
+    """Return whether rows may be larger than memory, and can be sorted piece by piece."""
+    is_reader = isinstance(rows, pa.RecordBatchReader) and not {TIME, DELETED} & {*rows.schema.names}
+    return is_reader and (stamp is None or isinstance(stamp.time, int))
+
+
+def _take(
+    handle: CollectionHandle,
+    action: str,
+    events: Any,
+    options: WriteOptions,
+    seal: int | Moment | Antichain | None,
+    late: Late,
+    late_counts: Counter[str] | None,
+    *,
+    may_delete: bool = True,
+) -> CommitFuture:
+    keyed_form(handle)
+    end = _end(handle, action, options, seal, late)
+    handle = handle.dating(allow_future=options.allow_future)
+    taken = taken_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
+    counts = late_counts if late == "collect" else None
+    asked = AskedEvents(taken, end, options.token, tuple(options.notes([handle.id])), late=counts)
+    return submit_keyed(handle, action, asked)
+
+
+def _end(
+    handle: CollectionHandle, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
+) -> int | None:
+    """Check the arguments of a call that writes events; return the upper to seal to."""
+    handle.engine.writer(action)
+    for what, named in (("time", options.time), ("seal", seal)):
+        handle.check_meant(what, named, allow_future=options.allow_future)
+    if late not in get_args(Late):
+        raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
+    return None if seal is None else handle.frontier("upper", seal)

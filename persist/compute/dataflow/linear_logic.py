@@ -180,9 +180,6 @@ class Logic(LinearMethods["Logic"]):
     """A sequence of linear operators: `Logic().filter(col("delay") > 15).project("dest")`.
 
     It is a value: no method changes it. Any number of streams may use it, with `Stream.linear`.
-
-    Attributes:
-        steps: the operators, in order.
     """
 
     __slots__ = ("steps",)

@@ -53,7 +53,6 @@ class Program(Draft):
     Attributes:
         name: names the program's holds and its outputs' owner; unique in a location.
         dimensions: of its times: 1 for integers, else tuples of so many under the product partial order.
-        plan: what has been built so far.
         engine: by which `source` looks columns up; None as long as `using` was not called.
     """
 
@@ -106,7 +105,7 @@ class Program(Draft):
         if written:
             return self._written(collection, is_plain=schema is None and as_of is None and not unsealed)
         if schema is None:
-            schema = self._columns_of(collection)
+            schema = self._look_up_columns(collection)
         fields = record_schema(schema, f"source {collection!r}")
         columns = pa.schema([pa.field(field.name, field.type) for field in fields])
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
@@ -119,7 +118,7 @@ class Program(Draft):
                 "as_of and unsealed out"
             )
         self.check_output(collection)
-        columns = self._columns_of(collection)
+        columns = self._look_up_columns(collection)
         assert self.engine is not None
         schema = writable(loaded(self.engine, collection)).schema
         source = self.plan.add(Source(collection, written=True), (), columns)
@@ -151,7 +150,7 @@ class Program(Draft):
         self.engine = engine_of("Program.using", client)
         return self
 
-    def _columns_of(self, collection: str) -> pa.Schema:
+    def _look_up_columns(self, collection: str) -> pa.Schema:
         if self.engine is None:
             raise InvalidUsage(
                 f"source({collection!r}): its columns are not known. Give them with schema={{…}}, or let the "
@@ -210,7 +209,7 @@ class Program(Draft):
             with suppress(CollectionNotFound):
                 drop(loaded(engine, name)).result()
 
-    def kept(self, number: int) -> str | None:
+    def name_kept(self, number: int) -> str | None:
         return make_kept_name(self.name, number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
@@ -374,7 +373,7 @@ class Together(Draft):
             names += program.holders(collection) if reads else []
         return names
 
-    def kept(self, number: int) -> str | None:
+    def name_kept(self, number: int) -> str | None:
         return self._kept.get(number)
 
     def list_kept_names(self, engine: Engine) -> list[str]:
@@ -396,7 +395,7 @@ class Together(Draft):
                 places[node.number] = self._sources[same]
         numbers = self.plan.add_plan(program.plan, places)
         for number in program.plan.nodes:
-            name = program.kept(number)
+            name = program.name_kept(number)
             if name is not None:
                 self._kept[numbers[number]] = name
         self.captures |= {numbers[number]: observer for number, observer in program.captures.items()}

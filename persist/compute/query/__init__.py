@@ -10,3 +10,4 @@ from persist.compute.query.statement_text import is_statement
 from persist.compute.query.statements import Outcome, execute
 from persist.compute.query.tables import Path, TimedTable, add_functions, collection_of, quoted, with_times, words_of
 from persist.compute.query.time_windows import arguments_of, check_lengths, is_time_window, windowed_table
+from persist.compute.query.transaction import ServedSql

@@ -13,7 +13,7 @@ _INSTEAD = {
     "client.create_view(name, query)",
     "DROP": "drop a collection or a view with client.drop(name)",
     "ALTER": "change the columns of a collection with its evolve(…), and its name with rename(…)",
-    "TRUNCATE": "write DELETE FROM and the name of the collection",
+    "COMMENT": "say what a collection and its columns are with its describe(…)",
     "EXPLAIN": "ask client.sql(query).explain(), which tells what is read",
     "MULTI": "PIVOT needs its values in the query: write PIVOT … ON column IN (1, 2) USING …",
     "COPY": "take the answer of a query with to_arrow(), to_pandas() or `persist sql --format`",

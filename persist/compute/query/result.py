@@ -26,10 +26,13 @@ from persist.compute.query.parsing import every_node, parsed_query
 from persist.compute.query.statement_text import is_statement
 from persist.compute.query.tables import (
     DUCKDB,
+    FILES_REMEDY,
     SEALED_OFF,
+    WITH_FILES,
     Path,
     TableAt,
     add_functions,
+    frames_read,
     path_of,
     register,
     table_at,
@@ -53,7 +56,7 @@ BATCH_ROWS = 100_000
 MEMORY_BYTES_MIN = 16 << 20
 INTERRUPT_AGAIN_S = 0.05
 
-_WITH_FILES = {"python_enable_replacements": "false"}
+_WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
 
@@ -100,20 +103,25 @@ class QueryResult(ArrowResult):
         sql: str,
         as_of: AsOf,
         *,
-        files: bool = False,
+        variables: Mapping[str, Any] | None = None,
         limits: QueryLimits | None = None,
         parameters: Sequence[Any] = (),
         times: Mapping[Path, int] | None = None,
+        pins: Mapping[str, int] | None = None,
+        changes: Mapping[str, pa.Table] | None = None,
     ) -> None:
         """Bind a query to snapshots of all collections that it reads.
 
         Args:
             as_of: a time for all collections, or times by their names; "" is the name of all others. The latest sealed
                 time if nothing is said.
-            files: let it read files and URLs, too, and load what DuckDB needs for that.
+            variables: of the caller, of which frames are tables. Files and URLs can be read then, too, and DuckDB loads
+                what it needs for that. None allows neither.
             limits: what it may take; None for no limits.
             parameters: what stands for `?` or `$1` in it.
             times: the `times` of another result, to read the same.
+            pins: by the names of collections, the times of those that the query says no time of.
+            changes: by the names of collections, what is read in the place of their latest contents.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
@@ -131,11 +139,10 @@ class QueryResult(ArrowResult):
         self._failed: list[PersistError] = []
         self._reads: list[str] | None = None  # What `explain` tells, while it reads.
         self._stack = ExitStack()
-        config: dict[str, str] = {**(_WITH_FILES if files else SEALED_OFF)}
-        if limits is not None:
-            config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
+        config: dict[str, str] = {**(SEALED_OFF if variables is None else WITH_FILES)}
         with ExitStack() as opening:
-            self._connection = opening.enter_context(duckdb.connect(config=config))
+            connection = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
+            self._connection = opening.enter_context(connection)
             add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
             parsed = parsed_query(self._text, self._connection)
@@ -145,16 +152,28 @@ class QueryResult(ArrowResult):
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
-            bound = _bound(engine, read, as_of, times or {})
+            if pins or changes:  # The latest contents of a transaction are those of its beginning.
+                read = {path: _untimed(table) for path, table in read.items()}
+            for path, table in [*read.items()]:
+                if table.as_of is None and changes is not None and table.name in changes:
+                    register(self._connection, path, changes[table.name])
+                    del read[path]
+            known = {path: pins[table.name] for path, table in read.items() if pins and table.name in pins}
+            known = {path: time for path, time in known.items() if read[path].as_of is None}
+            bound = _bound(engine, read, as_of, {**known, **(times or {})})
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
                 register(self._connection, path, self._dataset(path, result))
+            others = [path for path, table in collections.items() if table is None]
+            for name, frame in frames_read(others, variables or {}).items():
+                register(self._connection, (name,), frame)
             if asks_what_there_is(parsed):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
                 relation = self._relation()
+                _check_arrow_types(relation)
                 types = relation.limit(0).to_arrow_table().schema.types
             except self._refusals as error:
                 self._refuse(error)
@@ -179,7 +198,7 @@ class QueryResult(ArrowResult):
             self._connection.interrupt()
         if self._busy.locked():
             # DuckDB forgets an interruption that comes just before it begins.
-            _later(INTERRUPT_AGAIN_S, self.interrupt, why)
+            later(INTERRUPT_AGAIN_S, self.interrupt, why)
 
     def explain(self) -> str:
         """Read the answer, and return how each collection was read for it, with what DuckDB asked for: `print` it.
@@ -221,7 +240,7 @@ class QueryResult(ArrowResult):
         with ExitStack() as stack:
             if self._limits is not None:
                 timeout_s = self._limits.timeout_s
-                stack.callback(_later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
+                stack.callback(later(timeout_s, self.interrupt, f"it took longer than {timeout_s:g} s").cancel)
             rows, reader = 0, None
 
             def read() -> pa.RecordBatch | None:
@@ -273,20 +292,30 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(
                 f"the query needs more than {self._limits.memory_bytes:,} bytes of memory: narrow it"
             ) from error
+        way = "" if self._limits else FILES_REMEDY
         if type(error).__name__ == "PermissionException":
-            way = "" if self._limits else "{files:option:True} lets it read files and URLs with your rights."
             raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
-        raise InvalidUsage(
-            f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}"
-        ) from error
+        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}.")
+        raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"
 
 
-def _later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+def sealed_connection(limits: QueryLimits) -> Any:
+    """Return a connection to an empty DuckDB for others: it reads no files, keeps to limits, and is in UTC."""
+    config = {name: value for name, value in SEALED_OFF.items() if name != "lock_configuration"}
+    config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
+    connection = required(DUCKDB).connect(config=config)
+    connection.execute("SET GLOBAL TimeZone = 'UTC'")
+    connection.execute("SET lock_configuration = true")
+    return connection
+
+
+def later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
+    """Call a function after so many seconds, unless the timer is cancelled."""
     timer = threading.Timer(after_s, do, [argument])
     timer.daemon = True
     timer.start()
@@ -309,6 +338,18 @@ def _bound(
         time: int | Moment | None = known.get(path, read[path].as_of)
         bound[path] = (handle, times.get(read[path].name, times.get("")) if time is None else time)
     return bound
+
+
+def _check_arrow_types(relation: Any) -> None:
+    """Raise InvalidUsage for a column whose values would change, because Arrow has no type for them."""
+    for name, kind in zip(relation.columns, relation.types, strict=True):
+        text = str(kind).rstrip("[]")
+        if text in _WITHOUT_ARROW or text.startswith("UNION("):
+            raise InvalidUsage(f"column {name!r} has the type {kind}, which Arrow does not have: cast it to VARCHAR")
+
+
+def _untimed(table: TableAt) -> TableAt:
+    return TableAt(table.name) if table.as_of == LATEST else table
 
 
 def _tables_of(parsed: Any) -> list[Path]:
@@ -337,10 +378,16 @@ class Queries:
         self._engine = engine
         self._limits = limits
 
-    def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> QueryResult:
+    def ask(
+        self,
+        sql: str,
+        parameters: Sequence[Any] = (),
+        times: Mapping[Path, int] | None = None,
+        as_of: int | Moment | None = None,
+    ) -> QueryResult:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
         _check_reads(sql)
-        return QueryResult(self._engine, sql, None, limits=self._limits, parameters=parameters, times=times)
+        return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.

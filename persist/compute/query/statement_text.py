@@ -16,7 +16,7 @@ from persist.engine.read.results.result import required
 _NAME = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$-]*)'
 _BEGINNING = re.compile(
     r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*"
-    r"(?P<what>UPDATE|DELETE\s+FROM|INSERT\s+(?:OR\s+(?:REPLACE|IGNORE)\s+)?INTO|MERGE\s+INTO)\s+"
+    r"(?P<what>TRUNCATE(?:\s+TABLE)?|UPDATE|DELETE\s+FROM|INSERT\s+(?:OR\s+(?:REPLACE|IGNORE)\s+)?INTO|MERGE\s+INTO)\s+"
     rf"(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)",
     re.IGNORECASE | re.DOTALL,
 )

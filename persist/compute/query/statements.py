@@ -10,7 +10,8 @@ A statement that would change one row for several rows of its source is refused,
 several rows of one key.
 """
 
-from collections.abc import Generator, Iterator
+import re
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -20,15 +21,19 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.compute.query.result import QueryLimits, later, sealed_connection
 from persist.compute.query.statement_text import StatementText, statement_text
 from persist.compute.query.tables import (
     DUCKDB,
+    FILES_REMEDY,
     MAIN,
     SEALED_OFF,
+    WITH_FILES,
     Path,
     TableAt,
     add_functions,
     collection_of,
+    frames_read,
     make_schema,
     path_of,
     paths_in,
@@ -99,11 +104,22 @@ class Outcome(ArrowResult):
         yield self._table
 
 
-def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Changed:
+def execute(
+    engine: Engine,
+    sql: str,
+    time: int | Moment | None = None,
+    *,
+    variables: Mapping[str, Any] | None = None,
+    limits: QueryLimits | None = None,
+    running: Callable[[Callable[[], object]], object] = lambda interrupt: None,
+) -> Changed:
     """Carry a statement out, durably.
 
     Args:
         time: of its changes, which is sealed with them; that of the commit if it is left out.
+        variables: as for `QueryResult`.
+        limits: of memory and time; None for no limits.
+        running: takes a function that ends the statement.
 
     Raises:
         InvalidUsage: it is none, names what is not there, or DuckDB refuses it; or its collection is a view, or has a
@@ -112,6 +128,53 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
         UpdatesBeyondUpper: the collection is not keyed, and somebody has written to it what is not sealed.
     """
     duckdb = required(DUCKDB)
+    names = engine.names("")
+    sql, statement, handle = statement_of(engine, sql, names)
+    others = other_tables(sql, statement.table, handle.name, names)
+    frames = frames_read([path for path in paths_in(sql) if collection_of(path, names) is None], variables or {})
+    config, count = SEALED_OFF if variables is None else WITH_FILES, 0
+
+    def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
+        nonlocal count
+        failed: list[PersistError] = []
+        opened = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
+        with ExitStack() as stack, opened as connection:
+            running(connection.interrupt)
+            if limits is not None:
+                stack.callback(later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
+            try:
+                fill_table(connection, statement, handle, contents, failed)
+                for path, table in others.items():
+                    add_table(connection, path, table, statement.table, handle, stack)
+                for name, frame in frames.items():
+                    register(connection, (name,), frame)
+                add_functions(connection, sql)
+                connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
+                check_each_row_once(connection, statement, handle)
+                connection.execute(sql)
+                (count,) = map(int, connection.fetchone())
+                return read_table(connection, statement.table, handle) if count else None
+            except duckdb.Error as error:
+                if failed:
+                    raise failed[0] from error
+                why = re.sub(r'!?\s*Did you mean "[^"]*"\?', "", why_refused(error))
+                refused = InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {some_of(names)}.")
+                is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
+                raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
+
+    committed = rewrite(handle, rewritten, time).committed()
+    return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
+
+
+def statement_of(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
+    """Return a statement with the times of its tables as catalogs, its parts, and the collection that it changes.
+
+    Args:
+        names: of all collections.
+
+    Raises:
+        InvalidUsage: as `execute`.
+    """
     engine.writer("sql")
     sql, _ = with_catalogs(sql)
     statement = statement_text(sql)
@@ -120,7 +183,6 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
             f"{sql!r:.100} is no statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT INTO or "
             "MERGE INTO, and the name of the collection"
         )
-    names = engine.names("")
     handle = loaded(engine, _named(statement.table, names))
     if handle.contents().view is not None:
         raise InvalidUsage(
@@ -134,32 +196,7 @@ def execute(engine: Engine, sql: str, time: int | Moment | None = None) -> Chang
             f"{handle.name!r} is not keyed, so it may hold several rows of a key, and none is in the way of another: "
             "leave ON CONFLICT and OR REPLACE out, or use MERGE INTO, or make it with keyed=persist.Keyed()"
         )
-    others = _others(sql, statement.table, handle.name, names)
-    count = 0
-
-    def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
-        nonlocal count
-        failed: list[PersistError] = []
-        with ExitStack() as stack, duckdb.connect(config=SEALED_OFF) as connection:
-            try:
-                _fill(connection, statement, handle, contents, failed)
-                for path, table in others.items():
-                    _add(connection, path, table, statement.table, handle, stack)
-                add_functions(connection, sql)
-                connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
-                _check_each_row_once(connection, statement, handle)
-                connection.execute(sql)
-                (count,) = map(int, connection.fetchone())
-                return _contents_of(connection, statement.table, handle) if count else None
-            except duckdb.Error as error:
-                if failed:
-                    raise failed[0] from error
-                raise InvalidUsage(
-                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {some_of(names)}"
-                ) from error
-
-    committed = rewrite(handle, rewritten, time).committed()
-    return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
+    return sql, statement, handle
 
 
 def _named(path: Path, names: list[str]) -> str:
@@ -173,7 +210,7 @@ def _named(path: Path, names: list[str]) -> str:
     return table.name
 
 
-def _others(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
+def other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
     """Return the other tables that a statement may read. Some of them may be columns of the same name.
 
     Args:
@@ -191,7 +228,9 @@ def _others(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, T
     return {path: table for path, table in tables.items() if whole_path(path) != whole_path(target)}
 
 
-def _add(connection: Any, path: Path, table: TableAt, target: Path, handle: CollectionHandle, stack: ExitStack) -> None:
+def add_table(
+    connection: Any, path: Path, table: TableAt, target: Path, handle: CollectionHandle, stack: ExitStack
+) -> None:
     """Make a table of a collection that a statement reads, if that is sealed."""
     if table == TableAt(handle.name):
         make_schema(connection, path)
@@ -202,11 +241,11 @@ def _add(connection: Any, path: Path, table: TableAt, target: Path, handle: Coll
         register(connection, path, stack.enter_context(other).dataset())
 
 
-def _check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
+def check_each_row_once(connection: Any, statement: StatementText, handle: CollectionHandle) -> None:
     """Raise InvalidUsage if a statement changes one row for several rows of its source, or inserts a key twice."""
     key, columns = handle.schema.key_names, handle.schema.names
     if statement.is_upsert:
-        connection.execute(f"CREATE TABLE {quoted(_NEW_ROWS)} AS FROM {path_of(statement.table)} LIMIT 0")
+        connection.execute(f"CREATE OR REPLACE TABLE {quoted(_NEW_ROWS)} AS FROM {path_of(statement.table)} LIMIT 0")
         connection.execute(statement.new_rows(_NEW_ROWS))
         names = ", ".join(map(quoted, key))
         query: str | None = f"SELECT {names} FROM {quoted(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
@@ -221,7 +260,7 @@ def _check_each_row_once(connection: Any, statement: StatementText, handle: Coll
         )
 
 
-def _fill(
+def fill_table(
     connection: Any,
     statement: StatementText,
     handle: CollectionHandle,
@@ -247,8 +286,7 @@ def _fill(
     connection.execute(f"CREATE TABLE {table} AS FROM {quoted(_CONTENTS)}")
     connection.unregister(_CONTENTS)
     if statement.is_upsert:
-        keys = ", ".join(map(quoted, handle.schema.key_names))
-        connection.execute(f"CREATE UNIQUE INDEX the_key ON {table} ({keys})")
+        index_key(connection, statement.table, handle)
     kept = connection.sql(f"FROM {table} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, kept, strict=True):
         if not _is_same(field.type, back.type):
@@ -256,6 +294,13 @@ def _fill(
                 f"column {field.name!r} of type {field.type} comes back from DuckDB as {back.type}, so no statement "
                 f"can change {handle.name!r}: use overwrite() or delete()"
             )
+
+
+def index_key(connection: Any, path: Path, handle: CollectionHandle) -> None:
+    """Let the table of a collection have one row for each key, as ON CONFLICT and OR REPLACE need it."""
+    keys = ", ".join(map(quoted, handle.schema.key_names))
+    index = quoted(f"key of {path_of(path)}")
+    connection.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {path_of(path)} ({keys})")
 
 
 def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
@@ -268,7 +313,8 @@ def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
     return bool(kind == back)
 
 
-def _contents_of(connection: Any, path: Path, handle: CollectionHandle) -> pa.Table:
+def read_table(connection: Any, path: Path, handle: CollectionHandle) -> pa.Table:
+    """Return the rows of the table of a collection, with the columns of the collection."""
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     table = connection.sql(f"FROM {path_of(path)}").to_arrow_table()
     return table.cast(pa.schema([field.with_nullable(True) for field in schema]))

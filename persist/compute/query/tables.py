@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
+from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.compute.query.time_windows import add_time_windows
 from persist.core.errors import InvalidUsage
 from persist.core.expression.python_functions import functions_of_python
@@ -30,7 +31,9 @@ SEALED_OFF = {
     "python_enable_replacements": "false",
     "lock_configuration": "true",
 }
+WITH_FILES = {"python_enable_replacements": "false"}
 DUCKDB = "duckdb>=2.0,<2.1"
+FILES_REMEDY = "{files:option:True} lets it read files, URLs and your frames with your rights."
 MAIN = "main"  # The schema of names without a dot.
 
 Path = tuple[str, ...]  # Of a table in a query: its catalog and its schema, as far as they are there, and its name.
@@ -124,6 +127,27 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
         connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
 
 
+def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
+    """Return those variables of a caller that are frames, and are called like a table of a query.
+
+    Raises:
+        InvalidUsage: SQL would take two of them for one.
+    """
+    frames: dict[str, tuple[str, Any]] = {}
+    for name in {path[0]: None for path in paths if len(path) == 1}:
+        frame = variables.get(name)
+        if hasattr(frame, "__arrow_c_stream__") or hasattr(frame, "collect_schema"):  # Of a LazyFrame of Polars.
+            other, first = frames.setdefault(sql_name(name), (name, frame))
+            if first is not frame:
+                both = " and ".join(map(repr, sorted((other, name))))
+                raise InvalidUsage(f"SQL takes the frames {both} for one table: rename one of them")
+    tables = {}
+    for name, frame in frames.values():
+        data = opened(frame)
+        tables[name] = pa.concat_tables(data.tables(None)) if isinstance(data, TableStream) else as_table(data, None)
+    return tables
+
+
 def make_schema(connection: Any, parts: Sequence[str]) -> None:
     """Make the catalog and the schema of a table, as far as its name has them."""
     if len(parts) > 2:
@@ -161,7 +185,7 @@ def why_refused(error: Exception) -> str:
 
 # What is text, a name or a comment is passed over as a whole: what it says is not SQL.
 _NAME = r'(?:"(?:[^"]|"")+"|`(?:[^`]|``)+`|[^\W\d][\w$-]*)'
-_SKIPPED = r"(?P<skipped>'(?:[^']|'')*'|\$\$.*?\$\$|--[^\n]*|/\*.*?\*/)"
+_SKIPPED = r"(?P<skipped>'(?:[^']|'')*+(?:'|\Z)|\$\$.*?(?:\$\$|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z))"
 _TOKEN = re.compile(
     rf"{_SKIPPED}"
     rf"|(?P<table>{_NAME}(?:\s*\.\s*{_NAME})*)"

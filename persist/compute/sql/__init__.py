@@ -3,6 +3,18 @@
 Promise to those above: what a view holds at a time is what its query gives on its inputs at that time, by DuckDB's
 semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
 Statements that change collections, and queries that are answered once, are in `persist.compute.query`.
+
+A query has these forms, one after the other:
+
+    text                what users write; the definition keeps it for them
+    DuckDB's JSON       parsed, to find the tables (`duck`), and bound, with names and types resolved (`adapt`)
+    relation            what the view means, without DuckDB (`algebra`). It is stored, and `rewrite` and `order` make it
+                        another relation, because only there an outer join or a subquery is one thing
+    plan of operators   what refreshes run, as programs in Python do (`lower`, `persist.compute.dataflow.plan`). It is
+                        stored too (`stored`), so that a refresh neither rewrites nor lowers
+    running operators   the plan with its state (`persist.compute.dataflow.running`)
+
+Columns keep their names from the relation on (`rows`). The program of several views is their plans as one (`graph`).
 """
 
 from persist.compute.sql.apply import Change, ViewsPlan, Wanted, plan_views

@@ -7,6 +7,7 @@ computes stand in the text, with their types; everything else is a column of it,
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
+from uuid import UUID
 
 from persist.compute.query import quoted
 from persist.compute.sql.definite import indefinite_functions
@@ -239,7 +240,11 @@ class Text:
             literal = "-" * (whole < 0) + (f"{digits[:-scale]}.{digits[-scale:]}" if scale else digits)
         elif kind["id"] in ("HUGEINT", "UHUGEINT"):
             literal = (literal["upper"] << 64) + literal["lower"]
+        elif kind["id"] == "UUID":  # A signed number, so that UUIDs are in the order of their texts.
+            literal = UUID(int=((literal["upper"] + 2**63) << 64) + literal["lower"])
         elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
+            if is_another(kind):
+                self._refuse(f"a constant of type {shown_type(kind)} is not supported in a view: cast a text", {})
             return self._column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
         return f"CAST({_literal(str(literal))} AS {shown_type(kind)})"
 

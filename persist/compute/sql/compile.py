@@ -4,18 +4,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 
+import pyarrow as pa
+import pyarrow.types as pat
+
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
 from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query import collection_of, quoted
 from persist.compute.sql.adapt import Adapter
-from persist.compute.sql.algebra import Aggregate, Filter, Node, Project, Temporal, TopK, children, terms_of, types_of
+from persist.compute.sql.algebra import (
+    Aggregate,
+    Filter,
+    Node,
+    Project,
+    Temporal,
+    TopK,
+    children,
+    replaced,
+    terms_of,
+    types_of,
+    with_terms,
+)
 from persist.compute.sql.duck import Columns, bound, names_column, place, tables_of
 from persist.compute.sql.emission import lateness, without_emission
-from persist.compute.sql.lower_join import with_constants
+from persist.compute.sql.rows import fold
 from persist.compute.sql.temporal import MARK
 from persist.compute.sql.types import Unreadable, of_arrow, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.term import Call, Place, Term, sql_call
+from persist.core.expression.term import Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
 
 _ROW_ID = "rowid"
@@ -112,10 +127,30 @@ def _planned(
     unit = units.pop() if len(units) == 1 else None
     now = f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})"
     bound_query = bound(sql, tables, now, late_by)
-    plan = with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
+    plan = _with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
     return _stored(plan, bound_query.columns(types_of(plan)))
+
+
+def _with_constants(plan: Node) -> Node:
+    """Return a plan in which what is made of constants only is computed: a refresh then begins without DuckDB.
+
+    A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
+    """
+
+    def computed(term: Term) -> Term:
+        if not isinstance(term, Call):
+            return term
+        call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
+        made = fold(call)
+        return made if isinstance(made, Lit) and _is_spelled(made.value.type) else call
+
+    return with_terms(replaced(plan, _with_constants), computed)
+
+
+def _is_spelled(kind: pa.DataType) -> bool:
+    return bool(pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date32(kind) or pat.is_timestamp(kind))
 
 
 def _stored(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tuple[str, str]]]:

@@ -40,6 +40,7 @@ import msgspec
 from persist.blob.threads import SystemClock
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.algebra import Node
+from persist.compute.sql.stored import digest_of
 from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
 from persist.core.antichain import as_time
 from persist.core.errors import IncompatibleVersion, InvalidUsage
@@ -81,6 +82,8 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         stored = {**msgspec.to_builtins(plain), "plan": to_json(self.plan)}
         if self.program is None:  # As the first version has it.
             del stored["program"]
+        else:
+            stored["program"] = {**self.program, "digest": digest_of(stored)}
         return stored
 
     @classmethod
@@ -92,6 +95,9 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """
         if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
+        program = stored.get("program")
+        if isinstance(program, dict) and program.get("digest") != digest_of(stored):
+            stored = {**stored, "program": None}
         return msgspec.convert(stored, cls, dec_hook=term_of_json)
 
 

@@ -7,33 +7,31 @@ from the store: what is written of it is what the other one takes in.
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import pyarrow as pa
 
 from persist.compute.dataflow.plan.draft import DefinedAs
-from persist.compute.dataflow.plan.optimise import Statistics, make_projection, of_collection, optimised, trimmed
-from persist.compute.dataflow.plan.plan import Linear, Persist, Plan, Probe, Reduce, Source
+from persist.compute.dataflow.plan.optimise import Statistics, of_collection, optimised, trimmed
+from persist.compute.dataflow.plan.plan import Linear, Node, Persist, Plan, Probe, Reduce, Source
+from persist.compute.dataflow.plan.stages import Map
 from persist.compute.dataflow.program import Program
-from persist.compute.dataflow.stream import Stream
-from persist.compute.sql.algebra import Node, Scan, all_terms_of, every
+from persist.compute.sql.algebra import Node as Relation
+from persist.compute.sql.algebra import Scan, all_terms_of, every
 from persist.compute.sql.definition import Definition
 from persist.compute.sql.lower import Lowering
-from persist.compute.sql.lower_join import column
 from persist.compute.sql.rewrite import rewritten
 from persist.compute.sql.stored import StoredPlan, read_plan
 from persist.compute.sql.types import kind_of, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.expression.python_functions import calls_of_python, check_functions
-from persist.core.expression.term import Col
+from persist.core.expression.term import Call, Col, Term
 from persist.core.names import owner_of_groups, view_hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
 
 
-def scans_of(plan: Node) -> dict[str, dict[str, str]]:
+def scans_of(plan: Relation) -> dict[str, dict[str, str]]:
     """Return the collections that a plan reads, and which columns of them with their types."""
     read_columns: dict[str, dict[str, str]] = {}
     for node in every(plan):
@@ -53,38 +51,36 @@ def _list_sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
             yield node.operator.collection, node.schema
 
 
-def lower_relation(relation: Node, columns: Sequence[tuple[str, str]] = ()) -> Plan:
-    """Return the optimised plan of one relation, which is rewritten already; its answer is the last node.
+def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), *, optimise: bool = True) -> Plan:
+    """Return the plan of one relation, which is rewritten already; its answer is the last node.
 
     Args:
         columns: of the answer, with their types; without them, they are called c0, c1, …
+        optimise: let operators become one. Otherwise, only columns and records that nobody reads are left out.
 
     Raises:
         InvalidUsage: it cannot be computed on any rows.
     """
-    program, scanned = Program("view"), scans_of(relation)
-    sources = {name: program.source(name, schema=_columns(kinds)) for name, kinds in scanned.items()}
-    answer = Lowering(program, sources.__getitem__).lowered(relation)
-    if columns:
-        answer = _name_columns(answer, columns)
-    answer.probe()
-    plan = optimised(program.plan)
+    program = Program("view")
+    sources = {
+        name: program.source(
+            name, schema=pa.schema([(column, to_arrow(kind)) for column, kind in sorted(kinds.items())])
+        )
+        for name, kinds in scans_of(relation).items()
+    }
+    Lowering(program, sources.__getitem__).lowered(relation, [name for name, _ in columns]).probe()
+    plan = optimised(program.plan) if optimise else trimmed(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
     del plan.nodes[end.number]
     plan.nodes[end.inputs[0]] = plan.nodes.pop(end.inputs[0])
     return plan
 
 
-def _name_columns(stream: Stream, columns: Sequence[tuple[str, str]]) -> Stream:
-    outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
-    return stream.map(**outputs)
+def _field(column: tuple[str, str]) -> pa.Field:
+    return pa.field(column[0], to_arrow(column[1]))
 
 
-def _columns(kinds: Mapping[str, str]) -> pa.Schema:
-    return pa.schema([(name, to_arrow(kind)) for name, kind in sorted(kinds.items())])
-
-
-def list_functions(relation: Node) -> tuple[tuple[str, str], ...]:
+def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:
     """Return name and version of the functions of Python that a relation calls."""
     return tuple(dict.fromkeys(calls_of_python(all_terms_of(relation))))
 
@@ -92,7 +88,7 @@ def list_functions(relation: Node) -> tuple[tuple[str, str], ...]:
 def read_by(definition: Definition) -> dict[str, dict[str, str]]:
     """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
     stored = read_plan(definition.program)
-    plan = lower_relation(rewritten(definition.plan)) if stored is None else stored.plan("view")
+    plan = lower_relation(rewritten(definition.plan)) if stored is None else stored.plan()
     types_by_id: dict[str, dict[str, str]] = {}
     for name, columns in columns_read(plan).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
@@ -116,36 +112,35 @@ class ViewProgram(Program):
     """
 
     def __init__(self, engine: Engine, views: Sequence[Defined], *, is_rehearsal: bool = False) -> None:
-        self._is_lowered = True  # Or else `Program` could not begin the plan.
+        self._as_defined: Plan | None = None
         super().__init__(f"view {views[-1].handle.name}"[:100])
         self.using(engine)
         self._views = views
         self._is_rehearsal = is_rehearsal
         self._ids: dict[str, str] = {}  # Of what is read, by the names that it has now.
-        parts = [None if is_rehearsal else _find_fitting_plan(engine, view.definition) for view in views]
-        for view, part in zip(views, parts, strict=True):
-            functions = list_functions(view.definition.plan) if part is None else part.functions
+        self._stored = [_find_fitting_plan(engine, view.definition) for view in views]
+        self._optimised: Plan | None = None
+        for view, stored in zip(views, self._stored, strict=True):
+            functions = list_functions(view.definition.plan) if stored is None else stored.functions
             check_functions(view.handle.name, functions)
             self.local_functions |= {name for name, _ in functions}
-        stored = [part for part in parts if part is not None]
-        self._optimised = self._together(stored) if len(stored) == len(views) else None
-        self._is_lowered = False
 
     @property
     def plan(self) -> Plan:
         """The plan as the definitions say it, whose operators are not put together; it is made when it is needed."""
-        if not self._is_lowered:
-            self._is_lowered = True
-            self._lower()
-        return self._plan
+        if self._as_defined is None:
+            self._as_defined = self._together([self._lower(view, optimise=False) for view in self._views])
+        return self._as_defined
 
     @plan.setter
     def plan(self, plan: Plan) -> None:
-        self._plan = plan
+        """Do nothing: a program begins with a plan of no operators."""
 
     def optimise(self) -> Plan:
         if self._optimised is None:
-            self._optimised = super().optimise()
+            stored = zip(self._views, self._stored, strict=True)
+            plans = (self._lower(view) if plan is None else plan.plan() for view, plan in stored)
+            self._optimised = self._together([*plans])
         return self._optimised
 
     def outline(self) -> Plan:
@@ -154,48 +149,21 @@ class ViewProgram(Program):
     def check(self) -> None:
         """Do nothing: the plan of a view is always whole."""
 
-    def _lower(self) -> None:
-        """Make the plan of the definitions."""
+    def _lower(self, view: Defined, *, optimise: bool = True) -> Plan:
+        """Return the plan of the definition of a view."""
         assert self.engine is not None
-        relations = []
-        scanned: dict[str, dict[str, str]] = {}
-        for view in self._views:
-            reads = view.definition.reads
-            relations.append(rewritten(view.definition.plan, sizes_of(self.engine, reads)))
-            for name, kinds in scans_of(relations[-1]).items():
-                scanned.setdefault(reads[name], {}).update(kinds)
-        streams: dict[str, Stream] = {}
+        relation = rewritten(view.definition.plan, sizes_of(self.engine, view.definition.reads))
+        return lower_relation(relation, view.definition.columns, optimise=optimise)
 
-        def stream_of(reads: Mapping[str, str], name: str) -> Stream:
-            id_ = reads[name]
-            if id_ not in streams:
-                now = self._name(id_, name)
-                streams[id_] = self.source(now, schema=_columns(scanned[id_])).named(f"read {now}")
-            return streams[id_]
-
-        for view, relation in zip(self._views, relations, strict=True):
-            definition = view.definition
-            answer = Lowering(self, partial(stream_of, definition.reads)).lowered(relation)
-            answer = _name_columns(answer, definition.columns).named(self._title(view))
-            streams[view.handle.id] = answer
-            if self._is_rehearsal:
-                answer.probe()
-            else:
-                answer.persist(view.handle.name, key=definition.key)
-        self._plan = trimmed(self._plan)
-
-    def _together(self, parts: Sequence[StoredPlan]) -> Plan | None:
-        """Return the stored plans of all views as one; None if two of them take a column for another type."""
-        plans = [part.plan(self.name) for part in parts]
+    def _together(self, plans: Sequence[Plan]) -> Plan:
+        """Return the plans of all views as one: a collection is read once, with all columns that one of them reads."""
         columns: dict[str, dict[str, pa.DataType]] = {}  # By id of collection.
         for view, plan in zip(self._views, plans, strict=True):
             for name, schema in _list_sources(plan):
-                kinds = columns.setdefault(view.definition.reads[name], {})
-                if any(kinds.setdefault(field.name, field.type) != field.type for field in schema):
-                    return None
+                columns.setdefault(view.definition.reads[name], {}).update(zip(schema.names, schema.types, strict=True))
         whole, numbers = Plan(self.name, 1), dict[str, int]()  # By id of collection.
-        for view, part, plan in zip(self._views, parts, plans, strict=True):
-            places = {}
+        for view, plan in zip(self._views, plans, strict=True):
+            places, last = {}, [*plan.nodes][-1]
             for node in [*plan.nodes.values()]:
                 if not isinstance(node.operator, Source):
                     continue
@@ -204,15 +172,14 @@ class ViewProgram(Program):
                     name, schema = self._name(id_, node.operator.collection), pa.schema(sorted(columns[id_].items()))
                     numbers[id_] = whole.add(Source(name), (), schema, name=f"read {name}").number
                 places[node.number] = numbers[id_]
-                schema = whole.nodes[numbers[id_]].schema
-                if not {*node.schema} <= {*schema}:
-                    return None  # A view below gives others by now.
-                if schema != node.schema:
-                    _pick_columns(plan, node.number)
-            answer = whole.add_plan(plan, places)[part.answer]
+                _adapt_readers(plan, node, whole.nodes[numbers[id_]].schema)
+            answer = whole.add_plan(plan, places)[last]
             numbers[view.handle.id] = answer
             answered = whole.change(answer, name=self._title(view))
-            whole.add(Persist(view.handle.name, view.definition.key), (answer,), answered.schema)
+            end = Probe("probe") if self._is_rehearsal else Persist(view.handle.name, view.definition.key)
+            node = whole.add(end, (answer,), answered.schema)
+            if self._is_rehearsal:
+                self.add_probe(node.number)
         return whole
 
     def _name(self, id_: str, name: str) -> str:
@@ -254,15 +221,25 @@ def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | N
     return stored if stored.fits(sizes) else None
 
 
-def _pick_columns(plan: Plan, number: int) -> None:
-    """Let what takes all columns of a source take those that it had: others are read of it, too."""
-    source = plan.nodes[number]
-    readers = [node for node in plan.nodes.values() if number in node.inputs]
-    readers = [node for node in readers if not isinstance(node.operator, Linear | Reduce)]
-    picked = plan.add(Linear((make_projection(source.schema),)), (number,), source.schema).number if readers else number
-    for node in readers:
-        inputs = tuple(picked if input_ == number else input_ for input_ in node.inputs)
-        plan.change(node.number, inputs=inputs)
+def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
+    """Let the readers of a source take its columns as they are in a schema, which has more or others of other types.
+
+    A reader that takes columns by name needs none of them left out.
+    """
+    if schema == source.schema:
+        return
+    readers = [node for node in plan.nodes.values() if source.number in node.inputs]
+    outputs: list[tuple[str, Term]] = []
+    for field in source.schema:
+        is_so = schema.field(field.name).type == field.type
+        outputs.append((field.name, Col(field.name) if is_so else Call("cast", (Col(field.name),), (field.type,))))
+    if all(isinstance(term, Col) for _, term in outputs):
+        readers = [node for node in readers if not isinstance(node.operator, Linear | Reduce)]
+    if readers:
+        picked = plan.add(Linear((Map(tuple(outputs)),)), (source.number,), source.schema).number
+        for node in readers:
+            inputs = tuple(picked if number == source.number else number for number in node.inputs)
+            plan.change(node.number, inputs=inputs)
 
 
 def sizes_of(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:

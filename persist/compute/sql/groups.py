@@ -43,7 +43,7 @@ from persist.compute.sql.algebra import (
     types_in,
     types_of,
 )
-from persist.compute.sql.lower_join import null_of
+from persist.compute.sql.rows import null_of
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.term import Lit, Place, Term, sql_call
 

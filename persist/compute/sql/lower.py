@@ -1,13 +1,15 @@
-"""From our plan to a dataflow: each relation becomes a stream with the columns c0, c1, …; and queries in programs."""
+"""From our plan to a dataflow: each relation becomes rows of a stream; and queries in programs."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
+from persist.compute.dataflow.linear_logic import LinearStep
 from persist.compute.dataflow.plan.plan import Clamped, WindowFunction
+from persist.compute.dataflow.plan.stages import Unnest as UnnestStage
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import (
@@ -33,13 +35,13 @@ from persist.compute.sql.algebra import (
     is_empty_without,
 )
 from persist.compute.sql.compile import check_columns, mentioned, planned
-from persist.compute.sql.lower_aggregate import aggregated, fold_of, kept_where, split, summable
-from persist.compute.sql.lower_join import column, joined, lowered, numbered
+from persist.compute.sql.lower_aggregate import aggregated, fold_of, split, summable, where
+from persist.compute.sql.lower_join import joined
 from persist.compute.sql.order import NOTHING, Known
 from persist.compute.sql.rewrite import rewritten
-from persist.compute.sql.types import to_arrow
+from persist.compute.sql.rows import Rows, extend, free_name, free_names, lower_term, select
+from persist.compute.sql.types import array_of, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.evaluation import type_of
 from persist.core.expression.python_functions import calls_of_python
 from persist.core.expression.term import Call, Col, Lit, Term, sql_call
 
@@ -61,58 +63,60 @@ class Lowering:
         self._program = program
         self._source = source
         self._sizes = known
-        self._known: dict[int, Stream] = {}
+        self._known: dict[int, Rows] = {}
 
-    def answer(self, plan: Node) -> Stream:
-        """Return the stream of a whole plan, which is rewritten first."""
-        return self.lowered(rewritten(plan, self._sizes))
+    def answer(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+        """Return the stream of a whole plan, which is rewritten first; see `lowered`."""
+        return self.lowered(rewritten(plan, self._sizes), names)
 
-    def lowered(self, plan: Node) -> Stream:
-        """Return the stream of a whole plan that is rewritten already."""
+    def lowered(self, plan: Node, names: Sequence[str] = ()) -> Stream:
+        """Return the stream of a whole plan that is rewritten already; without names, its columns are c0, c1, …"""
         self._program.local_functions |= {name for name, _ in calls_of_python(all_terms_of(plan))}
-        return self.stream(plan)
+        rows = self.rows(plan)
+        shown = names or [f"c{at}" for at in range(len(rows.columns))]
+        return select(rows.stream, {name: Col(column) for name, column in zip(shown, rows.columns, strict=True)})
 
-    def stream(self, node: Node) -> Stream:
-        """Return the stream of a relation."""
+    def rows(self, node: Node) -> Rows:
+        """Return the rows of a relation."""
         match node:
             case Scan(collection, columns, types):
                 return _scanned(self._source(collection), columns, types)
             case Values():
-                return self._program.constant(_table(node))
+                return Rows.of(self._program.constant(_table(node)))
             case Project(input_, outputs):
-                return numbered(self.stream(input_), [lowered(output) for output in outputs])
+                return self.rows(input_).project(outputs)
             case Filter(input_, condition):
-                return self.stream(input_).filter(lowered(condition))
+                return self.rows(input_).filter([condition])
             case Temporal(input_, lower, upper):
-                bounds = [None if bound is None else lowered(bound) for bound in (lower, upper)]
-                return self.stream(input_).temporal_filter(*bounds)
+                rows = self.rows(input_)
+                bounds = [None if bound is None else rows.term(bound) for bound in (lower, upper)]
+                return replace(rows, stream=rows.stream.temporal_filter(*bounds))
             case Join(_, left, right):
-                return joined(node, self.stream(left), self.stream(right))
+                return joined(node, self.rows(left), self.rows(right))
             case Aggregate(input_):
-                return aggregated(node, self.stream(input_), self._program)
+                return aggregated(node, self.rows(input_), self._program)
             case Distinct(input_):
-                return self.stream(input_).distinct()
+                return Rows.of(self.rows(input_).settle().distinct())
             case TopK(input_):
-                return _top(node, self.stream(input_))
+                return Rows.of(_top(node, Rows.of(self.rows(input_).settle())))
             case SetOperation():
-                return self._set_operation(node)
+                return Rows.of(self._set_operation(node))
             case Window(input_, calls):
-                return _windowed(self.stream(input_), calls)
+                return Rows.of(_windowed(Rows.of(self.rows(input_).settle()), calls))
             case Unnest(input_, lists):
-                stream = self.stream(input_)
-                width = len(stream.columns)
-                return stream.unnest(**{column(width + at): lowered(term) for at, term in enumerate(lists)})
+                return _unnested(self.rows(input_), lists)
             case Let(number, value, body):
-                self._known[number] = self.stream(value)
-                return self.stream(body)
+                self._known[number] = self.rows(value)
+                return self.rows(body)
             case Ref(number):
                 return self._known[number]
             case Recursive():
-                return self._recursive(node)
+                return Rows.of(self._recursive(node))
         raise AssertionError(node)
 
     def _set_operation(self, node: SetOperation) -> Stream:
-        left, right = self.stream(node.left), self.stream(node.right)
+        left = self.rows(node.left).settle()
+        right = self.rows(node.right).settle(left.columns)
         if node.how == "union":
             return left + right
         more = (left - right).threshold(Clamped())
@@ -121,15 +125,16 @@ class Lowering:
     def _recursive(self, node: Recursive) -> Stream:
         """Return the result of a recursion: in each round, step sees the rows that were new in the round before."""
         scope = self._program.scope("recursive", limit=ITERATIONS_MAX)
-        anchor = self.stream(node.anchor)
+        anchor = self.rows(node.anchor).settle()
         anchor = anchor if node.all else anchor.distinct()
         every, new = scope.variable("every", anchor), scope.variable("new", anchor)
-        self._known[node.number] = new
-        step = self.stream(node.step).enter_scope(scope.number)
+        self._known[node.number] = Rows.of(new)
+        step = self.rows(node.step).settle(anchor.columns).enter_scope(scope.number)
         goes_on = None
         if not is_empty_without(node.step, frozenset([node.number])):
             # A sum has a row even of nothing. The first round is always done, and others only after one with new rows.
-            goes_on = scope.variable("goes_on", self._program.constant(pa.table({"goes_on": [True]})))
+            name = free_name("goes_on", step.columns)
+            goes_on = scope.variable("goes_on", self._program.constant(pa.table({name: [True]})))
             step = step.cross(goes_on).project(*step.columns)
         if node.all:
             step = step.consolidate()
@@ -139,50 +144,54 @@ class Lowering:
             step = step.consolidate()
         new.set(step)
         if goes_on is not None:
-            goes_on.set(step.map(goes_on=True).distinct())
+            goes_on.set(select(step, {goes_on.columns[0]: Lit(pa.scalar(True))}).distinct())
         every.set((every + step).consolidate())
-        return scope.leave(every)
+        left: Stream = scope.leave(every)
+        return left
 
 
-def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Stream:
+def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Rows:
     """Return columns of a stream, as the types that the plan takes them for: a long text as a text."""
     outputs: list[Term] = []
     for name, kind in zip(columns, map(to_arrow, types), strict=True):
         is_so = stream.schema.field(name).type == kind
         outputs.append(Col(name) if is_so else Call("cast", (Col(name),), (kind,)))
-    return numbered(stream, outputs)
+    return Rows(stream, tuple(columns)).compute(outputs)
+
+
+def _unnested(rows: Rows, lists: Sequence[Term]) -> Rows:
+    names = free_names((f"c{len(rows.columns) + at}" for at in range(len(lists))), rows.stream.columns)
+    unnest = UnnestStage(tuple(zip(names, map(rows.term, lists), strict=True)))
+    stream = rows.stream.then(LinearStep("unnest", lambda _: unnest))
+    return Rows(stream, (*rows.columns, *names))
 
 
 def _table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
-        values = [row[at] for row in node.rows]
-        arrays.append(
-            pa.array([literal.value.as_py() for literal in values if isinstance(literal, Lit)], to_arrow(kind))
-        )
-    return pa.table({column(at): array for at, array in enumerate(arrays)})
+        values = (row[at] for row in node.rows)
+        arrays.append(array_of((value for value in values if isinstance(value, Lit)), to_arrow(kind)))
+    return pa.table({f"c{at}": array for at, array in enumerate(arrays)})
 
 
-def _named(stream: Stream, expressions: list[Term], prefix: str) -> tuple[Stream, list[str]]:
-    """Return a stream with expressions among its columns, and what these are called."""
-    computed: dict[str, Any] = {}
-    names: list[str] = []
-    for expression in expressions:
-        made = lowered(expression)
-        name = made.name if isinstance(made, Col) else f"{prefix}{len(computed)}"
-        if not isinstance(made, Col):
-            computed[name] = made
+def _named(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Rows, list[str]]:
+    """Return a stream with terms among its columns, and what these are called."""
+    computed, names = dict[str, Term](), list[str]()
+    for term in map(rows.term, terms):
+        name = term.name if isinstance(term, Col) else free_name(prefix, {*rows.stream.columns, *computed})
+        if not isinstance(term, Col):
+            computed[name] = term
         names.append(name)
-    return (stream.extend(**computed) if computed else stream), names
+    return replace(rows, stream=extend(rows.stream, computed)), names
 
 
-def _top(node: TopK, stream: Stream) -> Stream:
-    columns = list(stream.columns)
+def _top(node: TopK, rows: Rows) -> Stream:
+    columns = rows.columns
     if node.limit == 0:
-        return stream.filter(False)
-    stream, keys = _named(stream, list(node.partition), "p")
-    stream, by = _named(stream, [sort_key.by for sort_key in node.order], "o")
-    order = {}
+        return rows.stream.filter(False)
+    rows, keys = _named(rows, node.partition, "p")
+    rows, by = _named(rows, [sort_key.by for sort_key in node.order], "o")
+    stream, order = rows.stream, {}
     for name, sort_key in zip(by, node.order, strict=True):
         if name not in order and name not in keys:
             order[name] = sort_key
@@ -196,7 +205,8 @@ def _top(node: TopK, stream: Stream) -> Stream:
         rest = [name for name in stream.columns if name not in keys]
         if not rest:
             # All columns are keys: one of each group is as good as another.
-            return stream.distinct().project(*columns) if count == 1 and not node.offset else _counted(node, stream)
+            is_one = count == 1 and not node.offset
+            return stream.distinct() if is_one else stream.threshold(Clamped(node.offset, node.limit))
         top_rows = stream.group_by(*keys).top_k(count, rest[0], skip=node.offset)
     else:
         nulls = [name for name, sort_key in order.items() if sort_key.nulls_first]
@@ -216,53 +226,56 @@ def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
     down = [order[name].descending if name in order else False for name in names]
     nulls = [name for name in names if name in order and order[name].nulls_first]
     assert node.limit is not None
-    by_part = stream.extend(_part=part).group_by("_part")
+    name = free_name("_part", columns)
+    by_part = extend(stream, {name: part}).group_by(name)
     top_rows = by_part.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls, counted=node.counted)
     return top_rows.project(*columns)
 
 
-def _counted(node: TopK, stream: Stream) -> Stream:
-    return stream.threshold(Clamped(node.offset, node.limit))
-
-
-def _windowed(stream: Stream, calls: tuple[WindowCall, ...]) -> Stream:
-    width = len(stream.columns)
-    columns = list(stream.columns)
-    by_partition: dict[tuple[Term, ...], list[int]] = {}
+def _windowed(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
+    """Return a stream of just these columns with one for each window function behind."""
+    own = rows.columns
+    names = free_names((f"c{len(own) + at}" for at in range(len(calls))), own)
+    columns, by_partition = [*own], dict[tuple[Term, ...], list[int]]()
     for at, window_call in enumerate(calls):
         by_partition.setdefault(window_call.partition, []).append(at)
     for partition, places in by_partition.items():
-        stream, keys = _named(stream, list(partition), "p")
-        made, known = [], _Computed(keys)
+        rows, keys = _named(rows, partition, "p")
+        made, known = [], _Computed(keys, rows)
         for at in places:
-            stream, call = _window_function(stream, calls[at], column(width + at), known)
-            made.append(call)
-        columns += [function.name for function in made]
-        stream = stream.group_by(*dict.fromkeys(keys)).windows(made).project(*columns)
-    return stream.project(*(column(at) for at in range(width + len(calls))))
+            made.append(_window_function(known, calls[at], names[at]))
+        columns += [names[at] for at in places]
+        stream = known.rows.stream.group_by(*dict.fromkeys(keys)).windows(made).project(*columns)
+        rows = Rows(stream, own)
+    return rows.stream.project(*own, *names)
 
 
 class _Computed:
     """What functions over the same partitions read, computed once: in columns of the rows, and not in the key."""
 
-    def __init__(self, keys: Sequence[str]) -> None:
+    def __init__(self, keys: Sequence[str], rows: Rows) -> None:
+        self.rows = rows
         self._keys = keys
         self._names: dict[Term, str] = {}
-        self.new: dict[str, Term] = {}
 
-    def name(self, term: Term) -> str:
-        """Return the column that holds a value."""
-        if isinstance(term, Col) and term.name not in self._keys:
-            return term.name
-        if term not in self._names:
-            self._names[term] = f"w{len(self._names)}"
-            self.new[self._names[term]] = term
-        return self._names[term]
+    @property
+    def schema(self) -> pa.Schema:
+        """The columns that there are by now."""
+        return self.rows.stream.schema
 
-    def added(self, stream: Stream) -> Stream:
-        """Return a stream with the columns that it lacks."""
-        new, self.new = self.new, {}
-        return stream.extend(**new) if new else stream
+    def add(self, terms: Iterable[Term]) -> list[str]:
+        """Return the columns that hold values, after those that lack are added."""
+        new, names = dict[str, Term](), list[str]()
+        for term in terms:
+            if isinstance(term, Col) and term.name not in self._keys:
+                names.append(term.name)
+                continue
+            if term not in self._names:
+                self._names[term] = free_name("w", {*self.rows.stream.columns, *new})
+                new[self._names[term]] = term
+            names.append(self._names[term])
+        self.rows = replace(self.rows, stream=extend(self.rows.stream, new))
+        return names
 
 
 # Functions of the place of a row in its partition, whatever its frame is.
@@ -271,56 +284,54 @@ _UNFRAMED = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "n
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
 
-def _window_function(stream: Stream, call: WindowCall, name: str, known: _Computed) -> tuple[Stream, WindowFunction]:
+def _window_function(known: _Computed, call: WindowCall, name: str) -> WindowFunction:
     given, constants = split(call.function, call.arguments)
     arguments, number, function = list(given), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
         number = _whole(arguments.pop(1), function)
     if function == "ntile":
         number = _whole(arguments.pop(0), function)
-    values = [lowered(argument) for argument in arguments]
+    term = known.rows.term
+    values = [*map(term, arguments)]
     if function in ("sum", "avg"):
-        values = [summable(values[0], stream, function)]
+        values = [summable(values[0], known.schema, function)]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = sql_call("cast", to_arrow(call.type), values[1])
-    frame, where = Frame() if function in _UNFRAMED else call.frame, call.where
-    if where is not None and function in _RUNNING and not (call.distinct or frame.exclude):
+    frame, condition = Frame() if function in _UNFRAMED else call.frame, call.where
+    if condition is not None and function in _RUNNING and not (call.distinct or frame.exclude):
         if function == "count_star":
             function, values = "count", [Lit(pa.scalar(True))]
-        values = [kept_where(where, value, type_of(value, stream.schema, "map")) for value in values]
-        where = None
+        values = [where(term(condition), value, known.schema) for value in values]
+        condition = None
     by, inner = (
-        tuple((known.name(lowered(key.by)), key.descending, key.nulls_first) for key in keys)
+        [(key, shown) for key, shown in zip(keys, known.add(term(key.by) for key in keys), strict=True)]
         for keys in (call.order, call.within)
     )
-    columns = [known.name(value) for value in values]
+    columns = known.add(values)
     start_at, end_at, kept = (
-        "" if term is None else known.name(lowered(term)) for term in (frame.start_at, frame.end_at, where)
+        "" if bound is None else known.add([term(bound)])[0] for bound in (frame.start_at, frame.end_at, condition)
     )
-    stream = known.added(stream)
-    kinds = [stream.schema.field(argument).type for argument in columns]
-    made = replace(
+    kinds = [known.schema.field(argument).type for argument in columns]
+    return replace(
         fold_of(function, name, to_arrow(call.type), constants, kinds),
         function=function,
         arguments=tuple(columns),
         number=number,
-        by=by,
+        by=tuple((shown, key.descending, key.nulls_first) for key, shown in by),
         start=frame.start,
         end=frame.end,
         start_at=start_at,
         end_at=end_at,
         exclude=frame.exclude,
-        within=inner,
+        within=tuple((shown, key.descending, key.nulls_first) for key, shown in inner),
         where=kept,
         is_distinct=call.distinct,
         ignores_nulls=call.ignore_nulls,
     )
-    return stream, made
 
 
 def _whole(expression: Term, function: str) -> int:
-    made = lowered(expression)
-    value: Any = getattr(made, "value", None)
+    value: Any = getattr(lower_term(expression, ()), "value", None)
     if value is None or not value.is_valid:
         raise InvalidUsage(f"{function}() takes a constant number in a view")
     return int(value.as_py())
@@ -342,6 +353,4 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in known.items()}
     plan, columns = planned(query, schemas)
     check_columns(columns)
-    rows = Lowering(program, known.__getitem__).answer(plan)
-    outputs: dict[str, Any] = {name: Col(column(at)) for at, (name, _) in enumerate(columns)}
-    return rows.map(**outputs)
+    return Lowering(program, known.__getitem__).answer(plan, [name for name, _ in columns])

@@ -6,6 +6,7 @@ distinct values is one over a distinct collection. These are joined to the other
 query without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -19,31 +20,38 @@ from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Aggregate, Aggregation
-from persist.compute.sql.lower_join import lowered, null_of, numbered
+from persist.compute.sql.rows import Rows, free_name, null_of, select
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import type_of
 from persist.core.expression.term import Aggregate as Summary
 from persist.core.expression.term import Col, Lit, Term, sql_call
 
 NARROW = 18  # Digits of a decimal that fit one word.
+_COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # What columns of aggregates are called here.
 
 
-def aggregated(node: Aggregate, stream: Stream, program: Program) -> Stream:
+def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
     """Return a row for each group of each grouping set."""
     node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
-    keys: dict[str, Any] = {f"k{at}": lowered(key) for at, key in enumerate(node.keys)}
-    kinds = {name: type_of(key, stream.schema, "map") for name, key in keys.items()}
-    values: dict[str, Any] = {}
+    keys = dict[str, Term]()
+    for at, key in enumerate(map(rows.term, node.keys)):
+        is_free = isinstance(key, Col) and key.name not in keys and not _COMPUTED.match(key.name)
+        keys[key.name if isinstance(key, Col) and is_free else free_name(f"k{at}", (*keys, *rows.columns))] = key
+    kinds = {name: type_of(key, rows.stream.schema, "map") for name, key in keys.items()}
+    values = dict[str, Term]()
     for at, aggregation in enumerate(node.aggregates):
         if is_folded(aggregation) or is_picked(aggregation):
-            values |= _columns_of(aggregation, at)
+            values |= _columns_of(aggregation, at, rows)
         else:
-            values[f"v{at}"] = _value(aggregation, stream)
-    rows = stream.map(**keys, **values, there=True)
-    union = None
+            values[f"v{at}"] = _value(aggregation, rows)
+    stream = select(rows.stream, {**keys, **values, "there": Lit(pa.scalar(True))})
+    union: Rows | None = None
     for grouping_set in node.sets:
-        made = _one_set(node, rows, grouping_set, kinds, program)
-        union = made if union is None else union + made
+        made = _one_set(node, stream, [[*keys][at] for at in grouping_set], kinds, program)
+        if union is not None:
+            first = union.settle()
+            made = Rows.of(first + made.settle(first.columns))
+        union = made
     assert union is not None
     return union
 
@@ -58,12 +66,12 @@ def is_folded(aggregation: Aggregation) -> bool:
     return aggregation.function in FOLDED
 
 
-def _columns_of(aggregation: Aggregation, at: int) -> dict[str, Any]:
+def _columns_of(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Term]:
     """Return the columns of an aggregate: its arguments, what it is in the order of, and the condition of FILTER."""
     arguments, _ = split(aggregation.function, aggregation.arguments)
-    columns: dict[str, Any] = {f"v{at}_{number}": lowered(argument) for number, argument in enumerate(arguments)}
-    columns |= {f"o{at}_{number}": lowered(key.by) for number, key in enumerate(aggregation.order)}
-    return columns if aggregation.where is None else columns | {f"w{at}": lowered(aggregation.where)}
+    columns = {f"v{at}_{number}": rows.term(argument) for number, argument in enumerate(arguments)}
+    columns |= {f"o{at}_{number}": rows.term(key.by) for number, key in enumerate(aggregation.order)}
+    return columns if aggregation.where is None else columns | {f"w{at}": rows.term(aggregation.where)}
 
 
 def split(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
@@ -100,18 +108,17 @@ def _without_count_if(aggregation: Aggregation) -> Aggregation:
     return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
 
 
-def _value(aggregation: Aggregation, stream: Stream) -> Term:
+def _value(aggregation: Aggregation, rows: Rows) -> Term:
     """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
-    value = lowered(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
+    value = rows.term(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
     if aggregation.function in ("sum", "avg"):
-        value = summable(value, stream, aggregation.function)
-    kind = type_of(value, stream.schema, "map")
-    return value if aggregation.where is None else kept_where(aggregation.where, value, kind)
+        value = summable(value, rows.stream.schema, aggregation.function)
+    return value if aggregation.where is None else where(rows.term(aggregation.where), value, rows.stream.schema)
 
 
-def summable(value: Term, stream: Stream, function: str) -> Term:
+def summable(value: Term, schema: pa.Schema, function: str) -> Term:
     """Return a value of a type that sums are made of."""
-    kind = type_of(value, stream.schema, "map")
+    kind = type_of(value, schema, "map")
     if pat.is_boolean(kind) or pat.is_uint64(kind):
         return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
     if function == "sum" and pat.is_float32(kind):
@@ -119,29 +126,24 @@ def summable(value: Term, stream: Stream, function: str) -> Term:
     return value
 
 
-def kept_where(condition: Term, value: Term, kind: pa.DataType) -> Term:
-    """Return a value of a stream, NULL where the condition of a FILTER does not hold."""
-    return sql_call("case", kind, lowered(condition), value, null_of(kind))
+def where(condition: Term, value: Term, schema: pa.Schema) -> Term:
+    """Return a value, or NULL if the condition of a FILTER does not hold."""
+    kind = type_of(value, schema, "map")
+    return sql_call("case", kind, condition, value, null_of(kind))
 
 
-def _one_set(
-    node: Aggregate, rows: Stream, picked: Sequence[int], kinds: dict[str, pa.DataType], program: Program
-) -> Stream:
-    keys = [f"k{at}" for at in picked]
-    if not keys:
-        rows = rows + _nothing(rows, program)
-    groups = _grouped(node, rows, keys)
+def _one_set(node: Aggregate, stream: Stream, keys: list[str], kinds: dict[str, pa.DataType], program: Program) -> Rows:
+    groups = _grouped(node, stream if keys else stream + _nothing(stream, program), keys)
     outputs: list[Term] = [Col(name) if name in keys else null_of(kind) for name, kind in kinds.items()]
     for at, aggregation in enumerate(node.aggregates):
-        kind = to_arrow(aggregation.type)
-        made = Col(f"v{at}")
-        outputs.append(made if groups.schema.field(f"v{at}").type == kind else sql_call("cast", kind, made))
+        kind, made = to_arrow(aggregation.type), Col(f"v{at}")
+        outputs.append(made if groups.schema.field(made.name).type == kind else sql_call("cast", kind, made))
     for numbers in node.groupings:
         bits = 0
         for at in numbers:
-            bits = 2 * bits + (at not in picked)
+            bits = 2 * bits + ([*kinds][at] not in keys)
         outputs.append(Lit(pa.scalar(bits, pa.int64())))
-    return numbered(groups, outputs)
+    return Rows.of(groups).compute(outputs)
 
 
 def _nothing(rows: Stream, program: Program) -> Stream:
@@ -194,7 +196,7 @@ def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) 
         conditions.append(sql_call("distinct_from", pa.bool_(), holds, Lit(pa.scalar(True))))
     if function in ("arg_min", "arg_max"):
         conditions.append(sql_call("is_null", pa.bool_(), Col(value)))
-    columns: dict[str, Any] = {key: Col(key) for key in keys} | {column: Col(column) for column in by}
+    columns: dict[str, Term] = {column: Col(column) for column in (*keys, *by)}
     kind = rows.schema.field(value).type
     if conditions:
         is_out = conditions[0] if len(conditions) == 1 else sql_call("or", pa.bool_(), *conditions)
@@ -202,7 +204,7 @@ def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) 
         by, down = ["is_out", *by], [False, *down]
     else:
         columns |= {name: Col(value)}
-    first = rows.map(**columns).group_by(*keys)
+    first = select(rows, columns).group_by(*keys)
     return first.top_k(1, by, descending=down, nulls_first=nulls).distinct().project(*keys, name)
 
 
@@ -228,7 +230,7 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
 def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
     """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
     made: dict[str, Summary] = {}
-    outputs: dict[str, Any] = {key: Col(key) for key in keys}
+    outputs: dict[str, Term] = {key: Col(key) for key in keys}
     for name, aggregation in wanted.items():
         kind = rows.schema.field(name).type
         if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
@@ -245,8 +247,8 @@ def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *
         else:
             made[name] = _aggregate(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
-    groups = rows.group_by(*keys).agg(**made)
-    return groups if all(name in made for name in wanted) else groups.map(**outputs)
+    groups = rows.group_by(*keys).aggregated(made)
+    return groups if all(name in made for name in wanted) else select(groups, outputs)
 
 
 def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:

@@ -1,10 +1,12 @@
 """The plan that refreshes of a view run, as it is stored with the definition; so a refresh lowers and rewrites nothing.
 
-    program = { form, library, functions, rows, scopes, nodes }
+    program = { form, library, functions, rows, scopes, nodes, digest }
 
 Fields:
     form       the version of this form. A plan of another form is made anew from the relation of the definition
     library    the release of `persist` that made the plan. The same holds for a plan of another release
+    digest     of the other fields and of the relation and the columns of the definition, BLAKE2b, 8 bytes in hex. The
+               same holds for a plan that does not have it: somebody has edited the definition
     functions  the functions of Python that it calls: name and version
     rows       the binary logarithm of the rows of each collection whose size determines the order of joins
     scopes     of recursions: number, parent, name, limit, depth
@@ -27,9 +29,11 @@ neither is ever older than the other. Raise FORM whenever one of the classes cha
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
+from hashlib import blake2b
 from math import frexp
-from typing import Any, NoReturn
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -40,11 +44,11 @@ from persist.compute.dataflow.plan import stages
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.dataflow.plan.plan import ROOT, Node, Plan, ScopeInfo
 from persist.compute.sql.order import ROWS
-from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
+from persist.compute.sql.types import array_of, constant, kind_of, text_of, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression import term as terms
 
-FORM = 1
+FORM = 2
 GROWTH_MAX = 3  # A collection of eight times as many rows, or as few, may want another order of joins.
 _CLASSES: dict[str, Any] = {
     kind.__name__: kind
@@ -61,7 +65,7 @@ _PLAIN = (str, int, bool, float, type(None))
 
 
 class _Unstorable(Exception):
-    """A plan has a value that the form cannot express."""
+    """The form cannot express a value of a plan."""
 
 
 class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -73,19 +77,15 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rows: dict[str, int]
     scopes: tuple[tuple[int, int, str, int, int], ...]
     nodes: tuple[tuple[int, Any, tuple[int, ...], Any, int], ...]
+    digest: str = ""
 
-    @property
-    def answer(self) -> int:
-        """The number of the node that gives the rows of the view."""
-        return self.nodes[-1][0]
-
-    def plan(self, name: str) -> Plan:
-        """Return the plan, as the one of a program of a name."""
+    def plan(self) -> Plan:
+        """Return the plan; its answer is the last node."""
         nodes = {
             number: Node(number, _decode(operator), inputs, _decode(columns), scope)
             for number, operator, inputs, columns, scope in self.nodes
         }
-        plan = Plan(name, 1, nodes)
+        plan = Plan("view", 1, nodes)
         plan.scopes.update({info[0]: ScopeInfo(*info) for info in self.scopes})
         return plan
 
@@ -121,6 +121,13 @@ def encode_plan(
     return stored
 
 
+def digest_of(definition: Mapping[str, Any]) -> str:
+    """Return the digest of the program, the relation and the columns of a definition as it is stored."""
+    program = {**definition["program"], "digest": ""}
+    members = (program, definition["plan"], definition["columns"])
+    return blake2b(msgspec.json.encode(members, order="sorted"), digest_size=8).hexdigest()
+
+
 def read_plan(stored: dict[str, Any] | None) -> StoredPlan | None:
     """Return a plan that was stored; None if there is none, or another version of the library made it."""
     if stored is None or stored.get("form") != FORM or stored.get("library") != __version__:
@@ -141,7 +148,9 @@ def _encode(value: Any) -> Any:
         return {"type": _spell_type(value)}
     if isinstance(value, pa.ListScalar) and value.is_valid:
         stored = {"list": [_spell_type(value.type), [*map(_spell_constant, value.values)]]}
-        return stored if terms.Lit(_decode(stored)) == terms.Lit(value) else _refuse(value)
+        if terms.Lit(_decode(stored)) == terms.Lit(value):
+            return stored
+        raise _Unstorable
     if isinstance(value, pa.Scalar):
         return {"constant": [_spell_type(value.type), _spell_constant(value)]}
     if isinstance(value, pa.Schema):
@@ -155,28 +164,24 @@ def _encode(value: Any) -> Any:
                 break
             given.pop()
         return {type(value).__name__: [*map(_encode, given)]}
-    return _refuse(value)
-
-
-def _refuse(value: Any) -> NoReturn:
-    raise _Unstorable(f"{value!r:.100} has no stored form")
+    raise _Unstorable
 
 
 def _spell_type(kind: pa.DataType) -> str:
-    try:
+    with suppress(StopIteration):
         name = kind_of(kind)
-    except StopIteration:
-        _refuse(kind)
-    return name if to_arrow(name) == kind else _refuse(kind)
+        if to_arrow(name) == kind:
+            return name
+    raise _Unstorable
 
 
 def _spell_constant(value: pa.Scalar) -> str | None:
-    kind, text = _spell_type(value.type), text_of(value)
-    try:
-        again = constant(kind, text)
-    except (pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
-        _refuse(value)
-    return text if again == terms.Lit(value) else _refuse(value)
+    kind = _spell_type(value.type)
+    with suppress(pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
+        text = text_of(value)
+        if constant(kind, text) == terms.Lit(value):
+            return text
+    raise _Unstorable
 
 
 def _decode(value: Any) -> Any:
@@ -192,7 +197,8 @@ def _decode(value: Any) -> Any:
     if kind == "constant":
         return constant(*given).value
     if kind == "list":
-        return pa.scalar(_decode_column(to_arrow(given[0]).value_type, given[1]).to_pylist(), to_arrow(given[0]))
+        kind, texts = to_arrow(given[0]), given[1]
+        return pa.ListArray.from_arrays([0, len(texts)], _decode_column(kind.value_type, texts), kind)[0]
     if kind == "columns":
         return pa.schema([(name, to_arrow(type_)) for name, type_ in given])
     assert kind == "records"
@@ -201,4 +207,4 @@ def _decode(value: Any) -> Any:
 
 
 def _decode_column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
-    return pa.array([constant(kind_of(kind), text).value.as_py() for text in texts], kind)
+    return array_of([constant(kind_of(kind), text) for text in texts], kind)

@@ -174,6 +174,11 @@ def constant(kind: str, text: str | None) -> Lit:
     return Lit(_scalar(kind, to_arrow(kind), text))
 
 
+def array_of(literals: Iterable[Lit], kind: pa.DataType) -> pa.Array:
+    """Return constants of one type as a column. Python need not have an object for each of them."""
+    return pa.array([literal.value if literal.value.is_valid else None for literal in literals], kind)
+
+
 def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
     if text is None:
         return pa.scalar(None, arrow)

@@ -35,7 +35,7 @@ from persist.core.errors import (
 from persist.core.log.fields import KeyedForm
 from persist.core.settings import Settings, open_storage
 from persist.core.state_rules.collection_rules import Condition
-from persist.core.timeline import NOW, Moment, begins_with_a_day
+from persist.core.timeline import Moment, is_column_name
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.plain_rows import expect_unchanged, refused_beside
 from persist.engine.location.collection_handle import CollectionHandle
@@ -203,7 +203,7 @@ class SinkOptions:
     @property
     def column(self) -> str | None:
         """The column that has the time of each row."""
-        is_name = isinstance(self.time, str) and self.time != NOW and not begins_with_a_day(self.time)
+        is_name = is_column_name(self.time)
         return cast(str, self.time) if is_name else None
 
 

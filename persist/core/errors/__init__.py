@@ -7,89 +7,22 @@
     ├── Indeterminate                   the write may have landed; read back before trying again
     └── Corruption                      bytes contradict themselves; stop, naming the blob
 
-Users import all of them from here, and the groups from `persist`, too. Errors that speak of storage or of columns are
-defined in the layer that raises them. All survive pickling, because they cross process boundaries in Spark.
+Users import them from `persist.errors`. The layer that raises an error of storage or of columns defines it. All survive
+pickling, because they cross process boundaries in Spark.
 
 Promises: a message says what was wrong, what is allowed and what to do.
 """
 
-from persist.blob.errors import (
-    Conflict,
-    CorruptBlob,
-    Corruption,
-    IncompatibleVersion,
-    Indeterminate,
-    InvalidUsage,
-    MissingBlob,
-    NotDeleted,
-    PersistError,
-    ReadOnlyStore,
-    StoreFull,
-    StoreMisconfigured,
-    Throttled,
-    Unavailable,
-)
-from persist.codecs.errors import CodecMismatch, DiffOverflow, InvalidUpdate, SchemaMismatch
-from persist.core.errors.conflicts import (
-    CollectionExists,
-    DescriptionMoved,
-    LeaseExpired,
-    Locked,
-    LogInterrupted,
-    LogReplaced,
-    QueryMismatch,
-    SchemaMoved,
-    SinkMoved,
-    TargetUnavailable,
-    UploadExpired,
-    ViewRedefined,
-    WriterFenced,
-)
-from persist.core.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor does what follows.
-from persist.core.errors.times import (
-    AsOfCompacted,
-    AsOfNotSealed,
-    BeforeViewBegan,
-    FrontierRegression,
-    HoldMoved,
-    PendingEvents,
-    TagMoved,
-    UpdateNotBeyondUpper,
-    UpdatesBeyondUpper,
-    UpperMismatch,
-)
+# ruff: noqa: F403, F405 - mypy needs the names in a list.
+
+from persist.blob.errors import *
+from persist.codecs.errors import *
+from persist.core.errors.conflicts import *
+from persist.core.errors.conflicts import Superseded as Superseded  # Never leaves the library, nor do the next two.
+from persist.core.errors.times import *
 from persist.core.errors.times import UnsealedWrites as UnsealedWrites
 from persist.core.errors.times import with_timeline as with_timeline
-from persist.core.errors.usage import (
-    BadMessage,
-    BeforeDiffers,
-    ClientClosed,
-    ClockAhead,
-    CollectionNeeded,
-    CollectionNotFound,
-    ColumnsNeeded,
-    DuplicateKeys,
-    FunctionNotFound,
-    HoldNotFound,
-    InputClosed,
-    KeyedCollection,
-    LateEvents,
-    LimitReached,
-    NegativeMultiplicity,
-    NotConsolidated,
-    NotConverging,
-    NotKeyed,
-    NotOneValue,
-    OperatorFailed,
-    OutputConflict,
-    ReadOnly,
-    SourceLost,
-    TagNotFound,
-    TokenForgotten,
-    TokenReused,
-    ViewWritten,
-    WouldRecompute,
-)
+from persist.core.errors.usage import *
 
 __all__ = [
     "AsOfCompacted",

@@ -85,12 +85,11 @@ class DuplicateKeys(InvalidUsage):
 
     def describe(self) -> str:
         shown = ", ".join(map(_shown_key, self.keys))
-        advice = "Give each key one value at one time."
-        if self.action == "overwrite":
-            return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written."
-        elif self.action == "keyed":
-            advice = "A keyed collection holds one value for each key: leave out the rows that are too much."
-        return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written. {advice}"
+        advice = {
+            "overwrite": "",
+            "keyed": " A keyed collection holds one value for each key: leave out the rows that are too much.",
+        }.get(self.action, " Give each key one value at one time.")
+        return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written.{advice}"
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
@@ -363,8 +362,7 @@ class OperatorFailed(InvalidUsage):
         on = "" if self.record is None else f" on the record {self.record!r:.300}"
         return (
             f"operator {self.operator} failed{on}: {self.problem}. Nothing of this step was written. Correct the "
-            "program "
-            "or the source, and open it again: it goes on where its outputs are sealed."
+            "program or the source, and open it again: it goes on where its outputs are sealed."
         )
 
 
@@ -443,9 +441,8 @@ class NotConverging(InvalidUsage):
     changes: int
 
     template = (
-        "scope {scope!r} still had {changes} changes after its limit of {limit} iterations. Its "
-        "body "
-        "must reach a fixed point: if it does, only later, give the scope a larger limit."
+        "scope {scope!r} still had {changes} changes after its limit of {limit} iterations. Its body must reach a "
+        "fixed point: if it does, only later, give the scope a larger limit."
     )
 
 
@@ -458,9 +455,8 @@ class InputClosed(InvalidUsage):
     frontier: Any
 
     template = (
-        "input {name!r} got an update at time {time}, and it has been advanced to {frontier}: "
-        "times "
-        "not beyond that are complete. Give the update a later time."
+        "input {name!r} got an update at time {time}, and it has been advanced to {frontier}: times not beyond that "
+        "are complete. Give the update a later time."
     )
 
 
@@ -483,7 +479,6 @@ class OutputConflict(Conflict):
     problem: str
 
     template = (
-        "output {output!r}: {problem}. Only one program may write a collection that it keeps up to "
-        "date. "
-        "Nothing of this step was written. Stop the other writer, or let the program write another collection."
+        "output {output!r}: {problem}. Only one program may write a collection that it keeps up to date. Nothing of "
+        "this step was written. Stop the other writer, or let the program write another collection."
     )

@@ -67,7 +67,10 @@ class Lit(Term):
 
     @property
     def _written(self) -> tuple[pa.DataType, str]:
-        return self.value.type, repr(self.value)
+        try:
+            return self.value.type, repr(self.value)
+        except (OverflowError, ValueError):  # Python has no object for it, such as for an infinite date.
+            return self.value.type, str(pa.array([self.value], self.value.type))
 
     def __str__(self) -> str:
         if not self.value.is_valid:

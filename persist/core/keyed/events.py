@@ -36,7 +36,7 @@ import pyarrow.types as pat
 
 from persist.codecs.evolution import lift
 from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.digits import RowSorter, dense_ranks
 from persist.codecs.order.ordering import combined, order_keys, row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
@@ -102,13 +102,17 @@ def in_order_of_arrival(events: pa.Table) -> pa.Table:
     return events.set_column(at, events.schema.field(at), int64_array(np.arange(len(events), dtype=np.int64)))
 
 
+def _tombstone(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
+    """Return the value by which a tombstone column says that a key is deleted; None if every value but NULL does."""
+    if pat.is_boolean(kind):
+        return pa.scalar(True)
+    return None if form.tombstone_value is None else scalar_from_json(form.tombstone_value, kind)
+
+
 def is_tombstone(column: pa.ChunkedArray, form: KeyedForm) -> pa.ChunkedArray:
     """Return bool, without NULL: whether a row with that in its tombstone column deletes its key."""
-    if pat.is_boolean(column.type):
-        return pc.fill_null(column, False)
-    if form.tombstone_value is not None:
-        return pc.fill_null(pc.equal(column, pa.scalar(form.tombstone_value, column.type)), False)
-    return pc.is_valid(column)
+    value = _tombstone(column.type, form)
+    return pc.is_valid(column) if value is None else pc.fill_null(pc.equal(column, value), False)
 
 
 def live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expression | None:
@@ -116,22 +120,17 @@ def live_filter(schema: CollectionSchema, form: KeyedForm | None) -> pc.Expressi
     if form is None or form.tombstone is None:
         return None
     kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
-    if pat.is_boolean(kind):
-        return column.is_null() | (column == pa.scalar(False))
-    if form.tombstone_value is not None:
-        return column.is_null() | (column != scalar_from_json(form.tombstone_value, kind))
-    return column.is_null()
+    value = _tombstone(kind, form)
+    if value is None:
+        return column.is_null()
+    return column.is_null() | (column == pa.scalar(False) if pat.is_boolean(kind) else column != value)
 
 
 def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
     """Return the filter that passes tombstones alone."""
     assert form.tombstone is not None
-    kind, column = schema.arrow.field(form.tombstone).type, pc.field(form.tombstone)
-    if pat.is_boolean(kind):
-        return column == pa.scalar(True)
-    if form.tombstone_value is not None:
-        return column == scalar_from_json(form.tombstone_value, kind)
-    return column.is_valid()
+    value, column = _tombstone(schema.arrow.field(form.tombstone).type, form), pc.field(form.tombstone)
+    return column.is_valid() if value is None else column == value
 
 
 def marked(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
@@ -141,10 +140,9 @@ def marked(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.Ch
     """
     assert form.tombstone is not None
     column = events[form.tombstone]
-    if pat.is_boolean(column.type):
-        return pc.if_else(deleted, pa.scalar(True), column)
-    if form.tombstone_value is not None:
-        return pc.if_else(deleted, pa.scalar(form.tombstone_value, column.type), column)
+    value = _tombstone(column.type, form)
+    if value is not None:
+        return pc.if_else(deleted, value, column)
     return None if pc.any(pc.and_(deleted, pc.is_null(column))).as_py() else column
 
 
@@ -259,9 +257,7 @@ def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
         assert int(groups.max()) < len(keys), "a row has a key that no event has"
         return groups.astype(np.int64, copy=False)
     both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
-    order, starts = RowSorter(order_keys(both, keys.column_names)).sort()
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.cumsum(starts) - 1
+    ranks = dense_ranks(order_keys(both, keys.column_names))
     assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
     return ranks[len(keys) :]
 

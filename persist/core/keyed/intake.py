@@ -10,6 +10,7 @@ Whatever says that a key is gone says so twice afterwards: in `_deleted`, and in
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -65,6 +66,8 @@ def to_events(
     stamp: Stamp | None,
     timeline: Timeline | None,
     machine: Machine | None = None,
+    *,
+    may_delete: bool = True,
 ) -> EventTable:
     """Return events as one table.
 
@@ -73,15 +76,17 @@ def to_events(
         stamp: what the events lack, if they have no time of their own. Without it, those that have none get that of
             the commit.
         machine: of the collection, if it is none of those in the box.
+        may_delete: None in a tuple deletes the key; otherwise it is the value NULL.
 
     Raises:
         SchemaMismatch: a column is missing, unexpected, or of a type that does not convert.
         InvalidUpdate: a value does not fit, a key is NULL, or an event deletes and cannot say so; names the event.
     """
     fields = event_fields(schema, form)
-    side = _with_null(schema.value, fields) if form.fields is None else Side(fields)
+    # The columns of a deletion are NULL.
+    side = replace(schema.value, fields=fields) if form.fields is None else Side(fields)
     taken = CollectionSchema(schema.key, side, schema.timeline)
-    needed = _Needed.of(schema, form, machine)
+    needed = _Needed.of(schema, form, machine, may_delete=may_delete)
     data = opened(data)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
@@ -96,7 +101,7 @@ def to_events(
     else:
         listed = _listed(data, stamp)
         stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
-        rows, deleted = _of_tuples(listed, taken, stamp, timeline)
+        rows, deleted = _of_tuples(listed, taken, stamp, timeline, may_delete=may_delete)
         events = _finished(rows, deleted, schema, form, fields, needed)
     return replace(events, at_commit=stamp is not None and stamp.time is None)
 
@@ -137,18 +142,20 @@ class _Needed:
     Attributes:
         live: of events that do not delete.
         stored: of all events, because what deletes is kept as the row of its key.
+        may_delete: whether rows may have the column `_deleted`.
     """
 
     live: tuple[str, ...]
     stored: bool
+    may_delete: bool
 
     @classmethod
-    def of(cls, schema: CollectionSchema, form: KeyedForm, machine: Machine | None) -> "_Needed":
+    def of(cls, schema: CollectionSchema, form: KeyedForm, machine: Machine | None, *, may_delete: bool) -> "_Needed":
         known = machine_of(form, machine, "")
         own = schema.value.fields if form.fields is None else ()
         fields = own if known is None else known.event_fields(schema)
         live = tuple(field.name for field in fields if not field.nullable)
-        return cls(live, form.tombstone is not None and form.machine.name == NAME)
+        return cls(live, form.tombstone is not None and form.machine.name == NAME, may_delete)
 
     def check(self, rows: pa.Table, deleted: pa.ChunkedArray) -> None:
         """Raise InvalidUpdate for the first event without a value that it must have."""
@@ -169,11 +176,6 @@ class _Needed:
                 )
 
 
-def _with_null(side: Side, fields: tuple[pa.Field, ...]) -> Side:
-    """Return a side whose columns may all be NULL, as those of a deletion are."""
-    return side if side.fields == fields else replace(side, fields=fields)
-
-
 def _listed(data: Any, stamp: Stamp | None) -> Sequence[Any]:
     if stamp is not None and isinstance(stamp.time, str):
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are no table: {_SHAPE}")
@@ -190,7 +192,7 @@ def _with_deleted(taken: CollectionSchema) -> CollectionSchema:
 
 
 def _of_tuples(
-    rows: Sequence[Any], taken: CollectionSchema, stamp: Stamp | None, timeline: Timeline | None
+    rows: Sequence[Any], taken: CollectionSchema, stamp: Stamp | None, timeline: Timeline | None, *, may_delete: bool
 ) -> tuple[pa.Table, np.ndarray[Any, np.dtype[np.bool_]]]:
     """Return tuples as updates with diff 1, and which of them delete; where they do, value columns are NULL."""
     size = 3 if stamp is None else 2
@@ -200,14 +202,16 @@ def _of_tuples(
             raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
     if (odd := out_of_place([*rows], ("key", "value", "time"))) is not None:
         raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
-    deleted = np.fromiter((row[1] is None for row in rows), np.bool_, len(rows))
+    deleted = np.fromiter((may_delete and row[1] is None for row in rows), np.bool_, len(rows))
     times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
         raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
     keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
-    goes = [((row[0], None), time, 1) for row, time in zip(rows, times, strict=True) if row[1] is None]
-    comes = [((r[0], None if is_unit else r[1]), t, 1) for r, t in zip(rows, times, strict=True) if r[1] is not None]
+    values = [None if is_unit else row[1] for row in rows]
+    updates = [((row[0], value), time, 1) for row, value, time in zip(rows, values, times, strict=True)]
+    comes = [*compress(updates, ~deleted)]
+    goes = [((key, None), time, 1) for (key, _), time, _ in compress(updates, deleted)]
     live = to_updates(comes, taken, moments=timeline) if comes else taken.arrow.empty_table()
     gone = to_updates(goes, keys_only, moments=timeline) if goes else keys_only.arrow.empty_table()
     both = pa.concat_tables([live, _with_nulls(gone, taken)]).combine_chunks()
@@ -237,6 +241,8 @@ def _of_table(
         raise SchemaMismatch("events have no '_diff': each of them says what its key is from its time on. Drop it.")
     deleted = None
     if DELETED in table.column_names:
+        if not needed.may_delete:
+            raise rows_that_delete()
         deleted = _flags(table[DELETED])
         table = table.drop_columns([DELETED])
         missing = [name for name in taken.value_names if name not in table.column_names]
@@ -247,6 +253,14 @@ def _of_table(
         table = stamped(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
     return _finished(rows, deleted, schema, form, taken.value.fields, needed)
+
+
+def rows_that_delete() -> SchemaMismatch:
+    """Return the error of rows with the column `_deleted` where no row deletes."""
+    return SchemaMismatch(
+        f"the rows have a column {DELETED!r}, by which events delete keys, and rows that are written by the name of "
+        "their collection never delete."
+    ).with_remedy("Drop the column, or load the collection and give the rows to {upsert:call}.")
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -265,7 +279,7 @@ def _finished(
     fields: tuple[pa.Field, ...],
     needed: _Needed,
 ) -> EventTable:
-    _check_keys(rows, schema)
+    check_keys(rows, schema)
     flags = pa.chunked_array([boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
     if deleted is not None and deleted.any():
         rows = _deleting(rows, deleted, flags, form)
@@ -281,7 +295,8 @@ def _finished(
     return EventTable(made, table, watermarks)
 
 
-def _check_keys(rows: pa.Table, schema: CollectionSchema) -> None:
+def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> None:
+    """Raise InvalidUpdate if the key of a row is NULL."""
     names = schema.key_names
     if not all(rows[name].null_count for name in names):
         return

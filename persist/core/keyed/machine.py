@@ -29,7 +29,7 @@ of equal ones the latest: a running maximum for each key.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.digits import RowSorter
+from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log.fields import KeyedForm
@@ -124,6 +124,7 @@ class Replacing:
     """
 
     name, version, has_one_value = NAME, VERSION, True
+    options: ClassVar[Mapping[str, Any]] = {}  # What it depends on is in the declaration already.
 
     def __init__(self, order_by: Sequence[str] = (), *, has_tombstone: bool = False) -> None:
         self._order_by = tuple(order_by)
@@ -133,11 +134,6 @@ class Replacing:
     def of(cls, form: KeyedForm) -> "Replacing":
         """Return the machine that a declaration asks for."""
         return cls(form.order_by, has_tombstone=form.tombstone is not None)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """None: what it depends on is in the declaration already."""
-        return {}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the value fields: an event is the row that its key should have."""
@@ -175,10 +171,7 @@ def watermark_ranks(rows: pa.Table, order_by: Sequence[str]) -> Ints:
     columns = []
     for column in order_keys(rows, order_by):
         columns += [pc.is_valid(column), column]
-    order, starts = RowSorter(columns).sort()
-    ranks = np.empty(len(order), np.int64)
-    ranks[order] = np.cumsum(starts)
-    return ranks
+    return dense_ranks(columns)
 
 
 def _last_of_each(groups: Ints, times: Ints) -> Flags:

@@ -1,21 +1,20 @@
 """Erasure: some records leave all times of a collection, and nothing else changes.
 
-A sealed time reads the same for ever, and this is the one exception (rule 23). So it is a kind of record of its own,
-and the collection remembers that it happened: when, who asked, how many updates, and why. It never remembers what.
+A sealed time reads the same for ever, and this is the one exception (rule 23). So it has its own kind of
+record, and the collection remembers the time, the client, the number of updates and the reason, but not the records.
 
 Records are erased by what they are: whether a record goes depends on its key and value alone. So each record that stays
 keeps all of its updates, and is there as often as before, at every time. Parts that held one of the others are written
 anew without them (`persist.engine.compact.eraser`), and one record exchanges them all, in history, keyframes and what
 is pending. Invariants:
 
-- runs and keyframes are of the same times as before, less those of which nothing is left;
-- whatever was made of the collection before, and is not in the log yet, cannot come into it any more: compactions and
-  differences that were worked out meanwhile name the erasures that they know of (`ExpectErasures`);
+- runs and keyframes have the same times as before; empty ones are removed;
+- results that were computed from the collection before, and are not in the log yet, are refused: compactions and
+  differences name the erasures that they know (`ExpectErasures`);
 - pending events get new numbers, in their order, so that no resolution of what was pending before is valid;
-- published tables are given up, because they and what describes them may hold what was erased, and so may parts that
-  only they name.
+- published tables are given up, because they, their metadata, and parts that only they name may hold erased records.
 
-Since, upper, holds and tags stay where they are: what they keep readable is all that is left.
+Since, upper, holds and tags stay where they are.
 """
 
 from itertools import chain
@@ -49,8 +48,8 @@ def erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
     """Return contents after an erasure.
 
     Raises:
-        Superseded: a part that it replaces is not there any more, or other blobs fall out of use than it says.
-        ValueError: it is not one that a writer would make.
+        Superseded: a part that it replaces is gone, or it leaves other blobs unused than it lists.
+        ValueError: no writer makes such a step.
     """
     after = with_erased(contents, step)
     if contents.named_blobs - after.named_blobs != set(step.unused):
@@ -59,12 +58,12 @@ def erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
 
 
 def left_by_erasure(contents: CollectionState, step: kinds.Erase) -> tuple[str, ...]:
-    """Return the blobs that an erasure leaves unused, whatever it says of them; raises as it does otherwise."""
+    """Return the blobs that an erasure leaves unused, without a check of `step.unused`; raises as `erased`."""
     return tuple(sorted(contents.named_blobs - with_erased(contents, step).named_blobs))
 
 
 def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
-    """Return contents after an erasure, whatever it says of the blobs that fall out of use.
+    """Return contents after an erasure, without a check of `step.unused`.
 
     Raises: as `erased`.
     """

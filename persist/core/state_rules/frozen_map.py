@@ -1,15 +1,15 @@
-"""Maps that are never changed: a changed copy shares what stayed the same, so that it costs little in a large one.
+"""Immutable maps: a changed copy shares its unchanged shards with the original.
 
     keys  ->  256 shards by crc32  ->  a dict each
-    and below them, for what is too large to be held in memory: a map that is read as it is asked
+    below them, for maps that are too large for memory: a map that is read on demand
 
-A copy with k changes copies the table of shards and the shards that the changes fall into: of ten thousand keys 40 for
-each change, and never all of them. Rejected: a trie, whose nodes cost more in Python than a copied dict of a few dozen
-keys; and a layer of changes over a base, which makes either reads or an occasional change cost as much as all of it.
+A copy with k changes copies the table of shards, and the shards of the changed keys: of ten thousand keys, 40 for each
+change. Rejected: a trie, whose nodes cost more in Python than a copied dict of a few dozen keys. Rejected: a layer of
+changes over a base. Then either reads or an occasional change cost as much as the whole map.
 
 Invariants:
-- what a map holds never changes, and neither does what lies below it;
-- a shard holds None for a key that is gone only if something lies below, which may still hold it.
+- neither a map nor the map below it ever changes;
+- a shard has None for a deleted key only if the map below may still have the key.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ SHARDS = 256
 
 
 class Below(Protocol[V_co]):
-    """What lies below a map. Its methods raise what reading raises, and then nothing has changed."""
+    """The map below another one. Errors of reading pass through its methods, and change nothing."""
 
     def get(self, key: str) -> V_co | None:
         """Return the value of key, or None."""
@@ -41,7 +41,7 @@ class Below(Protocol[V_co]):
 
 
 class FrozenMap(Mapping[str, V]):
-    """Holds what it was made of, for ever. Its order is arbitrary, and the same whenever it was made the same way."""
+    """An immutable map. Its order is arbitrary, and the same for the same construction."""
 
     __slots__ = ("_below", "_last", "_shards")
 
@@ -50,8 +50,8 @@ class FrozenMap(Mapping[str, V]):
         self._shards: dict[int, dict[str, V | None]] = {}
         for key, value in (values or {}).items():
             self._shards.setdefault(_shard(key), {})[key] = value
-        # What was found last: of many tiny writes, each asks several times for one collection. A tuple, so that it is
-        # whole whichever thread has put it there.
+        # The last look-up: each of many tiny writes looks several times for one collection. A tuple, so that threads
+        # replace it as a whole.
         self._last: tuple[str | None, V | None] = (None, None)
 
     @property
@@ -161,7 +161,7 @@ class FrozenMap(Mapping[str, V]):
 
 
 class MapChanges(dict[str, V | None]):
-    """What changes in a map that stays as it is: a value for a key, or None for a key that goes."""
+    """Changes over an unchanged map: a value for a key, or None for a deleted key."""
 
     __slots__ = ("below",)
 

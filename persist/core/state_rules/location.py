@@ -1,24 +1,22 @@
-"""What the log says of a location itself: who may write, who reads, and what waits to be deleted.
+"""The state of a location itself: its writer, its readers, and the blobs that wait to be deleted.
 
 Like the collections, this is a pure function of the log. Invariants:
 
-- `epoch` is the seqno of the newest exclusive opening; while `writer` is set, only its records may change contents,
-  and after it is gone, records of clients that opened exclusively before stay refused;
+- `epoch` is the seqno of the newest exclusive opening. While `writer` is set, only its records may change contents.
+  After it has closed, records of earlier exclusive writers stay refused;
 - the holds that live by a lease are noted with their collections (`CollectionEntry.leased`), not here;
-- of a collection that was destroyed, and of blobs that a compaction left unused, `dropped` says since when, and which
-  leases with holds on the collection lived then: the blobs are deleted when a grace period has passed and each of those
-  leases is gone, or says that its holder reads from later states only. What another collection names stays: a clone,
-  what it was cloned from, or another clone of that;
+- `dropped` lists destroyed collections, and blobs that a compaction left unused: the seqno, and the leases with holds
+  on the collection at the time. The blobs are deleted when a grace period has passed, and each of these leases has
+  ended or reads later states only. Blobs that another collection names stay: a clone, its source, or another clone;
 - before `erased`, the log may hold data that compaction has destroyed since;
-- `erasures` are the records that erased something, as (seqno, collection). Of those not beyond `log_floor`, only the
-  last is kept;
+- `erasures` are the records that erased something, as (seqno, collection). Up to `log_floor`, only the last is kept;
 - `policies` are set by the first record that sets a policy; until then the location has the defaults;
-- `about` says of the location what people gave it to say;
-- the floors never go back. Below `log_floor` the log is not read any more. A blob whose name begins with a seqno below
-  `upload_floor` and to which nothing refers will never be referred to, because `check_uploaded` refuses it: so it may
-  be deleted however slow its writer is, and whatever anybody's clock says;
-- `taken_over` says of what checkpoints are made from its seqno on: of that one checkpoint, or of one from that seqno
-  on. It only moves to what the same rule allows, so what it said of checkpoints stays true when it moves.
+- `about` is the description of the location;
+- the floors never go back. Below `log_floor` the log is not read any more. `check_uploaded`
+  refuses a blob whose name begins with a seqno below `upload_floor`. So if nothing refers to it, it may be deleted,
+  whatever its writer and all clocks do;
+- `taken_over` names the basis of checkpoints from its seqno on: that checkpoint, or one from that seqno on. It only
+  moves to a checkpoint that this rule allows, so the rule stays true for earlier ones.
 """
 
 from collections.abc import Callable, Iterable
@@ -41,7 +39,7 @@ CONSUMER_CHARS_MAX = 600  # The id of a collection, and the name of a hold.
 
 
 class ExclusiveWriter(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Who has the location exclusively."""
+    """The client that has the location exclusively."""
 
     reentrance_id: str
     holder: str
@@ -60,10 +58,10 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What was given up at seqno, and the leases of those who read the collection then.
+    """Blobs that were given up at seqno, and the leases of the collection's readers at the time.
 
-    The blobs named, which compaction left unused, or all of the collection if none are: it was destroyed. Blobs of a
-    clone may lie in the folders of other collections, too.
+    These are the listed blobs, which compaction left unused. If the list is empty, the collection was destroyed, and
+    all of its blobs are meant. Blobs of a clone may also lie in the folders of other collections.
     """
 
     seqno: int
@@ -79,18 +77,18 @@ class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of what checkpoints at seqno and later are made: of this one, or of one at seqno or later."""
+    """The basis of checkpoints at seqno and later: this checkpoint, or one at seqno or later."""
 
     seqno: int
     checkpoint: BlobRef
 
     def allows(self, checkpoint: BlobRef) -> bool:
-        """Whether a checkpoint at `seqno` or later may be made of this one."""
+        """Return whether a checkpoint at `seqno` or later may be based on this one."""
         return checkpoint == self.checkpoint or (checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
 
 
 class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring. An epoch of None means that nobody has ever opened exclusively."""
+    """See the module's docstring. The epoch is None if no client has ever opened exclusively."""
 
     epoch: int | None = None
     writer: ExclusiveWriter | None = None
@@ -113,8 +111,8 @@ def check_uploaded(control: LocationState, append: BringsParts) -> None:
     """Check that everything that append brings lies where the collection's blobs lie, and cannot have been deleted.
 
     Raises:
-        UploadExpired: it was uploaded before the floor, or was part of the collection before and waits to be deleted.
-        ValueError: a name is not one that a writer would make.
+        UploadExpired: it was uploaded before the floor, or it was dropped and waits to be deleted.
+        ValueError: no writer makes such a name.
     """
     keys = check_keys(append)
     ours = (entry.blobs for entry in control.dropped if append.collection in (entry.collection, *entry.folders))
@@ -127,10 +125,11 @@ def check_uploaded(control: LocationState, append: BringsParts) -> None:
 def check_writer(
     writer: ExclusiveWriter | None, newest: int | None, epoch: int | None, steps: Iterable[object]
 ) -> None:
-    """Check that a client of that epoch may commit mutations, or what stands for them (rule 12).
+    """Check that a client may commit some steps, by the epochs of exclusive writers (rule 12).
 
     Args:
-        writer, newest: who has the location exclusively, and the epoch of who had it last; None if nobody ever did.
+        writer: the exclusive writer, None if there is none.
+        newest: the epoch of the last one, None if there never was one.
         epoch: the client's, None if it did not open exclusively.
 
     Raises:
@@ -148,8 +147,8 @@ def check_writer(
     raise Locked(writer.holder)
 
 
-def _granted(control: LocationState, mutation: kinds.GrantLease, _: int) -> LocationState:
-    """Return control after a lease was granted or renewed; what its holder reads from never goes back."""
+def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> LocationState:
+    """Return control with a new or renewed lease; its `reads_from` never goes back."""
     check_holder(mutation.holder)
     if not is_id(mutation.lease):
         raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")
@@ -163,10 +162,11 @@ def _granted(control: LocationState, mutation: kinds.GrantLease, _: int) -> Loca
     return msgspec.structs.replace(control, leases={**control.leases, mutation.lease: lease})
 
 
-def _ended(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control after the end of a lease, which may have ended before; it may have been renewed since it was seen.
+def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
+    """Return control without a lease, which may have ended before. The caller releases its holds.
 
-    Holds that end with it are the caller's concern.
+    Raises:
+        Conflict: it was renewed meanwhile.
     """
     lease = control.leases.get(mutation.lease)
     if lease is None:
@@ -177,7 +177,7 @@ def _ended(control: LocationState, mutation: kinds.EndLease, _: int) -> Location
     return msgspec.structs.replace(control, leases=others)
 
 
-def _opened(control: LocationState, mutation: kinds.OpenWriter, seqno: int) -> LocationState:
+def _open_writer(control: LocationState, mutation: kinds.OpenWriter, seqno: int) -> LocationState:
     check_holder(mutation.holder)
     before = control.writer
     if before is not None and before.reentrance_id != mutation.reentrance_id and not mutation.force:
@@ -186,23 +186,23 @@ def _opened(control: LocationState, mutation: kinds.OpenWriter, seqno: int) -> L
     return msgspec.structs.replace(control, epoch=seqno, writer=writer)
 
 
-def _closed(control: LocationState, _: kinds.CloseWriter, __: int) -> LocationState:
+def _close_writer(control: LocationState, _: kinds.CloseWriter, __: int) -> LocationState:
     return msgspec.structs.replace(control, writer=None)
 
 
-def _truncated(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
+def _truncate_log(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
     floor = max(control.log_floor, min(mutation.floor, seqno))
     passed = [erasure for erasure in control.erasures if erasure[0] <= floor]
     erasures = (*passed[-1:], *control.erasures[len(passed) :])
     return msgspec.structs.replace(control, log_floor=floor, erasures=erasures)
 
 
-def _voided(control: LocationState, mutation: kinds.VoidUploads, seqno: int) -> LocationState:
+def _void_uploads(control: LocationState, mutation: kinds.VoidUploads, seqno: int) -> LocationState:
     return msgspec.structs.replace(control, upload_floor=max(control.upload_floor, min(mutation.floor, seqno + 1)))
 
 
-def _taken_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
-    """Return control after a `TakeOver`, which changes nothing if another one has come first that does not allow it.
+def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
+    """Return control after a `TakeOver`; it changes nothing if an earlier one does not allow it.
 
     Raises:
         ValueError: it names no checkpoint before its own record.
@@ -216,18 +216,18 @@ def _taken_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) ->
     return msgspec.structs.replace(control, taken_over=TakenOver(seqno, checkpoint))
 
 
-def _collected(control: LocationState, mutation: kinds.Collected, _: int) -> LocationState:
+def _forget_dropped(control: LocationState, mutation: kinds.Collected, _: int) -> LocationState:
     gone = set(mutation.dropped)
     kept = tuple(dropped for dropped in control.dropped if (dropped.collection, dropped.seqno) not in gone)
     return msgspec.structs.replace(control, dropped=kept)
 
 
-def _described(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
+def _describe(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
     return msgspec.structs.replace(control, about=described(control.about, mutation.words, {}, mutation.version))
 
 
-def _policy_set(control: LocationState, mutation: kinds.SetPolicy, seqno: int) -> LocationState:
-    """Return control after a change of the policy: nobody ends a lease sooner than its holder counts on."""
+def _set_policy(control: LocationState, mutation: kinds.SetPolicy, seqno: int) -> LocationState:
+    """Return control with another policy; no lease ends sooner than its holder expects."""
     policies = control.policies or Policies(Policy())
     sooner_ms = 1000 * (policies.newest.clock_skew_s - mutation.policy.clock_skew_s)
     leases = control.leases
@@ -240,19 +240,19 @@ def _policy_set(control: LocationState, mutation: kinds.SetPolicy, seqno: int) -
     return msgspec.structs.replace(control, policies=policies, leases=leases)
 
 
-# What each kind of the location does in the record at a seqno. A rule raises Conflict if another client came first.
+# The rule of each kind, for the record at a seqno. It raises Conflict if another client came first.
 LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] = {
-    kinds.GrantLease: _granted,
-    kinds.EndLease: _ended,
-    kinds.OpenWriter: _opened,
-    kinds.CloseWriter: _closed,
-    kinds.TruncateLog: _truncated,
-    kinds.VoidUploads: _voided,
-    kinds.TakeOver: _taken_over,
-    kinds.Collected: _collected,
-    kinds.DescribeLocation: _described,
-    kinds.SetPolicy: _policy_set,
-    kinds.Upgrade: lambda control, mutation, seqno: control,  # What it raises is the number of the record itself.
+    kinds.GrantLease: _grant_lease,
+    kinds.EndLease: _end_lease,
+    kinds.OpenWriter: _open_writer,
+    kinds.CloseWriter: _close_writer,
+    kinds.TruncateLog: _truncate_log,
+    kinds.VoidUploads: _void_uploads,
+    kinds.TakeOver: _take_over,
+    kinds.Collected: _forget_dropped,
+    kinds.DescribeLocation: _describe,
+    kinds.SetPolicy: _set_policy,
+    kinds.Upgrade: lambda control, mutation, seqno: control,  # It only raises the number of the record itself.
 }
 
 
@@ -264,7 +264,7 @@ def with_destroyed(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a collection was destroyed: its blobs wait for the leases of those who read it."""
+    """Return control after a collection was destroyed: its blobs wait for the leases of its readers."""
     dropped = Dropped(seqno, written_ms, collection, readers, folders=folders)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
 
@@ -277,7 +277,7 @@ def with_unused(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a mutation: the blobs that it left unused wait for the leases of their readers."""
+    """Return control after a mutation: its unused blobs wait for the leases of their readers."""
     is_kept = not isinstance(mutation, kinds.Replace) or mutation.history_from is None
     erased = control.erased if is_kept else seqno
     dropped = control.dropped
@@ -290,5 +290,5 @@ def with_unused(
 
 
 def is_waited_for(control: LocationState, dropped: Dropped) -> bool:
-    """Tell whether somebody with a lease may still read what was dropped."""
+    """Return whether the holder of a lease may still read dropped blobs."""
     return any(control.leases[id_].reads_from < dropped.seqno for id_ in dropped.leases if id_ in control.leases)

@@ -1,22 +1,21 @@
-"""The policy of a location, and those before it on whose longer times somebody may still count.
+"""The policy of a location, and earlier policies with longer times that clients may still rely on.
 
-    record 40    grace_s 3600 -> 60      a reader that planned before record 40 counts on 3600 s
+    record 40    grace_s 3600 -> 60      a reader that planned before record 40 relies on 3600 s
 
-A longer time holds from its record on. That needs no wait: who does not know the record yet only deletes what was
-dropped, uploaded or written before it, and those who planned before it count on no more than the time before.
+A longer time holds from its record on, without a wait. A client that does not know the record yet only deletes blobs
+that were dropped or uploaded before it. A reader that planned before it relies on the earlier time only.
 
-A shorter time takes effect when the longer one has passed since its record: by then, what anybody began before the
-record has had all the time that it counts on. The collector of garbage measures that by the store's own dates, like all
-ages. It does not measure longer than the log reaches back. The log loses a record only after `grace_s` in force, so
-this has passed by then; and nobody counts on `log_retention_s` of records before those that are gone. Two exceptions: a
-policy in the first record of a location, which nobody has read before, and one that is declared to hold at once, by
-somebody who knows that nobody else uses the location.
+A shorter time takes effect when the longer one has passed since its record. By then, all work that began before the
+record has had the time that it relies on. The collector of garbage measures that by the store's dates, as far as the
+log reaches back. The log loses a record only after the `grace_s` in force, so that time has passed by then. After the
+loss, no follower from before that record can rely on `log_retention_s` either. There are two exceptions. The policy in
+the first record of a location takes effect at once, as does a policy that was declared so for an unused location.
 
-An upload says in its name which records its writer knew. So `orphan_grace_s` is the longest of those policies that the
-writer may have known as the newest one.
+The name of an upload shows which records its writer had read. So its `orphan_grace_s` is the longest among the policies
+that may have been the newest for that writer.
 
-A lease says in the log when it expires, so a shorter `lease_s` concerns the next grant. Whoever ends a lease waits for
-`clock_skew_s` after that. So a shorter one moves the expiry of the present leases by the difference.
+The log has the expiry of each lease, so a shorter `lease_s` concerns later grants. Other clients end a lease only
+`clock_skew_s` after its expiry. So a shorter skew moves the expiry of the present leases by the difference.
 """
 
 from collections.abc import Callable
@@ -25,12 +24,12 @@ import msgspec
 
 from persist.core.log.fields import Policy, Seqno
 
-BEFORE_MAX = 8  # Policies before the present one. Of more, the two oldest become one with the longer times.
-AGES = ("grace_s", "log_retention_s")  # What records are measured by.
+BEFORE_MAX = 8  # Earlier policies. If there are more, the two oldest become one with the longer times.
+AGES = ("grace_s", "log_retention_s")  # The times that are measured by the ages of records.
 
 
 class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The newest policy, and the ones before it, oldest first, each with the seqno of the record that replaced it."""
+    """The newest policy, and earlier ones, oldest first, each with the seqno of the record that replaced it."""
 
     newest: Policy
     before: tuple[tuple[Seqno, Policy], ...] = ()

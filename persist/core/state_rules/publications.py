@@ -1,14 +1,14 @@
-"""What is known of the tables that a collection is published as, in the formats of other programs.
+"""Published tables of a collection, in the formats of other programs.
 
-A table has versions, and each holds what the collection held as of one time: it names parts by their numbers, and of
-each the rows that it leaves out. Who reads the table holds no lease, and may begin with one version while the next one
-comes to be. So the log keeps what two versions need:
+A table has versions, and each has the contents of the collection as of one time: the numbers of parts, and the deleted
+rows of each part. A reader of the table holds no lease, and may begin with one version while the next one is being
+published. So the log keeps the blobs of two versions:
 
-- the version that the newest record brings. The table shows it after the record was made, and perhaps much later;
-- the version before it (`before`), which is what others see until then.
+- the version in the newest record. The table shows it after the record was made, perhaps much later;
+- the version before it (`before`), which readers see until then.
 
-Whoever brings the next version has first made sure that the table shows the present one. So what only the version
-before that needs is unused from then on, and waits for the grace period like all that is dropped.
+A publisher first ensures that the table shows the present version, and then commits the next one. From then on, blobs
+that only the version before needs are unused, and wait for the grace period like all dropped blobs.
 
 Invariants:
 - the parts that a table names are files, and each of their rows counts once;
@@ -33,9 +33,9 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
     """Return contents with the next version of a table.
 
     Raises:
-        Superseded: somebody else has published, or compacted, since it was planned.
+        Superseded: another client has published, or compacted, since it was planned.
         AsOfNotSealed: the collection may still change at its time.
-        ValueError: it is not one that a writer would make.
+        ValueError: no writer makes such a step.
     """
     before = contents.published.get(step.table)
     if step.version != (0 if before is None else before.version + 1):
@@ -88,7 +88,7 @@ def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionS
 
     Raises:
         Superseded: it has another version, or is gone, by now.
-        ValueError: it is not one that a writer would make.
+        ValueError: no writer makes such a step.
     """
     known = contents.published.get(step.table)
     if known is None or known.version != step.version:
@@ -98,7 +98,7 @@ def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionS
 
 
 def left_unused(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
-    """Return the blobs that a step leaves unused, whatever it says of them. Raises as the step does otherwise."""
+    """Return the blobs that a step leaves unused, without a check of `step.unused`; raises as the step."""
     rule: Any = published if isinstance(step, kinds.Publish) else unpublished
     try:
         rule(contents, msgspec.structs.replace(step, unused=()))
@@ -108,7 +108,7 @@ def left_unused(contents: CollectionState, step: kinds.Publish | kinds.Unpublish
 
 
 class OtherUnused(Superseded):
-    """Other blobs fall out of use than a step says."""
+    """A step lists other unused blobs than it leaves."""
 
     def __init__(self, blobs: tuple[str, ...]) -> None:
         super().__init__("other blobs fall out of use than was expected: somebody else published or compacted first")
@@ -129,7 +129,7 @@ def _with_published(
 
 
 def _checked(after: CollectionState, before: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
-    """Return after, if a step says right what falls out of use by it."""
+    """Return after, if a step lists the blobs that it leaves unused."""
     check_published(after)
     unused = tuple(sorted(before.named_blobs - after.named_blobs))
     if set(unused) != set(step.unused):
@@ -138,7 +138,7 @@ def _checked(after: CollectionState, before: CollectionState, step: kinds.Publis
 
 
 def check_published(contents: CollectionState) -> None:
-    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    """Raise ValueError if contents break an invariant of the module's docstring, by the descriptors of parts."""
     numbers = {number for publication in contents.published.values() for number in publication.numbers}
     if not contents.kept.keys() == numbers - contents.numbered.keys():
         raise ValueError("a published table names a part that is not there, or a part is kept that none names")
@@ -154,5 +154,5 @@ def check_published(contents: CollectionState) -> None:
 
 
 def resolved_numbers(numbers: Numbers, next_number: int) -> Numbers:
-    """Return numbers of parts, given that -1, -2, … are those that come with a record, from next_number on."""
+    """Return the numbers of parts; -1, -2, … are new parts, numbered from next_number on."""
     return tuple(number if number >= 0 else next_number - 1 - number for number in numbers)

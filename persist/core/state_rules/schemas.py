@@ -1,8 +1,8 @@
-"""The schema of a collection and how it changes: numbered versions, of which the newest is everybody's.
+"""The schema of a collection and its changes: numbered versions, of which the newest holds for all clients.
 
-The rules of what may follow what are those of columns (`persist.codecs.evolution`). Here is what a commit may do:
-make the next version, if it is made from the newest, and add parts that were written with an older one, if nothing
-but additions lies between, so that their updates mean the same under the newest.
+`persist.codecs.evolution` has the rules for columns. A commit may make the next version from the newest one. It may add
+parts that were written with an older version, if later versions only add columns. Then their updates mean the same
+under the newest.
 """
 
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def version_of(contents: CollectionState, version: int) -> CollectionSchema:
 def among_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
     """Return a version of a collection's schema with what parts of other versions need to be read under it.
 
-    Codecs stay those of the schema given.
+    The codecs of the schema stay.
     """
     if len(schema.known) == len(contents.earlier) + 1 or not contents.earlier:
         return schema
@@ -50,7 +50,7 @@ def among_versions(schema: CollectionSchema, contents: CollectionState) -> Colle
 
 
 def newest_like(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
-    """Return the newest version of a collection's schema, with the codecs of the one given."""
+    """Return the newest version of a collection's schema, with the codecs of another version."""
     if schema.version == len(contents.earlier) + 1:
         return among_versions(schema, contents)
     newest = contents.schema
@@ -60,7 +60,7 @@ def newest_like(schema: CollectionSchema, contents: CollectionState) -> Collecti
 
 
 def reconciled(given: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
-    """Return the version of a collection's schema that a caller gave, with the codec objects given.
+    """Return the version of a collection's schema that a caller passes, with its codec objects.
 
     That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
 

@@ -213,11 +213,13 @@ class Commit:
         time: int | Moment | None = None,
         where: pc.Expression | None = None,
         multiset: bool = False,
+        by_key: bool = False,
     ) -> None:
-        """Make rows the contents of a collection; see `MultiWrite.overwrite`."""
+        """Make rows the contents of a collection; see `MultiWrite.overwrite` and `NewContents`."""
         handle = self.dated(handle, time)
         self.check_unwritten(handle)
-        new = self._needed.enter_context(NewContents(handle, rows, time, self.options.token, multiset=multiset))
+        token = self.options.token
+        new = self._needed.enter_context(NewContents(handle, rows, time, token, multiset=multiset, by_key=by_key))
         if handle.keyed is not None:
             self._draft(handle).change = new.keyed_change(where)
             return

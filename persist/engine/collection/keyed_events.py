@@ -156,9 +156,10 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
     return handle.keyed
 
 
-def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
+def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
-    events = to_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, handle.machine)
+    form, timeline = keyed_form(handle), handle.clocked_timeline
+    events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)
     check_event_times(handle, events)
     return events
 

@@ -29,27 +29,29 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
-from persist.codecs.types.schema import TIME, CollectionSchema
+from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import opened
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, to_antichain, to_stored
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
+    SchemaMismatch,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
     with_timeline,
 )
 from persist.core.keyed.events import prepared, replaced
 from persist.core.keyed.form import Keyed, form_of
-from persist.core.keyed.intake import EventTable, to_events
+from persist.core.keyed.intake import EventTable, check_keys, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, unsealed
 from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.keyed_rules import RESERVED
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
     KeyedChange,
@@ -64,7 +66,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import distinct_keys
-from persist.engine.read.merging import NewRows, differences
+from persist.engine.read.merging import NewRows, Replaced, differences
 from persist.engine.read.planning.scan import Scan, negated
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
@@ -140,14 +142,28 @@ class NewContents:
     """The new rows of an overwrite, which are read once, for as many differences as it takes."""
 
     def __init__(
-        self, handle: CollectionHandle, rows: Any, time: int | Moment | None, token: str | None, *, multiset: bool
+        self,
+        handle: CollectionHandle,
+        rows: Any,
+        time: int | Moment | None,
+        token: str | None,
+        *,
+        multiset: bool = False,
+        by_key: bool = False,
     ) -> None:
+        """Begin with rows that are not read yet.
+
+        Args:
+            multiset: whether keys may have several rows.
+            by_key: the rows are an upsert into an empty collection: a row may repeat, and no key is NULL.
+        """
         if handle.keyed is not None and multiset:
             raise InvalidUsage(f"multiset=True: the keyed collection {handle.name!r} holds one value for each key")
         check_upserts(handle, "overwrite")
         self._handle = handle
         self._given = rows
         self._multiset = multiset
+        self._by_key = by_key
         self._at = None if time is None else handle.exact_time("time", time)
         self._token = token
         self._writer = handle.engine.writer("overwrite").part_writer()
@@ -172,7 +188,8 @@ class NewContents:
             new, rows_digest = self._new()
             asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
-            writes = _upload(handle, present, new, self._at or 0, self._writer, check)
+            replaced = self._without_repetitions if self._by_key else None
+            writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
             is_single = where is None and not self._multiset and bool(handle.schema.key_names)
             return [asked, *_alone(handle, contents, self._at, writes, is_single=is_single)]
 
@@ -190,9 +207,18 @@ class NewContents:
         return KeyedChange(new, self._at, where, digest)
 
     def _check(self, rows: pa.Table) -> None:
-        if not self._multiset:
-            action = "overwrite" if self._handle.keyed is None else "keyed"
-            check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
+        if self._multiset:
+            return
+        action = "overwrite" if self._handle.keyed is None else "keyed"
+        if self._by_key:
+            check_keys(rows, self._handle.schema)
+            action, rows = "upsert", self._without_repetitions(rows)
+        check_one_row_per_key(rows, self._handle.schema, self._handle.name, action)
+
+    def _without_repetitions(self, rows: pa.Table, present: pa.Table | None = None) -> pa.Table:
+        once = consolidate(rows, [*self._handle.schema.names])
+        at = once.schema.get_field_index("_diff")
+        return once.set_column(at, once.schema.field(at), int64_array(np.ones(len(once), np.int64)))
 
     def _new(self) -> tuple[NewRows, int]:
         if self._held is None:
@@ -250,23 +276,35 @@ def keyed_deletion(
     return KeyedChange((), at, where, delete_digest(0, at, filter_text(where, token)))
 
 
-def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None) -> EventTable:
+def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return rows for keys of a plain collection, checked, in any form that `Collection.upsert` takes.
+
+    Args:
+        may_delete: see `to_events`.
 
     Raises:
         DuplicateKeys: a key has several rows at one time.
         InvalidUsage: the collection has no key; or it has no value columns, and rows are tuples.
-        SchemaMismatch, InvalidUpdate: the rows do not fit.
+        SchemaMismatch, InvalidUpdate: the rows do not fit, or the collection has a column `_deleted` or `_seq`.
     """
     schema = handle.schema
     data = opened(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else data
-    if not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
+    if may_delete and not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
         raise InvalidUsage(
             f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
             "that goes: give keys as a table or as dicts, and use delete() for those that go"
         )
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline)
+    if not schema.key_names:
+        raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
+            "Add rows with {write:call}, or replace all of them with {overwrite:call}."
+        )
+    if reserved := [name for name in schema.names if name in RESERVED]:
+        raise SchemaMismatch(
+            f"the collection {handle.name!r} has a column {reserved[0]!r}, so rows cannot replace those of their keys: "
+            "in such rows that column says what becomes of a key."
+        ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
     if starts.all():
@@ -300,7 +338,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         return [asked, *([handle.at_commit()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
-        return [asked]
+        return [*_creating(handle), asked]
     with ExitStack() as stack:
         present = _present(handle, contents, None, stack)
         ready = prepared(schema, _upsert_form(schema), events.table)
@@ -321,8 +359,6 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
 
 def _settled(handle: CollectionHandle) -> CollectionState:
     """Return the newest state, after all that was asked of this client before: the difference is to that."""
-    if handle.create is not None:  # The commit creates it.
-        return CollectionState(handle.id, handle.name, handle.create.schema)
     handle.engine.settle()
     return handle.contents()
 
@@ -330,6 +366,8 @@ def _settled(handle: CollectionHandle) -> CollectionState:
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
     """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
     handle.current_schema(contents)
+    if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
+        raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
     if at is not None and at < contents.upper:
         raise with_timeline(UpdateNotBeyondUpper(at, to_antichain(contents.upper)), contents.timeline)
     refused = refused_beside(handle, contents, handle.engine.writer("overwrite").committer.writer_name)
@@ -370,10 +408,15 @@ def _alone(
 ) -> list[Step]:
     """Return the steps of a difference to contents; is_single: it leaves each key that it touches with one row."""
     return [
+        *_creating(handle),
         *expect_unchanged(contents),
         *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
     ]
+
+
+def _creating(handle: CollectionHandle) -> list[Step]:
+    return [] if handle.create is None else [handle.create]
 
 
 def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
@@ -385,7 +428,7 @@ def _present(
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
     schema = handle.schema
-    if contents.upper in (0, END):
+    if contents.upper == 0:
         return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
     as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.
@@ -420,13 +463,14 @@ def _upload(
     at: int,
     writer: PartWriter,
     check: Callable[[pa.Table], object] = lambda rows: None,
+    replaced: Replaced | None = None,
 ) -> list[Write]:
     """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []
     try:
-        for rows in differences(present, new, reader, check):
+        for rows in differences(present, new, reader, check, replaced):
             stored += (
                 writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
             )

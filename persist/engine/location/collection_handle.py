@@ -35,11 +35,10 @@ from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState, check_readable, last_sealed, unsealed
 from persist.core.state_rules.schemas import newest_like, version_of
 from persist.core.timeline import (
-    NOW,
     Moment,
     Timeline,
     Times,
-    begins_with_a_day,
+    is_column_name,
     is_moment,
     shown_time,
     timeline_of,
@@ -95,12 +94,14 @@ class CollectionHandle(CollectionTimes):
         return self.loaded_as if entry is None else entry.name
 
     def contents(self) -> CollectionState:
-        """Return its newest state. Cost: one GET.
+        """Return its newest state; an empty one before the commit that creates it. Cost: one GET.
 
         Raises:
             CollectionNotFound: it was dropped.
         """
         self.engine.check_open("reading")
+        if self.create is not None and self.engine.follower.entry(self.id) is None:
+            return CollectionState(self.id, self.loaded_as, self.create.schema)
         return self.engine.follower.current(self.id, self.loaded_as)
 
     def known(self) -> CollectionState:
@@ -109,6 +110,8 @@ class CollectionHandle(CollectionTimes):
         Raises:
             CollectionNotFound: it was dropped.
         """
+        if self.create is not None and self.engine.follower.entry(self.id) is None:
+            return CollectionState(self.id, self.loaded_as, self.create.schema)
         return self.engine.follower.known(self.id, self.loaded_as)
 
     def remembers(self, contents: CollectionState, token: str | None) -> bool:
@@ -326,13 +329,11 @@ class CollectionHandle(CollectionTimes):
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
         """Return what plain rows lack, as far as it is given; None if nothing is, so that these may be updates.
 
-        Text that begins with a day is a moment, other text is the name of a column.
+        Text that is no number, moment or word for a time is the name of a column.
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)
-        if isinstance(time, str) and time != NOW and not begins_with_a_day(time):
-            return Stamp(time, diff)
-        return Stamp(self.exact_time("time", time), diff)
+        return Stamp(time if is_column_name(time) else self.exact_time("time", time), diff)
 
     def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
         """Return the steps that add updates, or plain rows with a stamp, to a commit; start their upload.

@@ -20,7 +20,7 @@ from persist.core.timeline import (
     NOW,
     Moment,
     Timeline,
-    begins_with_a_day,
+    is_column_name,
     is_moment,
     is_tag,
     parse_time,
@@ -172,9 +172,9 @@ class CollectionTimes(ABC):
         if given is None or self.timeline is None or isinstance(given, Antichain):
             return
         given = parse_time(given, self.timeline)
+        if is_column_name(given):
+            return
         is_word = parse_time_word(given, self.engine.clock.wall_ms()) is not None
-        if isinstance(given, str) and not is_word and not begins_with_a_day(given):
-            return  # It is the name of a column.
         time = self.exact_time(what, given) if is_word else self.as_bound(what, given)
         self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
 

@@ -269,7 +269,6 @@ class Engine:
         return Metrics(
             store=storage.metered.counts(),
             retries=storage.retried.counts(),
-            requests_per_s_max=storage.retried.requests_per_s_max,
             cache=storage.cached.counts(),
             groups=groups,
         )

@@ -37,6 +37,7 @@ from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
+from persist.core.timeline import Timeline, parse_time
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -281,7 +282,8 @@ def _timeline_like(columns: Mapping[str, pa.Field], time: Any) -> str | None:
     """Return the timeline of rows: none, if their writer counts the times, and moments in ms otherwise."""
     named = TIME if time is None else time
     kind = columns[named].type if isinstance(named, str) and named in columns else pa.null()
-    return None if isinstance(time, int) or pa.types.is_integer(kind) else "ms"
+    is_number = isinstance(parse_time(time, Timeline("ms")), int)
+    return None if is_number or pa.types.is_integer(kind) else "ms"
 
 
 def loaded(engine: Engine, name: str) -> CollectionHandle:

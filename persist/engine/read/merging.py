@@ -25,7 +25,7 @@ import pyarrow as pa
 from persist.codecs.order.arrays import int64_array, int64_values
 from persist.codecs.order.ordering import combined, sort_indices
 from persist.codecs.order.search import SortedKeys
-from persist.codecs.order.sums import consolidate, without_pairs
+from persist.codecs.order.sums import consolidate
 from persist.codecs.part.describing import describe_held
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
@@ -177,18 +177,18 @@ def _read_slice(
         reader.pool,
     )
     with closing(standing):
-        rest = pa.concat_tables(
+        rest_rows = pa.concat_tables(
             [
                 scan.empty([*names, "_diff"]),
                 *scan.base_rows(reader, [*names, "_diff"], split.base_rest),
                 *scan.updates(reader, [*names, "_diff"], split.rest),
             ]
         )
-        touching = SortedKeys.of(rest, keys) if is_touching and len(rest) else None
-        touched = [rest.select([*apart, "_diff"])]
+        touching = SortedKeys.of(rest_rows, keys) if is_touching and len(rest_rows) else None
+        touched = [rest_rows.select([*apart, "_diff"])]
         for is_here, table in standing:
-            if not len(rest) or not len(table):
-                if not is_here and not len(rest):
+            if not len(rest_rows) or not len(table):
+                if not is_here and not len(rest_rows):
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
@@ -248,19 +248,19 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
         for scan_slice in slices:
             yield from read_snapshot(scan_slice, form, reading())
         return
-    before: Iterator[pa.Table] = iter(())
+    last_merged: Iterator[pa.Table] = iter(())
     merging: Future[pa.Table] | None = None
     try:
         for scan_slice in slices:
             reader = reading()
             for item in _read_slice(scan_slice, reader, form):
-                yield from before
+                yield from last_merged
                 if isinstance(item, _Rest):
                     merging = reader.pool.submit(item.consolidated)
-                    before = _emit_when_merged(merging, scan_slice, form)
+                    last_merged = _emit_when_merged(merging, scan_slice, form)
                 else:
                     yield item
-        yield from before
+        yield from last_merged
     finally:
         finish([] if merging is None else [merging])
 
@@ -290,11 +290,11 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
         ).with_remedy("{snapshot:call} with {form:option:diff} shows multiplicities.")
     for start in range(0, int(ends[-1]), REPEATED_ROWS_MAX):
         # Row i has the places from ends[i - 1] up to ends[i].
-        wanted = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
+        places = np.arange(start, min(start + REPEATED_ROWS_MAX, int(ends[-1])))
         if scan.columns:
-            yield rows.take(pa.array(np.searchsorted(ends, wanted, side="right")))
+            yield rows.take(pa.array(np.searchsorted(ends, places, side="right")))
         else:
-            yield rows_without_columns(len(wanted))
+            yield rows_without_columns(len(places))
 
 
 NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or updates in memory, in any order.
@@ -327,27 +327,27 @@ def differences(
     columns = [*schema.names, "_diff"]
     if isinstance(new, pa.Table):
         rows_of, ours = _held(new.select(columns), present, reader.rewrite_slice_bytes)
-        given = len(new)
+        row_count = len(new)
     else:
         rows_of, ours = _stored(new, columns, reader), [*new]
-        given = sum(part.rows for part in new)
+        row_count = sum(part.rows for part in new)
     ids = {id(part) for part in ours}
     passed = 0
     for scan_slice in replace(present, base=(*present.base, *ours)).slices_within(reader.rewrite_slice_bytes):
-        there = [scan_slice.empty(columns), *rows_of(scan_slice)]
-        passed += sum(map(len, there))
+        new_tables = [scan_slice.empty(columns), *rows_of(scan_slice)]
+        passed += sum(map(len, new_tables))
         base = [part for part in scan_slice.base if id(part) not in ids]
         read = [*scan_slice.base_rows(reader, columns, base), *scan_slice.updates(reader, columns)]
-        rows, here = pa.concat_tables(there), pa.concat_tables([scan_slice.empty(columns), *read])
+        rows, present_rows = pa.concat_tables(new_tables), pa.concat_tables([scan_slice.empty(columns), *read])
         check(rows)
         if replaced is not None:
-            yield replaced(rows, here)
+            yield replaced(rows, present_rows)
         else:
-            yield consolidate(pa.concat_tables(without_pairs(rows, negated(here), schema.key_names)), schema.names)
-    if passed != given:
+            yield consolidate(pa.concat_tables([rows, negated(present_rows)]), schema.names)
+    if passed != row_count:
         raise InvalidUsage(
-            f"where={present.filter} is not true for {given - passed:,} of the {given:,} rows, so they would come "
-            "beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
+            f"where={present.filter} is not true for {row_count - passed:,} of the {row_count:,} rows, so they would "
+            "come beside what is there and not in its place: leave them out, or widen the filter. Nothing was written."
         )
 
 

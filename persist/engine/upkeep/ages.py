@@ -85,21 +85,38 @@ class Ages:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
         That is after the last upload that has taken too long, and not after any other. A writer may have read the log
-        before an old upload began, and store its first part only now. So the records that it does not know must also be
-        old.
+        before an old upload began, and store its first part only now; see `_first_unpassed`.
 
         Args:
             uploads: the seqno in the name and the age in seconds of each part that nothing names.
         """
+        uploads = [*uploads]
         floor, young = 0, []
         for seqno, age_s in uploads:
             if self.is_old_upload(seqno, age_s):
                 floor = max(floor, seqno + 1)
             else:
                 young.append(seqno)
-        stale_s = min(self.policies.newest.orphan_grace_s, self.erase_after_s)
-        passed = self.seqno_before(stale_s) + (2 if stale_s == 0 else 1)  # A record that is made now is 0 s old.
-        return min(floor, passed, *young)
+        return min(floor, self._first_unpassed(uploads), *young)
+
+    def _first_unpassed(self, uploads: Sequence[tuple[int, float]]) -> int:
+        """Return the first seqno that an upload may have whose writer still has time, though no part is stored yet.
+
+        Nobody plans an upload of a seqno once the record at it is known. So that record must be as old as an upload may
+        become. An old upload proves this of the seqnos before its own, and not of its own: in a quiet log, a writer
+        that begins today takes the same one. What the log has lost is old, too.
+        """
+        newest_s = self.policies.newest.orphan_grace_s
+        stale = self.seqno_before(min(newest_s, self.erase_after_s))
+        for end in (*(replaced_at for replaced_at, _ in self.policies.before), None):
+            grace_s = newest_s if end is None else self.policies.orphan_grace_s(end)
+            if grace_s == 0:
+                break
+            proven = max((seqno - 1 for seqno, age_s in uploads if age_s >= grace_s), default=-1)
+            passed = max(self.seqno_before(grace_s), min(stale, max(proven, self.state.control.log_floor - 1)))
+            if end is None or passed < end:
+                return passed + 1
+        return self.state.seqno + 2  # A record that is made now is 0 s old.
 
     def log_floor(self, records: Iterable[tuple[int, BlobEntry]]) -> int | None:
         """Return the first record that the log still needs; None if declaring it is not worth a record.

@@ -154,7 +154,7 @@ class Operation:
         bytes: what all its writes occupy in memory.
         submission: by what id it was asked for; None if no other client was asked to commit it.
         at_commit: those of its steps that ask for the time of the commit.
-        shares_time: whether it does nothing else than to write at that time; then it may have it together with others.
+        shares_time: whether it writes at that time, and does nothing else; then it may have it together with others.
         renew: returns its steps for the state that the record follows, if they depend on what others commit meanwhile.
     """
 
@@ -179,7 +179,9 @@ class Operation:
         """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
         size = sum([step.bytes for step in steps if isinstance(step, Write)])
         at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
-        shares_time = bool(at_commit) and all(map(_may_share_time, steps))
+        # Where nothing is written, the rules must see the seal; see `plan`.
+        has_writes = bool(at_commit) and any(isinstance(step, Write) for step in steps)
+        shares_time = has_writes and all(map(_may_share_time, steps))
         return cls(tuple(steps), names, future, size, submission, at_commit, shares_time, renew)
 
     @property

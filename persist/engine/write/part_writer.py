@@ -20,7 +20,7 @@ from persist.blob.protocol import Blob
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX, encode_parts
-from persist.codecs.types.arrow_types import leaf_count
+from persist.codecs.types.arrow_types import leaf_types
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.small import SmallUpdates, gathered
 from persist.core.keyed.events import in_order_of_arrival
@@ -182,7 +182,7 @@ def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
     If there are very many columns, row groups are larger: each takes 0.2 KB and 0.1 ms for each column, whatever is
     in it.
     """
-    least = max(256 << 10, LEAF_BYTES_MIN * sum(leaf_count(kind) for kind in schema.types))
+    least = max(256 << 10, LEAF_BYTES_MIN * sum(len(leaf_types(kind)) for kind in schema.types))
     return min(max(memory_budget // 32, least), ROW_GROUP_BYTES_MAX)
 
 

@@ -6,7 +6,7 @@ A retry with the same token does nothing if its digest is the same, and is refus
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pyarrow.compute as pc
 
@@ -59,6 +59,10 @@ class WriteOptions:
         if not all(is_text(text) for item in texts.items() for text in item):
             raise InvalidUsage(f"metadata={self.metadata!r:.200} is not a dict of texts: give each value as a str")
         check_note(self.notes([""])[0])
+
+    def to_arguments(self) -> dict[str, Any]:
+        """Return the options as arguments of a method that writes."""
+        return {name: getattr(self, name) for name in self.__slots__}
 
     def notes(self, collections: Iterable[str]) -> list[kinds.Note]:
         """Return the steps that let the log keep the message and metadata with each of the collections."""

@@ -4,7 +4,7 @@ Promises: a version of a table is exactly a snapshot, and names its time; files 
 exist and the grace period is over, despite compaction; every visible version is recorded in the log.
 """
 
-from persist.services.publish.catalog import IcebergCatalog, NotListed
+from persist.services.publish.catalog import CatalogReader, IcebergCatalog, NotListed
 from persist.services.publish.planning import REPLACES
 from persist.services.publish.publication import (
     Published,

@@ -57,7 +57,7 @@ class NotListed(LookupError):
     """The catalog has no such namespace or table."""
 
 
-class Reader(Protocol):
+class CatalogReader(Protocol):
     """What a catalog needs of a client."""
 
     engine: Engine
@@ -92,7 +92,7 @@ class _Slot:
 class IcebergCatalog:
     """The tables of a location; safe to use from many threads."""
 
-    def __init__(self, client: Reader, publish_interval_s: float) -> None:
+    def __init__(self, client: CatalogReader, publish_interval_s: float) -> None:
         """Make a catalog over a client that may write: a load commits what it publishes."""
         required("pyiceberg[pyarrow]>=0.12")
         self._client = client

@@ -56,7 +56,7 @@ LEFT_OUT_SHARE = 0.5  # A share of the rows of a part: if more of them are delet
 SMALL_FILES_MAX = 16  # Beyond so many that only the table has, all is planned anew.
 CHANGED_SHARE = 0.1  # A share of the rows of a table: if more of them changed, everything is planned anew.
 # The names of types that the formats share.
-COMMON_NAMES = {
+COMMON_NAMES: dict[pa.DataType, str] = {
     pa.bool_(): "boolean",
     pa.float32(): "float",
     pa.float64(): "double",

@@ -75,7 +75,7 @@ class CommitsForOthers:
         self._counts = {"requests": 0, "operations": 0}
 
     def counts(self) -> dict[str, int]:
-        """Return how many requests came, with how many operations."""
+        """Return how many requests were queued, with how many operations."""
         return dict(self._counts)
 
     def location(self) -> str | None:
@@ -94,10 +94,10 @@ class CommitsForOthers:
         if request.location != location:
             raise ValueError(f"this server commits to the location {location}, and {request.location} was asked for")
         self._check_new(request)
+        futures = [self._queue(request, asking) for asking in request.operations]
         with self._lock:
             self._counts["requests"] += 1
             self._counts["operations"] += len(request.operations)
-        futures = [self._queue(request, asking) for asking in request.operations]
         return answers_bytes([_answer(future) for future in futures])
 
     def _check_new(self, request: Request) -> None:

@@ -283,7 +283,26 @@ def check_token(token: str | None) -> None:
         raise InvalidUsage(f"the token is not a text of 1 to {TOKEN_CHARS_MAX} visible ASCII characters")
 
 
+def check_certificate(certificate: object) -> None:
+    """Raise InvalidUsage if the certificate of a server is not a pair, or None."""
+    is_pair = isinstance(certificate, tuple | list) and len(certificate) == 2
+    if certificate is not None and not (is_pair and all(isinstance(pem, str | bytes) for pem in certificate)):  # type: ignore[attr-defined]
+        raise InvalidUsage("the certificate of a server is a pair: certificate=(chain, key), both as PEM")
+
+
 PORT_MAX = 65_535
+
+
+def parse_host_port(option: str, address: str) -> tuple[str, int]:
+    """Return the host and the port of an address. Raises InvalidUsage, which names the option, for any other text."""
+    parts = urlsplit(f"//{address}")
+    try:
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or port is None or parts.path or parts.query or parts.username:
+        raise InvalidUsage(f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one")
+    return host, port
 
 
 def is_loopback(host: str) -> bool:

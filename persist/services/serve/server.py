@@ -62,6 +62,7 @@ from persist.services.serve.messages import (
     Newest,
     Nothing,
     Wait,
+    check_certificate,
     check_token,
     decode_message,
     decode_ticket,
@@ -551,12 +552,7 @@ def _checked(
     """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""
     address = parse_address(url)
     check_token(token)
-    if certificate is not None and not (
-        isinstance(certificate, tuple | list)
-        and len(certificate) == 2
-        and all(isinstance(pem, str | bytes) for pem in certificate)
-    ):
-        raise InvalidUsage("the certificate of a server is a pair: certificate=(chain, key), both as PEM")
+    check_certificate(certificate)
     if (certificate is not None) != address.is_tls:
         raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
     if address.is_public and token is None and not insecure:

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from persist.tools.cli.place import Place
 from persist.tools.cli.text import tell
@@ -66,6 +66,29 @@ class SectionedGroup(TyperGroup):
                 formatter.write_dl(
                     [(f"{name:{width}}", self.commands[name].get_short_help_str(whole)) for name in names]
                 )
+
+
+class TimesCommand(TyperCommand):
+    """A command whose arguments may be spans such as -1d, which are no options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; a span passes the parser with a blank in front."""
+        unparsed = super().parse_args(ctx, [f" {text}" if _is_span(text) else text for text in args])
+        ctx.params = {name: value[1:] if _has_blank(value) else value for name, value in ctx.params.items()}
+        return unparsed
+
+
+def _is_span(text: str) -> bool:
+    """Whether a text is a span that looks like an option."""
+    if not text.startswith("-") or not text[1:].lstrip()[:1].isdigit():
+        return False
+    from persist.core.names import AGO  # Here: help comes at once without it.
+
+    return AGO.fullmatch(text) is not None
+
+
+def _has_blank(value: Any) -> bool:
+    return isinstance(value, str) and value.startswith(" ") and _is_span(value[1:])
 
 
 app = typer.Typer(
@@ -204,5 +227,5 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
             for name, kind in kinds.items()
         ]
     )
-    app.command(function.__name__.removesuffix("_").replace("_", "-"))(run)
+    app.command(function.__name__.removesuffix("_").replace("_", "-"), cls=TimesCommand)(run)
     return function

@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -207,7 +207,7 @@ def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> int:
 @command
 def serve(
     at: Place,
-    url: Annotated[str, typer.Option(help="grpc://host:port; port 0 takes a free one.")] = "grpc://127.0.0.1:0",
+    flight: Annotated[str, typer.Option(help="grpc://host:port; port 0 takes a free one.")] = "grpc://127.0.0.1:0",
     insecure: Annotated[
         bool, typer.Option("--insecure", help="Allow an address that other machines reach without a token.")
     ] = False,
@@ -230,6 +230,11 @@ def serve(
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve metrics there, too: http, for Prometheus and Grafana."),
     ] = None,
+    postgres: Annotated[
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve Postgres clients there, too: psql, drivers, BI tools."),
+    ] = None,
+    write: Annotated[bool, typer.Option("--write", help="Let Postgres clients change collections.")] = False,
     iceberg: Annotated[
         str | None,
         typer.Option(metavar="HOST:PORT", help="Serve the location there as an Iceberg REST catalog, too: http."),
@@ -242,31 +247,35 @@ def serve(
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
-    allows writes through --store and --commits. With the second, the first lets read only.
+    allows writes through --store, --commits and --write. With the second, the first lets read only.
     """
     token = os.environ.get(TOKEN_VARIABLE)
     # The error reports a taken port in one line; gRPC would print more.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    opened = at.writing(background=True) if commits or iceberg is not None else at.reading()
+    opened = at.writing(background=True) if commits or write or iceberg is not None else at.reading()
     with opened as client, ExitStack() as stack, catch_sigterm() as stop:
-        write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits else None
+        write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits or write else None
         limits: dict[str, Any] = {"memory_bytes": sql_memory and sql_memory << 20, "timeout_s": sql_timeout}
         limits = {name: limit for name, limit in limits.items() if limit is not None}
         from persist.compute.query import QueryLimits  # Here: the other commands start sooner without it.
 
         if limits and not sql:
             raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
-        server = stack.enter_context(
-            client.serve(
-                url,
+        with _page_packages() if iceberg is not None else nullcontext():
+            server = client.serve(
+                flight,
+                postgres=f"127.0.0.1:{postgres}" if postgres is not None and postgres.isdecimal() else postgres,
+                iceberg=iceberg,
                 token=token,
                 insecure=insecure,
+                write=write,
                 commits=commits,
                 store=store,
                 write_token=write_token,
                 sql=QueryLimits(**limits) if limits else sql,
+                iceberg_properties=None if iceberg_properties is None else _read_properties(iceberg_properties),
             )
-        )
+        stack.enter_context(server)
         addresses = {"url": server.url}
         also = ", and commits to it" * commits + ", and its store" * store + ", in SQL, too" * sql
         line = f"{server.url} serves {client.url}{also}. Ctrl-C ends it."
@@ -276,15 +285,12 @@ def serve(
             serving = serve_metrics(client, metrics, token=token, write_token=write_token, insecure=insecure)
             addresses["metrics"] = stack.enter_context(serving)
             line += f"\nMetrics are at {addresses['metrics']}"
+        if postgres is not None:
+            addresses["postgres"] = server.postgres_url
+            line += f"\nPostgres clients connect to {server.postgres_url}"
         if iceberg is not None:
-            with _page_packages():
-                from persist.tools.web.iceberg import serve_catalog
-            properties = {} if iceberg_properties is None else _read_properties(iceberg_properties)
-            serving = serve_catalog(
-                client, iceberg, token=token, write_token=write_token, insecure=insecure, properties=properties
-            )
-            addresses["iceberg"] = stack.enter_context(serving)
-            line += f"\nThe Iceberg catalog is at {addresses['iceberg']}"
+            addresses["iceberg"] = server.iceberg_url
+            line += f"\nThe Iceberg catalog is at {server.iceberg_url}"
         tell_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
         stop.wait()

@@ -19,7 +19,7 @@ import pyarrow as pa
 import xxhash
 
 import persist
-from persist.api.creation import write_rows
+from persist.api.collection import write_rows
 from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_files import read_pieces
@@ -170,10 +170,15 @@ def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token:
     ).result()
 
 
-def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan) -> bool:
-    """Return whether some of the same load has been written before, so that its times may be sealed by now."""
-    token = f"{plan.token or _token(collection, file, plan)}/0"
-    return collection.handle.remembers(collection.handle.contents(), token)
+def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
+    """Return whether some of the same load has been written before, so that its times may be sealed by now.
+
+    Args:
+        token: of a commit that may also have done it, as a whole.
+    """
+    first = f"{plan.token or _token(collection, file, plan)}/0"
+    contents = collection.handle.contents()
+    return any(collection.handle.remembers(contents, name) for name in {first, token or first})
 
 
 def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:

@@ -86,9 +86,11 @@ def sql(
     if query is None and (time is not None or output is not None):
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
     if query is not None and is_statement(query):
-        if as_of or files or limit is not None or format or output:
-            raise persist.InvalidUsage("a statement that changes a collection takes --time alone: it gives no rows")
-        _change(at, query, time)
+        if as_of or limit is not None or format or output:
+            raise persist.InvalidUsage(
+                "a statement that changes a collection takes --time and --files alone: it gives no rows"
+            )
+        _change(at, query, time, files=files)
         return OK
     if query is not None and time is not None:
         raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
@@ -100,11 +102,12 @@ def sql(
     return OK
 
 
-def _change(at: Place, statement: str, time: str | None) -> None:
+def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
     from persist.compute.query import execute
 
     with at.writing() as client:
-        changed = execute(client.engine, statement, None if time is None else parse_write_time(time))
+        when = None if time is None else parse_write_time(time)
+        changed = execute(client.engine, statement, when, variables={} if files else None)
         line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
         if changed.time is not None:
             line += f" at {make_time_format(client.load(changed.collection))(changed.time)}"
@@ -136,7 +139,7 @@ class Shell:
         if text.startswith("."):
             return self._command(*text.removesuffix(";").split(None, 1))
         if is_statement(text):
-            _change(self.at, text, None)
+            _change(self.at, text, None, files=self.files)
         elif text:
             self.ask(text)
         return True

@@ -45,7 +45,7 @@ TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The colu
 Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
 SealTo = Annotated[str | None, typer.Option(metavar="TIME", help="Seal to this time with the last of it.")]
 Token = Annotated[str | None, typer.Option(help="Names the load, which happens once; else the file's contents do.")]
-CommitRows = Annotated[int, typer.Option(min=1, help="Rows of one commit.")]
+CommitRows = Annotated[int | None, typer.Option(min=1, help="Rows of one commit; 1,000,000. Of rows with times.")]
 Ignore = Annotated[list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Leave out; may be repeated.")]
 SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave rows out that do not fit, and write the others.")]
 Where = Annotated[
@@ -129,7 +129,7 @@ def write(
     token: Token = None,
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
-    commit_rows: CommitRows = 1_000_000,
+    commit_rows: CommitRows = None,
     allow_future: Future = False,
     key: Annotated[
         list[str] | None,
@@ -152,7 +152,7 @@ def write(
 
     With --key, the collection, and the location, are created if they are not there, with the columns of the file.
     """
-    from persist.tools.cli.loading import Plan
+    from persist.tools.cli.loading import PIECE_ROWS, Plan
 
     if key and no_key:
         raise persist.InvalidUsage("--key and --no-key exclude each other")
@@ -160,10 +160,10 @@ def write(
         raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
     when = _row_times(time, time_column, "a row")
-    plan = Plan(when, diff, seal, token, commit_rows, skip_bad)
+    plan = Plan(when, diff, seal, token, commit_rows or PIECE_ROWS, skip_bad)
     plan = replace(plan, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
-    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode)
+    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode, commit_rows)
 
 
 @command
@@ -180,15 +180,15 @@ def upsert(
     ] = "raise",
     ignore: Ignore = None,
     skip_bad: SkipBad = False,
-    commit_rows: CommitRows = 1_000_000,
+    commit_rows: CommitRows = None,
     allow_future: Future = False,
     format: Format = None,
 ) -> int:
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
-    from persist.tools.cli.loading import Plan
+    from persist.tools.cli.loading import PIECE_ROWS, Plan
 
     when, upper = _row_times(time, time_column, "an event"), seal
-    plan = Plan(when, None, upper, token, commit_rows, skip_bad, late=late or "raise")
+    plan = Plan(when, None, upper, token, commit_rows or PIECE_ROWS, skip_bad, late=late or "raise")
     plan = replace(plan, allow_future=allow_future)
     return _load(at, collection, file, format, plan, time_column, ignore)
 
@@ -197,6 +197,10 @@ def _row_times(time: str | None, time_column: str | None, what: str) -> int | st
     """Return the time of all rows, the column of times, or None if updates have their own."""
     if time is not None and time_column is not None:
         raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
+    from persist.core.timeline import is_column_name  # Here, because help does without it.
+
+    if time_column is not None and not is_column_name(time_column):
+        raise persist.InvalidUsage(f"--time-column {time_column!r} is how a time is written: rename the column")
     return time_column if time is None else parse_write_time(time)
 
 
@@ -215,6 +219,7 @@ def _load(
     key: list[str] | None = None,
     timeline: str | None = None,
     mode: Any = None,
+    commit_rows: int | None = None,
 ) -> int:
     """Write the updates of a file, or its events if the plan has `late`.
 
@@ -233,13 +238,18 @@ def _load(
         if not is_events:
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
-        if mode == "error" and target.handle.create is None:
+        if mode == "error" and target.handle.create is None and not was_begun(target, rows, plan, plan.token):
             raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
         if plan.seal is not None and plan.time is None and not has_times:
             raise persist.InvalidUsage(
                 f"--seal {plan.seal} goes with times, and neither --time nor a column _time says any: the commit gives "
                 "rows one, and seals just after it. Leave --seal out, or give a time"
+            )
+        if commit_rows is not None and (plan.mode != "append" or (plan.time is None and not has_times)):
+            raise persist.InvalidUsage(
+                f"--commit-rows {commit_rows} goes with --mode append and rows that have times: "
+                f"{'rows without a time' if plan.mode == 'append' else f'--mode {plan.mode}'} are one commit"
             )
         source = "_time" if has_times else time_column
         is_new = target.handle.create is not None

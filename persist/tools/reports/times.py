@@ -7,23 +7,20 @@ import persist
 
 
 def parse_write_time(text: str) -> int | str:
-    """Return a time to write at: a number, the text of a moment, or "now".
+    """Return a time to write at: a number, or the text of a moment or of a word such as "yesterday".
 
     Raises:
         InvalidUsage: it is neither.
     """
-    from persist.core.timeline import (  # Here, because it loads what the help of a command does without.
-        NOW,
-        begins_with_a_day,
-        parse_time,
-    )
+    # Here, because it loads what the help of a command does without.
+    from persist.core.timeline import Timeline, is_column_name, parse_time
 
-    time: int | str = parse_time(text)
-    if isinstance(time, str) and time != NOW and not begins_with_a_day(time):
+    if is_column_name(text):
         raise persist.InvalidUsage(
-            f'{text!r:.60} is no time: give a number, or, where times are moments, "now" or one such as '
-            "2026-11-21T12:00:00Z"
+            f'{text!r:.60} is no time: give a number, or, where times are moments, "now", "yesterday", "-1d" or one '
+            "such as 2026-11-21T12:00:00Z"
         )
+    time: int | str = parse_time(text, Timeline("ms"))
     return time
 
 

@@ -21,10 +21,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 
 import persist
+from persist.services.serve.http import Served, serve_app
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.metrics import Exposition
-from persist.tools.web.server import Served, serve_app
 
 SCRIPTS = ("page", "asking", "showing", "list", "collection", "query", "health", "drawing", "graphs", "moments")
 FILES = {

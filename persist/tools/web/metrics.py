@@ -35,10 +35,10 @@ from starlette.routing import Route
 import persist
 from persist.core.metrics import Reading, readings
 from persist.engine.collection.failures import failures_of
+from persist.services.serve.http import serve_beside
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
 from persist.tools.reports.surveys import Facts, KnownFacts
-from persist.tools.web.server import serve_beside
 
 COLLECTIONS_MAX = 2000
 HELP = {  # Of other families, the name says it.

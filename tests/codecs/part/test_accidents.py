@@ -128,7 +128,7 @@ def test_a_footer_that_is_kept_is_read_once() -> None:
     for _ in range(2):
         assert decode_part(data, part, TEXT, footers=footers).equals(table)
     buffer = pa.py_buffer(data)
-    kept = [footers.read(buffer, part.checksum, TEXT.arrow, part.rows, part.memory) for _ in range(2)]
+    kept = [footers.read(buffer, part, TEXT.arrow) for _ in range(2)]
     assert kept[0] is kept[1]
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from persist.compute.dataflow.updates.batch import Layout, mixed, order_by, sort_hashes, to_batch
+from persist.compute.dataflow.updates.batch import Layout, mixed, sort_columns, sort_hashes, to_batch
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000
@@ -74,6 +74,6 @@ def test_columns_are_sorted_as_one_number_as_one_by_one(most: int, count: int) -
     chance = np.random.default_rng(7)
     for rows in (0, 1, 500):
         columns = [chance.integers(0, 5, rows), *chance.integers(-most - 1, most, (count, rows), endpoint=True)]
-        order = order_by(columns)
+        order = sort_columns(columns)
         assert sorted(order.tolist()) == list(range(rows))
         assert (np.array(columns).take(order, axis=1) == np.array(columns)[:, np.lexsort(columns[::-1])]).all()

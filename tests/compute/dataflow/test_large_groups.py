@@ -100,7 +100,7 @@ def test_a_ranked_multiset_is_in_order_whatever_is_added_and_taken_away(
     assert ranked.last() == (copies[-1] if copies else None)
     assert ranked.middle() == (copies[(len(copies) - 1) // 2] if copies else None)
     skip, count = data.draw(st.integers(0, 12)), data.draw(st.integers(1, 12))
-    assert Counter(dict(ranked.taken(skip, count))) == Counter(copies[skip : skip + count])
+    assert Counter(dict(ranked.take(skip, count))) == Counter(copies[skip : skip + count])
 
 
 def test_a_multiplicity_that_overflows_in_a_ranked_group_raises() -> None:
@@ -109,7 +109,7 @@ def test_a_multiplicity_that_overflows_in_a_ranked_group_raises() -> None:
     assert (ranked.middle(), ranked.last()) == ((1,), (2,))
     with pytest.raises(DiffOverflow, match="does not fit int64"):
         ranked.add((1,), 1)
-    assert list(ranked.taken(2**63 - 2, 2)) == [((1,), 1), ((2,), 1)]
+    assert list(ranked.take(2**63 - 2, 2)) == [((1,), 1), ((2,), 1)]
 
 
 def one_group(made: Any) -> tuple[Program, Any]:

@@ -179,3 +179,30 @@ def test_an_output_whose_origin_is_in_doubt_is_compared_with_all_that_the_progra
         running.step()
         assert gave(running, "join") > 0
     assert rows_at(client.load("counting out"), 1) == expected(facts, 1)
+
+
+@pytest.mark.parametrize("partial", [False, True])
+def test_sums_go_on_from_what_their_output_shows(partial: bool, client: persist.Client) -> None:
+    def program() -> Program:
+        made = Program("sums")
+        sums = (
+            made.source("facts", schema=FACTS)
+            .group_by("k")
+            .agg(s=col("id").sum(), c=col("id").count(), n=lit(1).count())
+        )
+        sums.persist("sums", key=["k"])
+        return made
+
+    facts, _ = sources(client)
+    ids = [-(2**40), -23, -1, 2**31, 5, -(2**31) - 1]
+    facts.write([((number, number % 2), 0, 1) for number in ids], seal=1).result()
+    with program().open(client) as running:
+        running.step()
+    for time, number in enumerate((-7, 2**33, -(2**34)), 1):
+        ids.append(number)
+        facts.write([((number, number % 2), time, 1)], seal=time + 1).result()
+        with program().open(client, partial=partial) as running:
+            running.step()
+            assert (running.partial is not None) == partial
+    parts = {k: [number for number in ids if number % 2 == k] for k in (0, 1)}
+    assert rows_at(client.load("sums"), 3) == Counter((k, sum(part), len(part), len(part)) for k, part in parts.items())

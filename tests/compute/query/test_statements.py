@@ -1,8 +1,11 @@
 """UPDATE, DELETE, INSERT and MERGE INTO: one commit of exactly what they change, on what they have read."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -246,3 +249,51 @@ def test_a_statement_with_a_wrong_part_is_refused_with_what_is_wrong(
 ) -> None:
     with pytest.raises(persist.InvalidUsage, match=says):
         execute(sources.engine, sql)
+
+
+def test_a_frame_of_the_caller_and_a_file_stand_in_statements_and_queries(
+    client: persist.Client, tmp_path: Path
+) -> None:
+    (tmp_path / "day.csv").write_text("id,status,amount\n8,new,1.5\n")
+    news, df = pa.table({"id": [9]}), pd.DataFrame({"id": [2, 7], "status": ["paid", "new"], "amount": [1.0, 2.0]})
+    lazy = pl.LazyFrame({"id": [7], "note": ["late"]})
+    merge = (
+        "MERGE INTO shop.orders USING df ON orders.id = df.id WHEN MATCHED THEN UPDATE SET status = df.status "
+        "WHEN NOT MATCHED THEN INSERT VALUES (df.id, df.status, df.amount)"
+    )
+    insert = f"INSERT INTO shop.orders SELECT * FROM '{tmp_path}/day.csv'"
+    for statement in (merge, insert):
+        with pytest.raises(persist.InvalidUsage, match=r"files=True lets it read files, URLs and your frames"):
+            client.sql(statement)
+        assert client.sql(statement, files=True).to_pylist()[0]["rows"] == (2 if statement == merge else 1)
+    assert [id for id, _ in rows(client)] == [1, 2, 3, 7, 8]
+    assert client["shop.orders"].get([2]) == [(2, ("paid", 3.0))]
+    join = "SELECT orders.id, note FROM shop.orders JOIN lazy USING (id)"
+    assert client.sql(join, files=True).to_pylist() == [{"id": 7, "note": "late"}]
+    with pytest.raises(persist.InvalidUsage, match=r"Table with name df does not exist.*your frames"):
+        client.sql("FROM df")
+    # A collection comes before a variable of its name, and a named subquery does, too.
+    assert client.sql("SELECT count(*) AS n FROM news", files=True).to_pylist() == [{"n": 2}]
+    assert client.sql("WITH df AS (SELECT 5 AS id) FROM df", files=True).to_pylist() == [{"id": 5}]
+    assert (len(news), len(df), len(lazy.collect())) == (1, 2, 1)
+
+
+def test_frames_that_sql_takes_for_one_are_refused(client: persist.Client) -> None:
+    DF, df = pa.table({"id": [1]}), pa.table({"id": [2]})
+    with pytest.raises(persist.InvalidUsage, match="SQL takes the frames 'DF' and 'df' for one table"):
+        client.sql("SELECT * FROM DF JOIN df USING (id)", files=True)
+    assert len(DF) == len(df)
+
+
+def test_a_collection_of_the_caller_is_not_the_table_that_a_statement_changes(client: persist.Client) -> None:
+    client.write("items", [{"id": 1, "n": 1}], key=["id"]).result()
+    items = client["shop.orders"]
+    client.sql("UPDATE items SET n = n + 1", files=True)
+    assert client["items"].to_pylist() == [{"id": 1, "n": 2}]
+    assert items.count() == 3
+
+
+def test_truncate_leaves_no_row(client: persist.Client) -> None:
+    for statement in ("TRUNCATE shop.orders", "TRUNCATE TABLE news"):
+        assert client.sql(statement).to_pylist()[0]["rows"] in (3, 2)
+    assert (client["shop.orders"].count(), client["news"].count()) == (0, 0)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from persist.compute.sql.adapt_expression import Expressions
 from persist.compute.sql.duck import bound
-from persist.compute.sql.lower_join import lowered
+from persist.compute.sql.rows import lower_term
 from persist.compute.sql.types import of_name, to_arrow
 from persist.core.expression.evaluation import as_array, evaluate, type_of
 from persist.core.expression.term import Term
@@ -151,7 +151,7 @@ class Oracle:
         made: list[Accepted | InvalidUsage] = []
         for node in plan["expressions"]:
             try:
-                expression = lowered(Expressions(sql).one(node))
+                expression = lower_term(Expressions(sql).one(node), schema.names)
                 type_of(expression, schema, "map")
                 made.append(Accepted(expression, numbers))
             except InvalidUsage as error:

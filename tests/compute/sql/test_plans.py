@@ -33,7 +33,7 @@ ODD: dict[str, tuple[pa.DataType, Any]] = {
 def client() -> Iterator[persist.Client]:
     with persist.open("memory://plans") as found:
         yield found
-        for each in sorted(found.collections(), key=lambda name: name != "v"):
+        for each in sorted(found.collections(), key=lambda name: not name.startswith("v")):
             found.drop(each)
 
 
@@ -97,6 +97,29 @@ def test_a_column_that_is_called_rowid_is_one(client: persist.Client) -> None:
     view = client.create_view("v", "SELECT rowid, b FROM t WHERE rowid > 1")
     view.refresh()
     assert rows(view) == [(5, 6)]
+
+
+def test_columns_may_have_any_names_and_explain_shows_them(client: persist.Client) -> None:
+    names = ("self", "schema", "function", "v0", "there", "k0", "_0", "c1", "is_out")
+    t = client.create_or_load("named", key={"_part": int}, value=dict.fromkeys(names, int))
+    t.write([((1, (2, 3, 4, 5, 6, 7, 8, 9, 10)), 0, 1)], seal=1).result()
+    quoted = ", ".join(f'"{name}"' for name in names)
+    sums = ", ".join(f'sum("{name}")::BIGINT AS "{name}"' for name in names[2:])
+    others = ", ".join(f'b."{name}"' for name in names)
+    for at, sql in enumerate(
+        (
+            f"SELECT _part, {quoted} FROM named",
+            f'SELECT 0 AS _part, "self", "schema", {sums} FROM named GROUP BY "self", "schema"',
+            f"SELECT _part, {quoted} FROM named ORDER BY there LIMIT 1",
+            f'SELECT a._part, {others} FROM named a LEFT JOIN named b ON a._part = b."self" - 1',
+            f'SELECT _part, {quoted} FROM named WHERE "schema" IN (SELECT v0 - 2 FROM named)',
+        )
+    ):
+        view = client.create_view(f"v{at}", sql)
+        view.refresh()
+        [row] = view.snapshot().to_pylist()
+        assert row == {"_part": int(at != 1)} | dict(zip(names, range(2, 11), strict=True))
+    assert "reduce[by self, schema: " in client.view("v1").explain()
 
 
 @pytest.mark.thorough(except_every=4)
@@ -179,7 +202,7 @@ def test_of_rows_that_all_agree_as_many_are_taken_as_are_asked_for(limit: int | 
     top = TopK(Scan("t", ("a",), ("int32",)), (), limit, offset, (Place(0),))
     program = Program("top")
     t = program.input("t", key={"a": pa.int32()})
-    seen = Lowering(program, lambda name: t).stream(top).capture()
+    seen = Lowering(program, lambda name: t).lowered(top).capture()
     with program.open() as running:
         running["t"].insert([((a, None), 0, a) for a in range(1, 5)])
         running["t"].advance_to(1)

@@ -2,8 +2,9 @@
 
 import json
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -49,9 +50,9 @@ def test_a_plan_is_read_back_as_it_was_stored(block: int) -> None:
             continue
         again = read_plan(json.loads(json.dumps(stored)))
         assert again is not None
-        read = again.plan(plan.name)
+        read = again.plan()
         assert (list(read.nodes.values()), read.scopes) == (list(plan.nodes.values()), plan.scopes), sql
-        assert [*dict(columns)] == read.nodes[again.answer].schema.names
+        assert [*dict(columns)] == [*read.nodes.values()][-1].schema.names
 
 
 def test_plans_of_this_form_that_were_stored_before_are_read() -> None:
@@ -63,7 +64,7 @@ def test_plans_of_this_form_that_were_stored_before_are_read() -> None:
                 assert read_plan(stored) is None
                 continue
             plan = msgspec.convert(stored, StoredPlan)
-            again = encode_plan(plan.plan("view"), plan.functions, {})
+            again = encode_plan(plan.plan(), plan.functions, {})
             assert again is not None
             assert json.loads(json.dumps(again))["nodes"] == stored["nodes"], sql
 
@@ -93,18 +94,34 @@ VIEWS = {
 }
 
 
+def create_edited(
+    client: persist.Client, name: str, sql: str, edit: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Create a view whose stored definition a function has edited."""
+    draft = drafted(Catalog(client.engine), name, sql, None)
+    steps = [
+        msgspec.structs.replace(step, view=edit(step.view)) if isinstance(step, Create) and step.view else step
+        for step in draft.steps
+    ]
+    client.engine.submit("create_view", steps, dict(draft.names)).result()
+
+
 def create_as_before(client: persist.Client, name: str, sql: str) -> None:
     """Create a view as a release did that stored no plan."""
-    engine = client.engine
-    draft = drafted(Catalog(engine), name, sql, None)
-    steps = []
-    for step in draft.steps:
-        if isinstance(step, Create):
-            assert step.view is not None
-            view = {member: value for member, value in step.view.items() if member != "program"}
-            step = msgspec.structs.replace(step, view={**view, "version": 1})
-        steps.append(step)
-    engine.submit("create_view", steps, dict(draft.names)).result()
+    create_edited(
+        client,
+        name,
+        sql,
+        lambda view: {member: view[member] for member in view if member != "program"} | {"version": 1},
+    )
+
+
+def holds_its_query(client: persist.Client, name: str, sql: str) -> bool:
+    with persist.open(client.url, settings=QUIET) as other:
+        other.view(name).refresh()
+        with other.sql(sql) as wanted:
+            expected = sorted(map(repr, wanted.to_arrow().to_pylist()))
+        return sorted(map(repr, other.view(name).snapshot().to_arrow().to_pylist())) == expected
 
 
 def test_views_with_and_without_a_plan_hold_the_same(client: persist.Client) -> None:
@@ -123,6 +140,58 @@ def test_views_with_and_without_a_plan_hold_the_same(client: persist.Client) -> 
                         expected = sorted(map(repr, wanted.to_pylist()))
                     assert sorted(map(repr, view.snapshot().to_pylist())) == expected
         change(client, time)
+
+
+def edited(program: Any, random: Random) -> Any:
+    """Return a stored value with one change somewhere inside."""
+    if isinstance(program, dict | list) and program and random.random() < 0.9:
+        copy = program.copy()
+        at = random.choice([*copy] if isinstance(copy, dict) else range(len(copy)))
+        copy[at] = edited(copy[at], random)
+        return copy
+    return random.choice([None, 0, 7, "b", "sum", [], {}, {"Unknown": []}, {"Col": ["c"]}, {"type": ["int64"]}])
+
+
+def test_a_plan_that_somebody_has_edited_is_made_anew(client: persist.Client) -> None:
+    random = Random(7)
+    for number in range(12):
+        create_edited(
+            client,
+            f"edited {number}",
+            VIEWS["joined"],
+            lambda view: {
+                **view,
+                "program": {**view["program"], "nodes": [edited([*node], random) for node in view["program"]["nodes"]]},
+            },
+        )
+        assert holds_its_query(client, f"edited {number}", VIEWS["joined"])
+    # A program that fits another relation.
+    other = drafted(Catalog(client.engine), "other", VIEWS["others"], None).definition.to_json()
+    create_edited(client, "others", VIEWS["others"], lambda view: view)
+    create_edited(client, "swapped", VIEWS["joined"], lambda view: {**view, "program": other["program"]})
+    assert client.view("others").live.definition.program is not None
+    assert client.view("swapped").live.definition.program is None
+    assert holds_its_query(client, "swapped", VIEWS["joined"])
+
+
+CONSTANTS = (
+    *("DATE 'infinity'", "DATE '5000000-01-01'", "TIMESTAMP '-infinity'", "TIMESTAMPTZ '2024-01-01 00:00:00+05:30'"),
+    *("[TIMESTAMP 'infinity', NULL]", "[DATE '-infinity']", "{'a': TIMESTAMP 'infinity'}", "[NULL::INTEGER[], [1]]"),
+    *("'nan'::DOUBLE", "-0.1::DECIMAL(38,38)", "'a\x00b😀'", "NULL::INTEGER[]", "INTERVAL '-1 month 3 days'"),
+    "['00000000-0000-0000-0000-000000000001'::UUID, 'f0000000-0000-0000-0000-000000000001'::UUID]",
+    "[TIMESTAMP_NS '2024-01-01 00:00:00.123456789']",
+)
+
+
+def test_constants_that_python_has_no_object_for_are_stored(client: persist.Client) -> None:
+    columns = ", ".join(f"({constant})::VARCHAR AS c{at}" for at, constant in enumerate(CONSTANTS))
+    rows = ", ".join(f"x.column{at}::VARCHAR AS v{at}" for at in range(len(CONSTANTS)))
+    values = ", ".join(CONSTANTS)
+    sql = f"SELECT id, {columns}, {rows} FROM t CROSS JOIN (VALUES ({values})) AS x(" + (
+        ", ".join(f"column{at}" for at in range(len(CONSTANTS))) + ") WHERE id < 2"
+    )
+    client.create_view("constants", sql)
+    assert holds_its_query(client, "constants", sql)
 
 
 def test_views_that_are_refreshed_together_read_what_each_needs(client: persist.Client) -> None:

@@ -7,9 +7,10 @@ import pytest
 
 import persist
 from persist import View
+from persist.compute.sql.compile import planned
 from persist.compute.sql.types import to_arrow
 from tests.compute.sql.corpus import QUERIES
-from tests.compute.sql.oracle import TABLES, Changes, Duck, Row, changes, comparable
+from tests.compute.sql.oracle import TABLES, Changes, Duck, Row, changes, comparable, schemas
 from tests.compute.sql.two_ways import QUIET, requests_by_key, way_of
 
 TIMES = 6
@@ -40,6 +41,14 @@ def expected(answers: list[Counter[Row]]) -> Counter[Row]:
     return found
 
 
+def with_distinct_names(sql: str) -> str:
+    """Return a query whose columns have different names, as a view needs."""
+    names = [name for name, _ in planned(sql, schemas(TABLES))[1]]
+    if len({*names}) == len(names):
+        return sql
+    return f"SELECT * FROM ({sql}) AS answer({', '.join(f'c{number}' for number in range(len(names)))})"
+
+
 def check_updates(sql: str, steps: list[Changes]) -> None:
     """Raise AssertionError unless a query has the updates of DuckDB's answers, whichever way its view is refreshed."""
     with requests_by_key(), persist.open(f"memory://{uuid.uuid4()}", settings=QUIET) as client:
@@ -57,7 +66,7 @@ def check_updates(sql: str, steps: list[Changes]) -> None:
                 table.write([((row, None), time, diff) for row, diff in batch[name]], seal=time + 1).result()
             answers.append(duck.answer(sql))
             if not views:
-                views = {name: client.create_view(name, sql) for name in ("open", "cold", "late")}
+                views = {name: client.create_view(name, with_distinct_names(sql)) for name in ("open", "cold", "late")}
                 views["open"].open_state()
             for name, view in views.items():
                 if name != "late" or time % LATE == 0 or time == TIMES - 1:

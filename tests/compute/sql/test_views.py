@@ -702,6 +702,15 @@ def test_nobody_writes_a_view_but_its_refreshes(client: persist.Client) -> None:
     assert rows(view) == [(1,), (2,), (3,)]
 
 
+def test_a_frame_without_rows_seals_no_view(client: persist.Client) -> None:
+    orders = filled(client)
+    view = client.create_view("ids", "SELECT id FROM orders")
+    with pytest.raises(persist.errors.ViewWritten, match=r"'ids' is a view"):
+        client.write("ids", pa.table({"id": pa.array([], pa.int64())})).result()
+    assert view.refresh() == orders.upper
+    assert rows(view) == [(1,), (2,), (3,)]
+
+
 def test_a_view_of_a_collection_with_a_timeline_has_its_moments(tmp_path: Path) -> None:
     with persist.open(tmp_path) as client:
         sales = client.create_or_load("sales", key={"id": pa.int64()}, value={"amount": pa.float64()}, timeline="s")

@@ -1,9 +1,9 @@
 """What upserts refuse: each with an error of its own, and nothing half applied."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pytest
@@ -234,9 +234,7 @@ def test_an_upsert_that_is_tried_again_with_its_token_happens_once(client: persi
 
 def test_a_machine_whose_options_are_no_json_is_refused(client: persist.Client) -> None:
     class Odd(InsertIfAbsent):
-        @property
-        def options(self) -> dict[str, Any]:
-            return {"by": {1, 2}, "at": object()}
+        options: ClassVar[Mapping[str, Any]] = {"by": {1, 2}, "at": object()}
 
     with pytest.raises(persist.errors.InvalidUsage, match="no JSON"):
         keyed(client, machine=Odd())

@@ -344,3 +344,17 @@ def test_uploads_are_void_after_an_old_one_but_not_after_a_young_one_nor_young_r
     assert floor((8, 3600), orphan_grace_s=3600, grace_s=1000) == 4
     assert floor((10, 0), orphan_grace_s=0) == 11
     assert floor() == floor((5, 499)) == 0
+
+
+def test_an_upload_of_yesterday_says_nothing_about_one_of_today_with_its_seqno() -> None:
+    """In a quiet log; a Spark job may plan an upload long before it stores the first part."""
+
+    def floor(hours: float, *uploads: tuple[int, float], policies: Policies) -> int:
+        marks = [Mark(100, 1e6), Mark(99, 1e6 - 48 * HOUR)]
+        ages = Ages(State(seqno=100), policies, 1e6 + hours * HOUR, marks)
+        return ages.upload_floor([(seqno, (hours + before) * HOUR) for seqno, before in uploads])
+
+    default = Policies(Policy())
+    assert [floor(hours, (100, 25), policies=default) for hours in (0, 2, 23, 24)] == [100, 100, 100, 101]
+    shortened = default.replaced(Policy(orphan_grace_s=3600), 100, at_once=False)
+    assert [floor(hours, (101, -0.5), policies=shortened) for hours in (2, 23, 24, 25)] == [100, 100, 101, 101]

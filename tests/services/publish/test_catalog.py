@@ -20,7 +20,7 @@ import persist
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT_MIN
 from persist.services.publish.catalog import identifier_of
-from persist.tools.web.iceberg import BODY_BYTES_MAX, serve_catalog
+from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
 from tests.services.publish.test_delta import SETTINGS
 from tests.support.stepped import WAIT_S
 

@@ -164,8 +164,10 @@ def test_a_message_that_does_not_come_ends_its_call(serving: Client, monkeypatch
         writer.write_metadata(b"a")
         with pytest.raises(flight.FlightUnavailableError):
             reader.read_chunk()
-        assert served._commits is not None
-        wait_until(lambda: served._commits is not None and served._commits.room.left == commits.ROOM_BYTES)
+        assert served.flight is not None
+        assert served.flight._commits is not None
+        room = served.flight._commits.room
+        wait_until(lambda: room.left == commits.ROOM_BYTES)
 
 
 def test_requests_for_commits_have_room_for_so_many_bytes_together(

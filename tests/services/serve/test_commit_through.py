@@ -15,6 +15,7 @@ import xxhash
 import persist
 from persist.api.client import Client
 from persist.api.multi_write import MultiWrite
+from persist.api.serving import Servers
 from persist.blob import wire
 from persist.blob.layers.unreliable import UnreliableBlob
 from persist.blob.protocol import Blob, MemoryBlob
@@ -26,7 +27,6 @@ from persist.engine.collection.commit import Commit
 from persist.engine.write.relay_messages import Sent
 from persist.events import Sessions
 from persist.services.serve import remote_location as asking
-from persist.services.serve.server import Server
 from tests.services.serve.line import line_to
 from tests.services.serve.test_serve import made_certificate
 from tests.support.clocks import ImpatientClock
@@ -35,7 +35,7 @@ from tests.support.stepped import Gate, Stepped, wait_until
 LOCAL = "grpc://127.0.0.1:0"
 QUIET = persist.Settings(background=False)
 LOG = "log/"
-Served = tuple[Client, Server, Stepped]
+Served = tuple[Client, Servers, Stepped]
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +63,7 @@ def hub(store: Stepped) -> Iterator[Client]:
 
 
 @pytest.fixture
-def served(hub: Client) -> Iterator[Server]:
+def served(hub: Client) -> Iterator[Servers]:
     with hub.serve(LOCAL, commits=True) as served:
         yield served
 
@@ -106,7 +106,7 @@ def marks(record: Record) -> list[tuple[int, int]]:
     return [] if record.submitted is msgspec.UNSET else [(each.first, each.last) for each in record.submitted]
 
 
-def test_a_commit_goes_through_the_server_and_says_whose_it_is(blob: MemoryBlob, served: Server) -> None:
+def test_a_commit_goes_through_the_server_and_says_whose_it_is(blob: MemoryBlob, served: Servers) -> None:
     with through(blob, served.url) as client:
         seqno = client["orders"].write(row(1), seal=2).result()
         assert (commits(client)["records"], commits(client)["relayed"], commits(client)["in_doubt"]) == (0, 1, 0)
@@ -133,7 +133,7 @@ def test_a_server_that_has_not_looked_for_long_knows_what_its_clients_know(blob:
     assert keys(blob) == [1]
 
 
-def test_many_clients_share_records(blob: MemoryBlob, store: Stepped, served: Server) -> None:
+def test_many_clients_share_records(blob: MemoryBlob, store: Stepped, served: Servers) -> None:
     gate = Gate()
     store.before("create", LOG, gate)
     before = len(records(blob))
@@ -236,7 +236,7 @@ def _without_ids(answer: Any) -> Any:
     return answer
 
 
-def test_a_view_that_is_refreshed_through_a_server_says_how_far(blob: MemoryBlob, served: Server) -> None:
+def test_a_view_that_is_refreshed_through_a_server_says_how_far(blob: MemoryBlob, served: Servers) -> None:
     with through(blob, served.url) as client:
         texts = client.create_or_load("texts", key={"k": int}, value={"v": str})
         view = client.create_view("long texts", "SELECT k, v FROM texts WHERE v <> 'x'")
@@ -246,7 +246,7 @@ def test_a_view_that_is_refreshed_through_a_server_says_how_far(blob: MemoryBlob
 
 
 def test_a_lease_that_a_server_has_granted_is_not_over_because_the_store_does_not_answer(
-    blob: MemoryBlob, served: Server
+    blob: MemoryBlob, served: Servers
 ) -> None:
     mine = UnreliableBlob(blob)
     with persist.open(mine, settings=QUIET, clock=ImpatientClock(), commit_through=served.url) as client:
@@ -262,7 +262,7 @@ def test_a_lease_that_a_server_has_granted_is_not_over_because_the_store_does_no
         assert snapshot.count() == 1
 
 
-def test_a_commit_whose_answer_is_lost_is_found_in_the_log(blob: MemoryBlob, store: Stepped, served: Server) -> None:
+def test_a_commit_whose_answer_is_lost_is_found_in_the_log(blob: MemoryBlob, store: Stepped, served: Servers) -> None:
     with line_to(served.url) as line, through(blob, line.url) as client:
         orders = client["orders"]
         store.after("create", LOG, line.cut)
@@ -275,7 +275,7 @@ def test_a_commit_whose_answer_is_lost_is_found_in_the_log(blob: MemoryBlob, sto
     assert keys(blob) == [1, 2]
 
 
-def test_a_commit_that_the_server_has_not_made_is_made_once(blob: MemoryBlob, store: Stepped, served: Server) -> None:
+def test_a_commit_that_the_server_has_not_made_is_made_once(blob: MemoryBlob, store: Stepped, served: Servers) -> None:
     gate = Gate()
     store.before("create", LOG, gate)
     with line_to(served.url) as line, through(blob, line.url) as client:
@@ -291,7 +291,7 @@ def test_a_commit_that_the_server_has_not_made_is_made_once(blob: MemoryBlob, st
     assert [marks(each) for each in records(blob)[seqno : seqno + 2]] == [[(1, 1)], [(1, 1)]]
 
 
-def test_what_was_refused_in_doubt_is_not_committed_later(blob: MemoryBlob, store: Stepped, served: Server) -> None:
+def test_what_was_refused_in_doubt_is_not_committed_later(blob: MemoryBlob, store: Stepped, served: Servers) -> None:
     gate = Gate()
     store.before("create", LOG, gate)
     with through(blob, served.url) as other, line_to(served.url) as line, through(blob, line.url) as client:
@@ -323,7 +323,7 @@ def _outcome(future: Any) -> Any:
 
 
 def test_each_of_several_calls_whose_answer_is_lost_together_learns_what_became_of_it(
-    blob: MemoryBlob, store: Stepped, served: Server
+    blob: MemoryBlob, store: Stepped, served: Servers
 ) -> None:
     gate = Gate()
     with line_to(served.url) as line, through(blob, line.url) as client:
@@ -348,7 +348,7 @@ def test_each_of_several_calls_whose_answer_is_lost_together_learns_what_became_
 
 
 def test_a_slow_server_is_not_waited_for_and_commits_nothing_twice(
-    blob: MemoryBlob, store: Stepped, served: Server, monkeypatch: pytest.MonkeyPatch
+    blob: MemoryBlob, store: Stepped, served: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gate = Gate()
     store.before("create", LOG, gate)
@@ -364,7 +364,7 @@ def test_a_slow_server_is_not_waited_for_and_commits_nothing_twice(
 
 
 def test_where_the_store_fails_while_a_commit_is_in_doubt_it_stays_in_doubt(
-    blob: MemoryBlob, store: Stepped, served: Server
+    blob: MemoryBlob, store: Stepped, served: Servers
 ) -> None:
     gate, mine = Gate(), UnreliableBlob(blob)
     store.before("create", LOG, gate)
@@ -385,7 +385,7 @@ def test_where_the_store_fails_while_a_commit_is_in_doubt_it_stays_in_doubt(
     assert keys(blob) == [1]
 
 
-def test_two_servers_of_one_location_commit_what_each_is_asked_for(blob: MemoryBlob, served: Server) -> None:
+def test_two_servers_of_one_location_commit_what_each_is_asked_for(blob: MemoryBlob, served: Servers) -> None:
     with persist.open(blob, settings=QUIET) as second, second.serve(LOCAL, commits=True) as other:
         clients = [through(blob, url) for url in (served.url, other.url) for _ in range(3)]
 
@@ -402,7 +402,7 @@ def test_two_servers_of_one_location_commit_what_each_is_asked_for(blob: MemoryB
     assert keys(blob) == [100 * n + each for n in range(6) for each in range(10)]
 
 
-def test_a_server_commits_by_itself_what_others_ask_it_for(blob: MemoryBlob, served: Server) -> None:
+def test_a_server_commits_by_itself_what_others_ask_it_for(blob: MemoryBlob, served: Servers) -> None:
     """Whoever asked looks for its own id in the log, and would not find it if another server had been asked in turn."""
     with (
         through(blob, served.url) as between,
@@ -417,7 +417,7 @@ def test_a_server_commits_by_itself_what_others_ask_it_for(blob: MemoryBlob, ser
 
 
 def test_a_server_that_does_not_commit_for_this_client_is_refused_when_it_says_so(
-    blob: MemoryBlob, hub: Client, served: Server
+    blob: MemoryBlob, hub: Client, served: Servers
 ) -> None:
     with hub.serve(LOCAL) as reads, pytest.raises(persist.InvalidUsage, match="does not commit for others"):
         through(blob, reads.url)
@@ -478,7 +478,7 @@ def test_a_server_of_a_location_that_another_client_has_only_just_begun_commits_
 
 
 def test_a_server_that_turns_into_one_of_another_location_commits_nothing_there(
-    blob: MemoryBlob, served: Server
+    blob: MemoryBlob, served: Servers
 ) -> None:
     elsewhere = MemoryBlob()
     with persist.open(elsewhere, settings=QUIET) as other:
@@ -494,7 +494,7 @@ def test_a_server_that_turns_into_one_of_another_location_commits_nothing_there(
 
 
 def test_without_the_server_a_client_commits_by_itself_and_goes_back_to_it_later(
-    blob: MemoryBlob, hub: Client, served: Server, caplog: pytest.LogCaptureFixture
+    blob: MemoryBlob, hub: Client, served: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock = ImpatientClock()
     with persist.open(blob, settings=QUIET, clock=clock, commit_through=served.url) as client:
@@ -522,7 +522,7 @@ def test_every_mutation_that_callers_ask_for_can_be_sent() -> None:
     assert {kind for tag, kind in KINDS.items() if tag not in own} - made_of_others <= {*get_args(Sent)}
 
 
-def test_every_condition_that_callers_set_goes_through_the_server(blob: MemoryBlob, served: Server) -> None:
+def test_every_condition_that_callers_set_goes_through_the_server(blob: MemoryBlob, served: Servers) -> None:
     with through(blob, served.url) as client:
         client["orders"].write(row(1), seal=2).result()
         view = client.create_view("v", "SELECT k, v FROM orders WHERE v <> 'y'")
@@ -555,7 +555,7 @@ def test_an_empty_location_is_begun_by_whoever_writes_first(blob: MemoryBlob) ->
 
 
 def test_a_location_that_somebody_has_alone_is_locked_for_others_through_a_server_too(
-    blob: MemoryBlob, served: Server
+    blob: MemoryBlob, served: Servers
 ) -> None:
     with through(blob, served.url) as client:
         orders = client["orders"]
@@ -596,7 +596,7 @@ def changed(body: bytes, change: Callable[[Any], object]) -> bytes:
 
 
 def test_a_request_that_is_played_again_commits_nothing(
-    blob: MemoryBlob, served: Server, monkeypatch: pytest.MonkeyPatch
+    blob: MemoryBlob, served: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = request(blob, served.url, monkeypatch)
     with pytest.raises(pa.ArrowInvalid, match="asked for before"):
@@ -608,7 +608,7 @@ def test_a_request_that_is_played_again_commits_nothing(
 
 
 def test_requests_that_no_client_makes_are_refused_and_harm_nobody(
-    blob: MemoryBlob, served: Server, monkeypatch: pytest.MonkeyPatch
+    blob: MemoryBlob, served: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = request(blob, served.url, monkeypatch)
 

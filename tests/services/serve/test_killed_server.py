@@ -25,7 +25,7 @@ TOKEN = "secret"
 @contextmanager
 def serving(folder: Path, url: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run `persist serve --commits` on a folder; yields the process and where it is, and kills it."""
-    command = [sys.executable, "-m", "persist", "serve", str(folder), "--json", "--commits", "--url", url]
+    command = [sys.executable, "-m", "persist", "serve", str(folder), "--json", "--commits", "--flight", url]
     environment = os.environ | {"PERSIST_SERVE_TOKEN": TOKEN}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as server:
         try:

@@ -111,7 +111,7 @@ def test_every_endpoint_of_the_table_is_in_the_matrix_and_no_other_is_served(cli
     with serving(client, (READS, WRITES)) as server, flight.FlightClient(server.url) as connection:
         options = flight.FlightCallOptions(headers=[(b"authorization", f"Bearer {WRITES}".encode())])
         assert {f"DoAction/{action.type}" for action in connection.list_actions(options)} <= RIGHTS.keys()
-        methods = {name.rpartition("/")[2] for name in server._calls._methods}
+        methods = {name.rpartition("/")[2] for name in server.flight._calls._methods}
         assert methods == {name for name in RIGHTS if "/" not in name} - {"metrics", "iceberg"}
         with pytest.raises(pa.ArrowInvalid, match="there is no 'DoAction/drop'"):
             [*connection.do_action(flight.Action("drop", b"{}"), options)]
@@ -220,6 +220,7 @@ def test_a_header_that_is_no_token_has_no_rights(header: str) -> None:
 
 
 def test_a_write_token_needs_something_to_write_through_and_a_token_for_readers(client: persist.Client) -> None:
-    for options in ({"token": READS}, {"store": True}, {"commits": True}):
-        with pytest.raises(persist.InvalidUsage, match="write_token= goes with store=True or commits=True"):
+    postgres = {"write": True, "postgres": "127.0.0.1:0"}
+    for options in ({"token": READS}, {"store": True}, {"commits": True}, postgres):
+        with pytest.raises(persist.InvalidUsage, match="goes with store=True, commits=True or write=True, and a token"):
             client.serve(LOCAL, write_token=WRITES, **options)

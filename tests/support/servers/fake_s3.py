@@ -46,7 +46,7 @@ class FakeS3:
         objects: `/bucket/key` as in the request line, to bytes.
         checksums: the same, to the checksum that came with the PUT.
         requests: method and headers (names in lower case) of what came in.
-        undeletable: `/bucket/key` to the error code that a deletion of many gives for it.
+        undeletable: `/bucket/key` to the error code that a deletion gives for it.
         listings: the keys, with the location's prefix, of the next pages of listings; the last page is an empty one.
         echo: what error messages repeat, as a careless server would.
         troubles: what goes wrong with the next requests, in turn.
@@ -77,6 +77,8 @@ class FakeS3:
                 return self._delete_many(path.partition("?")[0], body)
             if method == "GET" and "list-type=2" in path:
                 return 200, self._list()
+            if method == "DELETE" and (code := self.undeletable.get(path)):
+                return _REFUSALS[code], _error(code, self.echo)
             if method == "DELETE":
                 self.objects.pop(path, None)
                 return 204, b""
@@ -129,6 +131,9 @@ def fake_s3(*troubles: Trouble) -> Iterator[FakeS3]:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+_REFUSALS = {"AccessDenied": 403, "InternalError": 500, "NoSuchKey": 404, "SlowDown": 503}
 
 
 def _error(code: str, echo: str = "") -> bytes:

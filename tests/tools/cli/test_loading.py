@@ -437,13 +437,26 @@ def test_the_mode_of_a_write_says_what_becomes_of_what_is_there(tmp_path: Path, 
         with persist.open(location, mode="read") as client:
             rows.append(client["orders"].snapshot().count())
     assert rows == [2, 2, 4, 2]
-    assert written(location, "orders", str(file), "--key", "id", "--mode", "error") != 0
+    for _ in range(2):
+        token = ["--mode", "error", "--token", "load 7"]
+        assert written(location, "others", str(file), "--key", "id", *token) == 0
+        assert written(location, "others", str(file), "--key", "id", "--mode", "error") != 0
     assert written(location, "orders", str(file), "--mode", "replace") == 2
     assert 'use "upsert", "append"' in capsys.readouterr().err
     assert written(location, "orders", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 2
     assert written(location, "days", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 0
     assert written(location, "days", str(file), "--key", "id", "--time", "2026-11-21", "--seal", "2026-11-22") == 0
     assert "was written before" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "mode", [["--no-key"], ["--key", "id"], ["--key", "id", "--mode", "overwrite", "--time", "now"]]
+)
+def test_rows_that_are_one_commit_refuse_a_number_of_rows(tmp_path: Path, capsys: Printed, mode: list[str]) -> None:
+    file = tmp_path / "orders.csv"
+    file.write_text("id,amount\n1,9.5\n2,3\n")
+    assert written(str(tmp_path / "shop"), "orders", str(file), *mode, "--commit-rows", "1") == 2
+    assert "are one commit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("times", [[], ["--time", "3"], ["--time-column", "t"]])
@@ -475,8 +488,8 @@ def test_a_file_without_rows_creates_its_collection(tmp_path: Path, times: list[
 def test_a_file_in_pieces_creates_its_collection_with_the_first(tmp_path: Path) -> None:
     location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
     file.write_text("id,t\n1,1\n2,2\n3,3\n")
-    assert written(location, "orders", str(file), "--key", "id", "--time-column", "t", "--commit-rows", "2") == 0
-    assert written(location, "orders", str(file), "--key", "id", "--time-column", "t", "--commit-rows", "2") == 0
+    assert written(location, "orders", str(file), "--no-key", "--time-column", "t", "--commit-rows", "2") == 0
+    assert written(location, "orders", str(file), "--no-key", "--time-column", "t", "--commit-rows", "2") == 0
     with persist.open(location) as client:
         client["orders"].seal(4).result()
         assert sorted(client["orders"].snapshot().to_arrow()["id"].to_pylist()) == [1, 2, 3]

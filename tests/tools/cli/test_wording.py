@@ -103,7 +103,7 @@ CASES: list[tuple[str, str, int]] = [
     ("create shop new --key k:int64 --keyed --resolve never", "--resolve 'never' is not allowed: give 'seal'", 2),
     ("fsck shop --dry-run", "--dry-run goes with --repair", 2),
     ("fsck shop --set-aside", "--set-aside goes with --repair", 2),
-    ("serve shop --url grpc://0.0.0.0:0", "PERSIST_SERVE_TOKEN), or --insecure", 2),
+    ("serve shop --flight grpc://0.0.0.0:0", "PERSIST_SERVE_TOKEN), or --insecure", 2),
     ("compact shop --memory-budget 1", "--memory-budget 1 is not allowed: give an integer >= 16777216", 2),
 ]
 

@@ -61,10 +61,7 @@ CALLS: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
     "retain": ([Collection.retain], {"yes"}),
     "restore": ([Collection.restore], set()),
     "seal": ([Collection.seal], {"for_ever"}),
-    "serve": (
-        [Client.serve],
-        {"iceberg", "iceberg_properties", "metrics", "sql_memory"},
-    ),
+    "serve": ([Client.serve], {"metrics", "sql_memory", "sql_timeout"}),  # The last two make its `sql`.
     "show": ([], ROWS_OUT),
     "status": ([], {"watch"} | ROWS_OUT),
     "sql": ([Client.sql], LIMITED),

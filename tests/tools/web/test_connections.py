@@ -11,7 +11,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from persist.tools.web import server
+from persist.services.serve import http as server
 from tests.support.stepped import WAIT_S
 from tests.tools.web.places import fill, shown
 

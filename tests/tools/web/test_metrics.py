@@ -15,7 +15,7 @@ import pytest
 
 import persist
 from persist.core.metrics import Reading
-from persist.tools.web import server as limits
+from persist.services.serve import http as limits
 from persist.tools.web.app import serve_page
 from persist.tools.web.metrics import group_readings, serve_metrics
 from tests.support.paths import ROOT

@@ -72,7 +72,7 @@ class Arrangement(StashingOperator):
         self.loaded: Spine | None = None
         self.seeds: Callable[[Ints], Ints | None] | None = None
 
-    def read_from(self, frontier: ReaderFrontier) -> None:
+    def add_reader(self, frontier: ReaderFrontier) -> None:
         """Register a reader, which compares times with times beyond its frontier only."""
         self._readers.append(frontier)
 
@@ -80,8 +80,8 @@ class Arrangement(StashingOperator):
         """Take these updates in the next pass, in place of the input's updates up to a time."""
         self._restored = updates, at
 
-    def shaped(self) -> Ints | None:
-        arrived = super().shaped()
+    def shape_input(self) -> Ints | None:
+        arrived = super().shape_input()
         if self._restored is None:
             return arrived
         (updates, at), self._restored = self._restored, None
@@ -91,7 +91,7 @@ class Arrangement(StashingOperator):
 
     def run(self) -> None:
         self._keep()  # The batch of the previous iteration.
-        self.new = self.taken()
+        self.new = self.take_ready()
         self.out = None if self.new is None else self.new[1:]
 
     def settle(self) -> None:
@@ -172,9 +172,10 @@ class Arrangement(StashingOperator):
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
-            new_numbers, more = _in_batch(hashes, keys, self.new)
+            new_numbers, places = matches(hashes, keys, self.new)
             if len(new_numbers):
-                numbers, rows = np.concatenate((numbers, new_numbers)), np.concatenate((rows, more), axis=1)
+                numbers = np.concatenate((numbers, new_numbers))
+                rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)
         return numbers, rows
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
@@ -188,8 +189,3 @@ class Arrangement(StashingOperator):
 
     def bytes(self) -> int:
         return self.spine.bytes + (0 if self.loaded is None else self.loaded.bytes)
-
-
-def _in_batch(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    numbers, places = matches(hashes, keys, batch)
-    return numbers, batch.take(places, axis=1)

@@ -7,7 +7,7 @@ A group is a dictionary from value words to multiplicities, none of them 0.
 """
 
 from collections.abc import Iterable, Sequence
-from itertools import repeat
+from itertools import product, repeat
 from operator import le
 from typing import TypeAlias
 
@@ -35,7 +35,6 @@ def corrections(
 
     Args:
         times: of each key, in an order in which none comes before a lesser one.
-        records: of each key, at all times.
         given: the earlier updates of the output of each key; the changes are added.
         width: how many value words a record has.
     """
@@ -43,7 +42,7 @@ def corrections(
     for rank in range(max(map(len, times), default=0)):
         items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
         groups = [accumulated(records[number], time) for number, time in items]
-        results = _made(logic, groups, [number for number, _ in items], keys, width)
+        results = _apply(logic, groups, [number for number, _ in items], keys, width)
         for (number, time), records_at_time in zip(items, results, strict=True):
             is_there = accumulated(given[number], time)
             change = added(is_there, [(values, -diff) for values, diff in records_at_time])
@@ -53,7 +52,7 @@ def corrections(
     return differences
 
 
-def _made(
+def _apply(
     logic: Logic, groups: Sequence[Group], owners: Sequence[int], keys: Ints, width: int
 ) -> list[list[tuple[Values, int]]]:
     """Return the results of each group, as value words and multiplicities; owners are the numbers of the keys."""
@@ -91,10 +90,10 @@ def added(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
 
 def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Coordinates]:
     """Return times, with all their least upper bounds with known ones."""
-    closed_times, known = set(times), set(known)
+    closed_times, known_times = set(times), set(known)
     fresh = closed_times
     while fresh:
-        fresh = {tuple(map(max, fresh_time, known_time)) for fresh_time in fresh for known_time in known} - closed_times
+        fresh = {tuple(map(max, *pair)) for pair in product(fresh, known_times)} - closed_times
         closed_times = closed_times | fresh
     return closed_times
 

@@ -37,8 +37,6 @@ class Rows:
 
     Attributes:
         owners: the frame of each row, ascending.
-        arguments: the words of each argument.
-        kinds: the types of the arguments.
         count: how many frames there are.
     """
 
@@ -60,7 +58,7 @@ class Rows:
         """Return numbers in the order of the values of the first argument."""
         return ranks(self.domain, self.arguments[0], self.kinds[0])
 
-    def placed(self, places: Ints, words: Ints) -> Ints:
+    def spread(self, places: Ints, words: Ints) -> Ints:
         """Return a word for each frame: these for the frames of rows at places, and NULL for the others."""
         every_word = np.full(self.count, NULL, np.int64)
         every_word[self.owners.take(places)] = words
@@ -155,19 +153,19 @@ Fold = Callable[[WindowFunction, Rows], Ints]
 
 def _first(call: WindowFunction, rows: Rows) -> Ints:
     firsts, _ = rows.firsts()
-    return rows.placed(firsts, rows.arguments[0].take(firsts))
+    return rows.spread(firsts, rows.arguments[0].take(firsts))
 
 
 def _last(call: WindowFunction, rows: Rows) -> Ints:
     _, ends = rows.firsts()
-    return rows.placed(ends - 1, rows.arguments[0].take(ends - 1))
+    return rows.spread(ends - 1, rows.arguments[0].take(ends - 1))
 
 
 def _nth(call: WindowFunction, rows: Rows) -> Ints:
     firsts, ends = rows.firsts()
     places = firsts + call.number - 1
     places = places[(places >= firsts) & (places < ends)]
-    return rows.placed(places, rows.arguments[0].take(places))
+    return rows.spread(places, rows.arguments[0].take(places))
 
 
 def _extreme(is_max: bool) -> Fold:
@@ -175,7 +173,7 @@ def _extreme(is_max: bool) -> Fold:
         order = np.lexsort((rows.first_ranks(), rows.owners))
         firsts, ends = rows.firsts()
         places = order.take(ends - 1 if is_max else firsts)
-        return rows.placed(places, rows.arguments[0].take(places))
+        return rows.spread(places, rows.arguments[0].take(places))
 
     return extreme
 
@@ -187,7 +185,7 @@ def _make_arg_extreme(is_max: bool) -> Fold:
         by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
         order = np.lexsort((~by if is_max else by, rows.owners))
         places = order.take(rows.firsts()[0])
-        return rows.placed(places, rows.arguments[0].take(places))
+        return rows.spread(places, rows.arguments[0].take(places))
 
     return extreme
 
@@ -211,10 +209,10 @@ def _bits(function: Any) -> Fold:
     def combined(call: WindowFunction, rows: Rows) -> Ints:
         firsts, _ = rows.firsts()
         if not len(firsts):
-            return rows.placed(firsts, firsts)
+            return rows.spread(firsts, firsts)
         # Words of uint64 are not numbers, and a result may be the word of NULL.
         values = rows.domain.decode(rows.arguments[0], rows.kinds[0]).to_numpy(zero_copy_only=False)
-        return rows.placed(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
+        return rows.spread(firsts, rows.domain.encode(pa.array(function.reduceat(values, firsts), rows.kinds[0])))
 
     return combined
 
@@ -229,7 +227,7 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     # The longest run of each frame is put first; among equally long ones, the run whose value comes first.
     best = np.lexsort((order.take(starts), -counts, owners.take(starts)))
     places = starts.take(best.take(find_starts(owners.take(starts).take(best))))
-    return rows.placed(places, words.take(places))
+    return rows.spread(places, words.take(places))
 
 
 def _list(call: WindowFunction, rows: Rows) -> Ints:
@@ -268,7 +266,7 @@ def _quantile(call: WindowFunction, rows: Rows) -> Ints:
     words = rows.arguments[0]
     columns = quantiles(call, ends - firsts, lambda places: words.take(firsts + places), rows.kinds[0], rows.domain)
     if not call.constants[1]:
-        return rows.placed(firsts, columns[0])
+        return rows.spread(firsts, columns[0])
     every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
     elements = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
     return rows.domain.encode(_lists(call.result, replace(elements, kinds=[call.result.value_type])))
@@ -282,7 +280,6 @@ def quantiles(
     Args:
         sizes: how many values each group has, one at least.
         pick: returns the words of one value of each group, by its place in the order.
-        of: the type of the values.
     """
     is_between, is_list, down, *shares = call.constants
     kind = call.result.value_type if is_list else call.result

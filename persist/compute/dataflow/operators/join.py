@@ -57,7 +57,6 @@ class Step:
     """One look-up of a change's path.
 
     Attributes:
-        arrangement: what is looked up.
         keys: rows of the partial result that are the key, in the arrangement's order.
         takes: rows of the arrangement's words that are added to the partial result.
         has_new: whether the arrangement's new batch is seen.
@@ -75,7 +74,6 @@ class Path:
 
     Attributes:
         start: an arrangement of the input, whose new batch begins it.
-        steps: the look-ups.
         picks: rows of the partial result that make the output, in its order.
         partners: estimates how many records of the input have the same values of some columns; None if unknown.
     """
@@ -207,9 +205,7 @@ class JoinPaths:
     """The paths of a join.
 
     Args:
-        schemas: the columns of each input.
         on: for the second and each later input, pairs (column of the result so far, column of it).
-        outputs: the columns of the result.
         arranged: returns the arrangement of an input by key columns, with other columns as its value.
         partners: returns about how many records of an input have the same values of some columns; None if unknown.
     """
@@ -250,7 +246,7 @@ class JoinPaths:
         remaining = [number for number in range(len(self._schemas)) if number != start]
         route = []
         while remaining:
-            keys = {number: tuple(sorted(self._known(number, known_places))) for number in remaining}
+            keys = {number: tuple(sorted(self._find_known(number, known_places))) for number in remaining}
             best = (
                 min(remaining, key=lambda number: self._cost(number, keys[number]))
                 if len(remaining) > 1
@@ -266,7 +262,7 @@ class JoinPaths:
         partners = self._partners(number, keys)
         return not keys, float("inf") if partners is None else partners, -len(keys)
 
-    def _known(self, number: int, known: set[Place]) -> list[str]:
+    def _find_known(self, number: int, known: set[Place]) -> list[str]:
         return [name for name in self._schemas[number].names if self._class[number, name] in known]
 
     def _arrangement(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:

@@ -34,12 +34,11 @@ class Group(ABC):
     """One group: its records with their multiplicities, and its results.
 
     Attributes:
-        orders: in which its records are kept.
-        shown: its results, if they are kept.
+        results: its results, if they are kept.
     """
 
     orders: Collection[Ranked]
-    shown: Made | None = None
+    results: Made | None = None
 
     @property
     def rows(self) -> int:
@@ -64,13 +63,13 @@ class MadeGroup(Group):
         """Take changes in."""
 
     @abstractmethod
-    def made(self) -> Made:
+    def compute(self) -> Made:
         """Return the results of the group: records of the output with their multiplicities."""
 
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
-        earlier = self.made() if self.shown is None else self.shown
+        earlier = self.compute() if self.results is None else self.results
         self.add(records, diffs)
-        self.shown = later = self.made()
+        self.results = later = self.compute()
         changes = [[*record, later.get(record, 0) - earlier.get(record, 0)] for record in earlier.keys() | later.keys()]
         changes = [change for change in changes if change[-1]]
         rows = np.array(changes, np.int64).reshape(len(changes), max(map(len, changes), default=1)).T
@@ -94,12 +93,12 @@ class TopGroup(MadeGroup):
         for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
             self._ranked.add(tuple(record), diff)
 
-    def made(self) -> Made:
+    def compute(self) -> Made:
         if self._counted == "row_number":
-            return dict(self._ranked.taken(self._skip, self._count))
+            return dict(self._ranked.take(self._skip, self._count))
         results: Made = {}
         place, peers = 0, None
-        for record, copies in self._ranked.taken(0, self._ranked.total):
+        for record, copies in self._ranked.take(0, self._ranked.total):
             agree = [record[at] for at in self._by]
             if agree != peers:
                 if place >= self._count:
@@ -146,7 +145,7 @@ class AggregatedGroup(MadeGroup):
             for word, diff in zip(words[is_value].tolist(), diffs[is_value].tolist(), strict=True):
                 self._ranked[at].add((word,), diff)
 
-    def made(self) -> Made:
+    def compute(self) -> Made:
         if not self._count:
             return {}
         return {tuple(self._aggregate(at, aggregation) for at, aggregation in enumerate(self._aggregates)): 1}
@@ -206,17 +205,17 @@ class FoldedGroup(MadeGroup):
             else:
                 self._ranked.add((word,), diff)
 
-    def made(self) -> Made:
+    def compute(self) -> Made:
         size = self._ranked.total
         if not size:
             return {(NULL,) * len(self._calls): 1} if self._nulls > 0 else {}
-        pick = partial(_picked, self._ranked)
+        pick = partial(_pick_places, self._ranked)
         columns = [quantiles(call, np.array([size]), pick, self._kind, self._domain) for call in self._calls]
         return {tuple(int(words[0]) for [words] in columns): 1}
 
 
-def _picked(ranked: Ranked, places: Ints) -> Ints:
-    return np.array([next(ranked.taken(place, 1))[0][0] for place in places.tolist()], np.int64)
+def _pick_places(ranked: Ranked, places: Ints) -> Ints:
+    return np.array([next(ranked.take(place, 1))[0][0] for place in places.tolist()], np.int64)
 
 
 def _exact_sum(diffs: Ints) -> int:
@@ -282,12 +281,12 @@ class LargeGroups:
         """How much memory the groups take."""
         return sum(group.bytes for group in self._groups.values())
 
-    def shown(self) -> Iterator[Record]:
+    def list_results(self) -> Iterator[Record]:
         """Yield all records of the output that the groups have."""
         for group in self._groups.values():
-            yield from group.shown or ()
+            yield from group.results or ()
 
-    def known(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
+    def find_ranked(self, keys: Ints, numbers: Ints, times: Ints) -> Flags:
         """Return which keys have a ranked group of which few enough records change.
 
         The others are forgotten, and are looked at as a whole.
@@ -321,7 +320,7 @@ class LargeGroups:
 
         Args:
             sizes: rows of the group of each key, before the changes.
-            numbers, times: of the changes, as of `known`.
+            numbers, times: of the changes, as of `find_ranked`.
         """
         large = np.flatnonzero((sizes >= self._costs.large_rows) & (sizes <= self._costs.ranked_rows))
         if not len(large):

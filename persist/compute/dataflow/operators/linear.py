@@ -302,7 +302,7 @@ def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
             return frame.where(np.array(is_kept, np.bool_))
         case MapFunction(function, columns):
             records = frame.records()
-            results = [_called(operator, function, record) for record in records]
+            results = [_call(operator, function, record) for record in records]
             return frame.changed(_columns(results, records, columns, frame.domain, operator))
         case BatchFunction():
             return _by_batch(stage, frame, operator)
@@ -442,7 +442,7 @@ def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
     return delayed
 
 
-def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
+def _call(operator: str, function: Callable[..., Any], record: Any) -> Any:
     try:
         return function(record)
     except Exception as error:
@@ -450,7 +450,7 @@ def _called(operator: str, function: Callable[..., Any], record: Any) -> Any:
 
 
 def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
-    result = _called(operator, function, record)
+    result = _call(operator, function, record)
     if result is not None and not isinstance(result, bool | np.bool_):
         raise OperatorFailed(operator, record, f"it returned {result!r:.200} instead of True, False or None")
     return bool(result)
@@ -529,7 +529,7 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
     diffs: list[int] = []
     records = frame.records()
     for row, record in enumerate(records):
-        for result in _called(operator, lambda given: list(stage.function(given)), record):
+        for result in _call(operator, lambda given: list(stage.function(given)), record):
             if stage.gives == "records":
                 results.append(result)
             else:

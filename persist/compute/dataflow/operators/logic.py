@@ -40,7 +40,7 @@ from persist.compute.dataflow.operators.linear import Column, Frame, row_columns
 from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
 from persist.compute.dataflow.plan.plan import Counted
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import check_sum, find_starts, largest, order_by, products, summed
+from persist.compute.dataflow.updates.batch import check_sum, find_starts, largest, products, sort_columns, summed
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
 from persist.core.errors import OperatorFailed
@@ -306,7 +306,7 @@ def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[In
 
 def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
     """Return (group, value, multiplicity) in the order of group and value, with positive multiplicities only."""
-    order = order_by((numbers, ranks(domain, words, of)))
+    order = sort_columns((numbers, ranks(domain, words, of)))
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
@@ -355,7 +355,7 @@ def top_k(
             foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
         columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
-        order = order_by((groups, *columns))
+        order = sort_columns((groups, *columns))
         if counted != "row_number":
             order = order[
                 _within_rank(count, counted, groups[order], [c[order] for c in columns[: len(by)]], diffs[order])
@@ -397,7 +397,7 @@ def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
 
     Most records are behind these by their first column alone, and are not compared in the others.
     """
-    order = order_by((groups, places))
+    order = sort_columns((groups, places))
     groups, places = groups.take(order), places.take(order)
     firsts = find_starts(groups)
     sizes = np.diff(np.append(firsts, len(groups)))

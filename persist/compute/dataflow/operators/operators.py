@@ -40,7 +40,6 @@ class Position:
 
     Attributes:
         title: how messages call it.
-        inputs: the operators it reads.
         outer: how many dimensions the times of the program have.
         depth: how many iterations it is in.
         costs: numbers of rows at which it works in another way.
@@ -171,7 +170,7 @@ class Operator:
             rows = sum(words.shape[1] for words, _ in self.live())
             yield self.title, rows, self.bytes()
 
-    def given(self) -> Ints | None:
+    def gather(self) -> Ints | None:
         """Return the updates of all inputs."""
         if len(self.inputs) == 1:
             return self.inputs[0].out
@@ -205,7 +204,6 @@ class StashingOperator(Operator):
     """An operator of one input whose updates wait until they are ready.
 
     Args:
-        layout: of the batches it makes of them.
         shape: is applied to updates first.
         adds_up: the shape makes several updates of each, and many of these are equal. Then it is applied piece by
             piece, and what each piece amounts to is kept: a first build takes a fraction of the memory.
@@ -226,9 +224,9 @@ class StashingOperator(Operator):
         axis = layout.words + (layout.dimensions - 1 if at.depth else 0)
         self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
 
-    def shaped(self) -> Ints | None:
+    def shape_input(self) -> Ints | None:
         """Return the updates of the input after the shape."""
-        updates = self.given()
+        updates = self.gather()
         if self.is_last_reader:
             for source in self.inputs:
                 source.out = None  # It goes with this frame, before anything is sorted.
@@ -244,9 +242,9 @@ class StashingOperator(Operator):
         pieces = [to_batch(self.shape(updates[:, start : start + most]), self.layout)[1:] for start in starts]
         return np.concatenate(pieces, axis=1)
 
-    def taken(self) -> Ints | None:
+    def take_ready(self) -> Ints | None:
         """Return the updates that are ready by now as a consolidated batch, or None."""
-        updates = self.shaped()
+        updates = self.shape_input()
         parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
         if updates is not None and updates.shape[1]:
             if self._are_all_ready(updates):
@@ -327,7 +325,7 @@ class ConcatOperator(Operator):
     may_rest = True
 
     def run(self) -> None:
-        self.out = self.given()
+        self.out = self.gather()
 
     def computed(self, keys: Keys | None) -> Ints:
         parts = [operator.contents(keys) for operator in self.inputs]
@@ -355,7 +353,7 @@ class ConsolidateOperator(StashingOperator):
         self._schema = schema
 
     def run(self) -> None:
-        batch = self.taken()
+        batch = self.take_ready()
         self.out = None if batch is None else batch[1:]
 
     def computed(self, keys: Keys | None) -> Ints:
@@ -377,7 +375,7 @@ class InspectOperator(Operator):
         self._shown = shown
 
     def run(self) -> None:
-        self.out = self.given()
+        self.out = self.gather()
         if self.out is not None and self.out.shape[1]:
             self._shown(self.out)
 
@@ -430,7 +428,7 @@ def make_inspector(
 ) -> Callable[[Ints], object]:
     """Return the function that shows updates as a table to a function."""
 
-    def shown(updates: Ints) -> None:
+    def inspect(updates: Ints) -> None:
         try:
             function(to_table(updates, schema, domain))
         except Exception as error:
@@ -438,4 +436,4 @@ def make_inspector(
                 operator, None, f"on a table of {updates.shape[1]} updates it raised {error!r}"
             ) from error
 
-    return shown
+    return inspect

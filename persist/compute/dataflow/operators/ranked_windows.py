@@ -30,7 +30,7 @@ import pyarrow as pa
 
 from persist.compute.dataflow.operators.large_groups import Group, Ranking
 from persist.compute.dataflow.operators.logic import copies
-from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, compute_column, placed, totals
+from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, compute_column, place_rows, totals
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
@@ -210,7 +210,7 @@ class _Partition:
             at += 1
         return np.concatenate(parts, axis=1) if len(parts) != 1 else parts[0]
 
-    def before(self, record: int) -> _Sum:
+    def sum_before(self, record: int) -> _Sum:
         """Return the totals over the records before one."""
         at = self._find_block(record)
         rows, peers, sums = self._rows[at], self._peers[at], [column[at] for column in self._sums]
@@ -314,7 +314,7 @@ class WindowedGroup(Group):
     def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
         """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
         first, end, new_first, new_end = stretch
-        was, now = old.before(first), new.before(new_first)
+        was, now = old.sum_before(first), new.sum_before(new_first)
         for reach in self._window.reaches:
             if reach.of == "first":
                 same = old.first is not None and new.first is not None
@@ -322,15 +322,15 @@ class WindowedGroup(Group):
                     return True
             elif reach.of == "peers":
                 # If the first rows of the stretch get or lose peers before them, the rows behind change as well.
-                ends = old.before(old.peers_end(first)), new.before(new.peers_end(new_first))
+                ends = old.sum_before(old.peers_end(first)), new.sum_before(new.peers_end(new_first))
                 if ends[0].peers != ends[1].peers:
                     return True
             elif reach.from_begin and _of(was, reach) != _of(now, reach):
                 return True
         if not any(reach.to_end for reach in self._window.reaches):
             return False
-        was, now = old.before(end), new.before(new_end)
-        whole, whole_now = old.before(old.total), new.before(new.total)
+        was, now = old.sum_before(end), new.sum_before(new_end)
+        whole, whole_now = old.sum_before(old.total), new.sum_before(new.total)
         return any(
             _of(whole, reach) + -_of(was, reach) != _of(whole_now, reach) + -_of(now, reach)
             for reach in self._window.reaches
@@ -352,12 +352,12 @@ class WindowedGroup(Group):
         rows = copies(records[-1])
         values = records[:-1].take(rows, axis=1)
         is_asked_for = (rows >= first - begin) & (rows < end - begin)
-        earlier, whole = partition.before(begin), partition.before(partition.total)
+        earlier, whole = partition.sum_before(begin), partition.sum_before(partition.total)
         begins, ends = np.full(len(rows), -earlier.rows), np.full(len(rows), whole.rows - earlier.rows)
         keys = [values[at] for at in window.by]
         columns = []
         for call, was, every in zip(window.calls, earlier.sums, whole.sums, strict=True):
-            places = replace(placed(call, begins, ends, keys), before=was, whole=every, peers_before=earlier.peers)
+            places = replace(place_rows(call, begins, ends, keys), before=was, whole=every, peers_before=earlier.peers)
             if call.function == "first_value" and call.start is None and partition.first is not None:
                 first_word = partition.first[window.schema.get_field_index(call.arguments[0])]
                 column = np.where(places.high > places.begins, first_word, NULL)

@@ -30,7 +30,15 @@ from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
 from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.operators.versions import number_moments, rows_of_keys, rows_of_others, split_versions
 from persist.compute.dataflow.state.spine import Allocate, Spine
-from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_keys, find_starts, key_hashes, to_batch
+from persist.compute.dataflow.updates.batch import (
+    Keys,
+    Layout,
+    distinct_keys,
+    find_starts,
+    key_hashes,
+    to_batch,
+    with_diffs,
+)
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
 from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
@@ -40,9 +48,7 @@ class ReduceOperator(Operator):
     """The base of both kinds.
 
     Args:
-        arrangement: the input by key.
         logic: what to make of groups.
-        columns: how many value words the output has.
         shape: what is done to the output.
         ranking: keeps large groups in order, if the logic allows it.
     """
@@ -69,13 +75,13 @@ class ReduceOperator(Operator):
         self.out_layout = Layout(self.keys, len(schema) - self.keys, self.dimensions)
         self.allocate = allocate
 
-    def made(self, groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+    def apply(self, groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Return the results of groups; none for no groups."""
         if len(groups):
             return self.logic(groups, values, diffs, find_keys)
         return groups, np.empty((self.out_layout.values, 0), np.int64), diffs
 
-    def shaped(self, batch: Ints) -> Ints | None:
+    def shape_batch(self, batch: Ints) -> Ints | None:
         return self.shape(batch[1:]) if batch.shape[1] else None
 
 
@@ -90,7 +96,7 @@ class TotalReduce(ReduceOperator):
         keys, hashes, numbers = distinct_keys(new, self.arrangement.layout)
         changes = []
         if self.large is not None:
-            is_ranked = self.large.known(keys, numbers, new[-2])
+            is_ranked = self.large.find_ranked(keys, numbers, new[-2])
             if is_ranked.any():
                 changes.append(self.shape(self._ranked_changes(is_ranked, keys, numbers, new)))
                 keys, hashes = keys[:, ~is_ranked], hashes[~is_ranked]
@@ -130,7 +136,7 @@ class TotalReduce(ReduceOperator):
         keys, _, numbers = distinct_keys(batch, layout)
         order = numbers.argsort(kind="stable")
         batch, numbers = batch.take(order, axis=1), numbers.take(order)
-        groups, columns, diffs = self.made(
+        groups, columns, diffs = self.apply(
             numbers, layout.value_rows(batch), batch[-1], lambda which: keys.take(which, axis=1)
         )
         updates = np.empty((self.out_layout.words + 2, len(groups)), np.int64)
@@ -144,7 +150,7 @@ class TotalReduce(ReduceOperator):
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         # The arrangement has the records of ranked groups, but not their results.
-        results = [] if self.large is None else list(self.large.shown())
+        results = [] if self.large is None else list(self.large.list_results())
         columns = pa.schema([self.schema.field(at) for at in range(self.keys, len(self.schema))])
         return [(np.array(results, np.int64).reshape(len(results), len(columns)).T, columns)] if results else []
 
@@ -274,7 +280,7 @@ class TotalReduce(ReduceOperator):
         def find_keys(versions: Ints) -> Ints:
             return keys.take(bases.searchsorted(versions, side="right") - 1, axis=1)
 
-        result_versions, columns, diffs = self.made(groups, values, sums, find_keys)
+        result_versions, columns, diffs = self.apply(groups, values, sums, find_keys)
         owners = bases.searchsorted(result_versions, side="right") - 1
         ranks = result_versions - bases.take(owners) - 1
         # A version begins at its moment, and ends at the next one.
@@ -332,12 +338,10 @@ class PartialReduce(ReduceOperator):
         if count <= self.costs.plain_rows:
             self._run_few(new, due)
             return
-        pairs = [_pairs(chunk, self.dimensions, self.keys) for chunk in due]
+        pairs = [*due]
         if new is not None:
-            rows = np.empty((self.keys + self.dimensions + 1, new.shape[1]), np.int64)
-            rows[: self.keys], rows[self.keys : -1], rows[-1] = layout.key_rows(new), layout.times(new), 1
-            pairs.append(rows)
-        todo = _unique(np.concatenate(pairs, axis=1), self.keys, self.dimensions)
+            pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))))
+        todo = _unique(with_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
         keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
@@ -391,7 +395,7 @@ class PartialReduce(ReduceOperator):
             rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
             batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
             self.output.insert(batch)
-            self.out = self.shaped(batch)
+            self.out = self.shape_batch(batch)
 
     def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
@@ -463,7 +467,7 @@ class PartialReduce(ReduceOperator):
         if corrections:
             batch = to_batch(np.concatenate(corrections, axis=1), self.out_layout)
             self.output.insert(batch)
-            self.out = self.shaped(batch)
+            self.out = self.shape_batch(batch)
 
     def _at(
         self,
@@ -477,7 +481,7 @@ class PartialReduce(ReduceOperator):
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
         acc = _accumulated(records, place, items)
-        result_items, columns, diffs = self.made(
+        result_items, columns, diffs = self.apply(
             acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1)
         )
         results = np.concatenate((result_items[None], columns, diffs[None]))
@@ -494,12 +498,6 @@ def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[
     for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
         records[number].append((values, time, diff))
     return records
-
-
-def _pairs(waiting: Ints, dimensions: int, keys: int) -> Ints:
-    rows = np.empty((keys + dimensions + 1, waiting.shape[1]), np.int64)
-    rows[:-1], rows[-1] = waiting, 1
-    return rows
 
 
 def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:

@@ -114,7 +114,7 @@ def _column(
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
     sorted_ = values.take(order, axis=1)
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
-    places = placed(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
+    places = place_rows(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
     column = np.empty(len(groups), np.int64)
     column[order] = compute_column(call, places, sorted_, schema, domain, costs)
     return column
@@ -219,7 +219,7 @@ class _Bounds:
         return places[count:]
 
 
-def placed(
+def place_rows(
     call: WindowFunction, begins: Ints, ends: Ints, keys: Sequence[Ints], bounds: _Bounds | None = None
 ) -> Places:
     """Return the places of rows in order; rows with equal keys are peers."""

@@ -40,7 +40,6 @@ class DefinedAs(NamedTuple):
     """The definition of an output that is a view.
 
     Attributes:
-        number: of its definition.
         since: the time from which on that holds.
         start: the time at which the view begins.
         has_past: whether it can be read at earlier times; otherwise each commit gives them up.
@@ -76,14 +75,10 @@ class Captured:
         """Take complete, consolidated updates."""
         self._complete.append(updates)
 
-    def live(self) -> Ints:
-        """Return all updates that are held, as words."""
-        return self._all()
-
     def updates(self) -> pa.Table:
         """Return all updates so far: the columns, `_time`, `_diff`, in time order; `_early` last, if it is shown."""
         schema, domain = self._attached()
-        updates, complete = self._all(), None
+        updates, complete = self.live(), None
         if self._early:
             waiting = to_batch(np.concatenate([updates[:, :0], *self._waiting()], axis=1), self._layout)[1:]
             complete, updates = updates.shape[1], np.concatenate((updates, waiting), axis=1)
@@ -109,7 +104,8 @@ class Captured:
         records = list(zip(*columns[:words], strict=True)) if words else [()] * len(table)
         return list(zip(records, times, columns[-1], strict=True))
 
-    def _all(self) -> Ints:
+    def live(self) -> Ints:
+        """Return all complete updates, as words."""
         schema, _ = self._attached()
         rows = len(schema) + self._layout.dimensions + 1
         return np.concatenate(self._complete, axis=1) if self._complete else np.empty((rows, 0), np.int64)
@@ -147,8 +143,6 @@ class Draft:
 
     Attributes:
         name: names the program's holds; unique in a location.
-        dimensions: of its times.
-        plan: what has been built so far.
     """
 
     def __init__(self, name: str, dimensions: int) -> None:
@@ -201,7 +195,7 @@ class Draft:
         `since`, its first commit corrects its contents."""
         return None
 
-    def kept(self, number: int) -> str | None:
+    def name_kept(self, number: int) -> str | None:
         """Return the name of the hidden collection with the output of a node; None if there is none."""
         return None
 

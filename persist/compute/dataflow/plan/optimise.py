@@ -83,7 +83,7 @@ def optimised(plan: Plan) -> Plan:
     for node in smaller_plan.nodes.values():
         if isinstance(node.operator, Join) and not node.operator.after:  # Nobody need read its keys.
             read = list_read_columns(smaller_plan, node, readers[node.number])
-            smaller_plan.change(node.number, schema=_kept(node.schema, read))
+            smaller_plan.change(node.number, schema=_select_fields(node.schema, read))
     return smaller_plan
 
 
@@ -108,7 +108,7 @@ def trimmed(plan: Plan) -> Plan:
             assert names is not None  # Joins have no stages yet that could read all.
             if isinstance(source.operator, Arrange):
                 continue
-            schema = _kept(source.schema, names)
+            schema = _select_fields(source.schema, names)
             stages = (*conditions.get(at, ()), *([] if schema is source.schema else [make_projection(schema)]))
             if stages:
                 inputs[at] = smaller_plan.add(Linear(stages), (source.number,), schema, node.scope).number
@@ -140,11 +140,11 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
             names = needed or {*node.schema.names[:1]}  # One column tells how many records there are.
         case Constant(table):
             names = needed or {*node.schema.names[:1]}
-            operator = Constant(table.select(_kept(node.schema, names).names))
+            operator = Constant(table.select(_select_fields(node.schema, names).names))
         case Linear(stages):
             stages, _ = _trim_stages(stages, needed)
             if not needed >= {*node.schema.names} and not (stages and isinstance(stages[-1], Map)):
-                stages = (*stages, make_projection(_kept(node.schema, needed)))
+                stages = (*stages, make_projection(_select_fields(node.schema, needed)))
             operator = Linear(stages)
         case Join(on):
             names = needed | {left_name for pairs in on for left_name, _ in pairs}
@@ -155,10 +155,10 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
             names = {*keys, *(name for name, _, _ in outputs)}
         case _:
             return
-    plan.change(node.number, operator=operator, schema=_kept(node.schema, names))
+    plan.change(node.number, operator=operator, schema=_select_fields(node.schema, names))
 
 
-def _kept(schema: pa.Schema, names: Set[str]) -> pa.Schema:
+def _select_fields(schema: pa.Schema, names: Set[str]) -> pa.Schema:
     return schema if names >= {*schema.names} else pa.schema([field for field in schema if field.name in names])
 
 
@@ -264,14 +264,14 @@ def simplified(stages: Sequence[Stage]) -> Stages:
         if isinstance(stage, Map) and isinstance(last, Map) and _is_cheap(last, stage):
             by = dict(last.outputs)
             simpler_stages[-1] = Map(tuple((name, replaced_columns(term, by)) for name, term in stage.outputs))
-        elif isinstance(last, Map) and (earlier := _before(last, stage)) is not None:
+        elif isinstance(last, Map) and (earlier := _move_filter(last, stage)) is not None:
             simpler_stages[-1:] = [earlier, last]
         else:
             simpler_stages.append(stage)
     return tuple(simpler_stages)
 
 
-def _before(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
+def _move_filter(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
     """Return a filter before a map that is equivalent to one behind it; None if that reads computed columns."""
     by = dict(made.outputs)
     if not isinstance(stage, Filter | TemporalFilter) or TIME in by:

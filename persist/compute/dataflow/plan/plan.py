@@ -329,9 +329,7 @@ class Node:
     """One operator of a plan.
 
     Attributes:
-        number: its identity in the plan.
         inputs: numbers of other nodes.
-        schema: the columns of its output.
         scope: number of the scope it is in.
     """
 

@@ -74,10 +74,6 @@ class Gate:
         """Drop what waits."""
         self._stash.take(lambda times: np.ones(times.shape[1], np.bool_), None)
 
-    def shut(self) -> None:
-        """Forget what was let in."""
-        self._entry.out = None
-
     def complete_times(self) -> Ints:
         """Return the times of all that is complete and waits, here or where it was let in early, in one dimension."""
         chunks = [chunk[self._words] for chunk in self._stash.everything()]

@@ -166,7 +166,6 @@ class Output:
         done: up to where this copy of the program has computed it, and compared or written it.
         waiting: updates from done on that are not written yet.
         sealed_to: up to where they are complete.
-        definition: of a view.
         corrects: the first commit corrects the contents of the collection.
         compares: the first commit compares the contents of the collection with the results.
         jumps_to: the first commit passes over the times before this one, which cannot be read then.
@@ -182,7 +181,7 @@ class Output:
         fingerprint: str | None,
         domain: Domain,
     ) -> None:
-        self.handle = _made(engine, sink) if known is None else known
+        self.handle = _create(engine, sink) if known is None else known
         self._engine = engine
         self.sink = sink
         self.waiting: list[Ints] = []
@@ -422,7 +421,7 @@ class Output:
         return updates
 
 
-def _made(engine: Engine, sink: SinkOperator) -> CollectionHandle:
+def _create(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None

@@ -41,7 +41,6 @@ class Reading:
     """One read of a collection for the program.
 
     Attributes:
-        title: of the source.
         columns: by which records were requested; None for all records.
         keys: how many.
         bytes: about how many were decoded.
@@ -71,7 +70,6 @@ class Past:
         refuses: raise WouldRecompute where all records would have to be read of a large collection.
 
     Attributes:
-        as_of: the time.
         readings: what was read since the refresh began.
     """
 
@@ -83,6 +81,7 @@ class Past:
         self.readings: list[Reading] = []
         self._program = program
         self._handle = handle
+        self._explained = ExplainLoss(handle)
         self._columns = columns
         self._domain = domain
         self.as_of = as_of
@@ -155,7 +154,7 @@ class Past:
             WouldRecompute: all records are requested, and this program refuses that.
             SourceLost: it cannot be read at that time any more.
         """
-        with ExplainLoss(self._handle):
+        with self._explained:
             if keys is not None and not self.is_small:
                 return self._of_keys(keys)
             if keys is None and self.refuses and not self.is_small:
@@ -233,7 +232,7 @@ class Past:
     def _open(self) -> Snapshot:
         if self._snapshot is None:
             handle, names = self._handle, self._columns.names
-            with ExplainLoss(handle):
+            with self._explained:
                 self._snapshot = snapshot(
                     handle, self.as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
                 )

@@ -12,7 +12,7 @@ A program is resumed by reading its sources as of the last time that its outputs
 arrangements. Results at sealed times are there already, and are dropped.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 
 import pyarrow as pa
 
@@ -92,14 +92,14 @@ class Outputs:
     def choose_beginning(
         self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_time: int | None
     ) -> int:
-        """Return the time as of which all sources are read first. What begins anew begins where conditions hold.
+        """Return the time as of which all sources are read first. A new program begins where conditions hold.
 
         Raises:
             InvalidUsage: sources ask for different times.
             OutputConflict: an output is sealed further than its sources.
         """
         self._sources = list(sources)
-        requested = {time for source in sources if (time := source.asked()) is not None}
+        requested = {time for source in sources if (time := source.requested_time()) is not None}
         if len(requested) > 1:
             raise InvalidUsage(f"the sources ask for as_of {sorted(requested)}: a program begins at one time")
         self._replays = reads_time(plan) and not any(output.keeps for output in self.every)
@@ -124,10 +124,8 @@ class Outputs:
             begin = requested.pop()
         else:
             # Holds that are there already are of a view that was made then, or of an attempt that wrote nothing.
-            held_times = (
-                [] if self._jumps else [time for source in sources if (time := source.find_held_time()) is not None]
-            )
-            begin = max(0, *sinces, min(held_times, default=min(*uppers, TIME_MAX) - 1))
+            times = [] if self._jumps else _list_held_times(sources)
+            begin = max(0, *sinces, min(times, default=min(*uppers, TIME_MAX) - 1))
         is_whole = resume_time is not None and not self._replays and begin == resume_time - 1
         self.goes_on_from = begin if is_whole and all(output.upper > 0 for output in self.every) else None
         for output in self.every:
@@ -137,10 +135,10 @@ class Outputs:
         return begin
 
     def _is_of_unknown_origin(self, output: Output, plan: Plan) -> bool:
-        """Return whether it cannot be told that a sealed output was written by this program, from what it reads now.
+        """Return whether it is unknown if this program wrote a sealed output, from its present sources.
 
-        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. What was
-        given to inputs in memory is not kept at all. The fingerprint says whether the program has changed.
+        The program's hold on a source is the sign of it: it goes with the source, and with `Program.drop`. Inputs in
+        memory are not stored. The fingerprint shows whether the program has changed.
         """
         is_known = output.corrects or output.keeps is not None or output.definition is not None
         is_known |= output.handle.name in self._own
@@ -189,7 +187,7 @@ class Outputs:
         """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
 
         Raises:
-            OutputConflict: somebody else writes an output.
+            OutputConflict: another program writes an output.
         """
         seqno = None
         for output in self.every:
@@ -221,8 +219,8 @@ class Outputs:
             stored: the parts of each output, by the name of its collection. They stay if the commit is refused.
 
         Raises:
-            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
-            OutputConflict: an output was computed in another way before, or it cannot be told; nothing was written.
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another commit came first; nothing was written.
+            OutputConflict: the origin of an output is unknown; nothing was written.
         """
         due = [output for output in self.every if until > max(output.upper, output.done)]
         if not due:
@@ -236,44 +234,42 @@ class Outputs:
                 )
         for output in due:
             output.sealed_to = until
-        durable = self._durable()
-        with Commit(self._engine) as commit:
-            for output in due:
-                if output.definition is not None:
-                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
-                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, to_stored(output.upper))])
-                commit.add_parts(output.handle, list(stored.get(output.sink.collection, ())), keep=True)
-                output.describe(commit)
-                commit.add(output.handle, [output.handle.seal_step(until)])
-                commit.add(output.handle, output.gives_up(until))
-            self._move_holds(commit, durable)
-        for source in self._sources:
-            source.note_moved_holds(durable)
-        for output in due:
-            output.upper = until
-            output.described()
-        return commit.seqno
+        return self._commit(
+            due,
+            lambda commit, output: commit.add_parts(
+                output.handle, list(stored.get(output.sink.collection, ())), keep=True
+            ),
+        )
 
     def _write(self) -> int | None:
         due = [output for output in self.every if output.sealed_to > output.upper]
         for output in due:
             output.check_jump()
+
+        def add(commit: Commit, output: Output) -> None:
+            updates = output.updates(output.sealed_to)
+            if updates.shape[1]:
+                commit.add(output.handle, output.handle.write_steps(output.table(updates)))
+
+        return self._commit(due, add)
+
+    def _commit(self, due: Sequence[Output], add: Callable[[Commit, Output], object]) -> int | None:
+        """Seal outputs in one record, with what a function adds to the commit of each; return the seqno."""
         durable = self._durable()
         with Commit(self._engine) as commit:
             for output in due:
+                handle = output.handle
                 if output.definition is not None:
-                    commit.add(output.handle, [ExpectDefinition(output.handle.id, output.definition.number)])
-                commit.add(output.handle, [ExpectNothingBeyondUpper(output.handle.id, to_stored(output.upper))])
-                updates = output.updates(output.sealed_to)
-                if updates.shape[1]:
-                    commit.add(output.handle, output.handle.write_steps(output.table(updates)))
-                commit.add(output.handle, [output.handle.seal_step(output.sealed_to)])
-                commit.add(output.handle, output.gives_up(output.sealed_to))
+                    commit.add(handle, [ExpectDefinition(handle.id, output.definition.number)])
+                commit.add(handle, [ExpectNothingBeyondUpper(handle.id, to_stored(output.upper))])
+                add(commit, output)
+                commit.add(handle, [handle.seal_step(output.sealed_to)])
+                commit.add(handle, output.gives_up(output.sealed_to))
                 output.describe(commit)
                 if output.jumps_to is not None:
-                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (output.jumps_to,))])
-                if output.keeps is not None and durable is not None and output.jumps_to is None:
-                    commit.add(output.handle, [kinds.AllowCompaction(output.handle.id, (durable,))])
+                    commit.add(handle, [kinds.AllowCompaction(handle.id, (output.jumps_to,))])
+                elif output.keeps is not None and durable is not None:
+                    commit.add(handle, [kinds.AllowCompaction(handle.id, (durable,))])
             self._move_holds(commit, durable)
         for source in self._sources:
             source.note_moved_holds(durable)

@@ -1,9 +1,9 @@
 """Sources: a persisted collection as a snapshot, followed by its changes.
 
-What a program needs of a source's history is kept for it by a hold: a permanent one, called after the program, if the
-program writes outputs (it outlives every process, until `Program.drop`), or else a leased one. A permanent hold stands
-where the program would be resumed, and moves in the commit that seals the outputs further: whatever happens, it is
-where they are.
+A hold keeps the history of a source that a program needs. If the program writes outputs, the hold is permanent, has the
+name of the program, and outlives every process until `Program.drop`; otherwise it is leased. A permanent hold is at the
+time from which the program would resume. It moves in the commit that seals the outputs further, so it always matches
+them.
 """
 
 import time as clock
@@ -48,13 +48,12 @@ class SourceReader:
         holders: what the permanent holds that it needs are called.
         renews: the program has changed: it reads with the newest schema from now on.
         makes_holds: make those that are not there; otherwise they went with what they were for.
-        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. So is
-            a source of a few MiB, if the holds are not made here: whoever made them can begin again.
+        is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. The
+            same holds for a source of a few MiB, if the holds are not made here: their maker can begin again.
 
     Attributes:
-        handle: the source.
-        operator: of the plan.
         named: where the permanent holds are, as far as is known.
+        as_of: the time as of which its contents are read.
         coarse_to: changes before this time count as changes at it, so that some cancel out.
         has_lost: changes were read, and could not be taken in; they do not come again.
     """
@@ -73,6 +72,7 @@ class SourceReader:
         is_brief: bool = False,
     ) -> None:
         self.operator = operator
+        self._explained = ExplainLoss(operator.collection)
         self._engine = engine
         self._holders = list(holders)
         self._makes_holds = makes_holds
@@ -80,7 +80,7 @@ class SourceReader:
         self._gate = gate
         self._domain = domain
         self.coarse_to: int | None = None
-        self._as_of = 0
+        self.as_of = 0
         self.named: dict[str, int] = {}
         self._leased: Hold | None = None
         self._first: Hold | None = None  # Keeps the snapshot readable until it has been read.
@@ -88,7 +88,7 @@ class SourceReader:
         self._listen: Listen | None = None
         self.has_lost = False
         self._is_given = False
-        with self._explained():
+        with self._explained:
             self.handle: CollectionHandle = loaded(engine, operator.collection)
             size = sum(part.bytes for part in self.handle.known().parts)
             self._is_brief = bool(self._holders) and (is_brief or (not makes_holds and size <= BRIEF_BYTES_MAX))
@@ -138,20 +138,15 @@ class SourceReader:
                     f"and it {problem}; the collection has {shown(actual.arrow)}"
                 )
 
-    def asked(self) -> int | None:
+    def requested_time(self) -> int | None:
         """Return the time as of which the program reads the contents, if it sets one.
 
         Raises:
             InvalidUsage: the time is a moment, and the collection has no timeline.
         """
         as_of = self.operator.as_of
-        with self._explained():
+        with self._explained:
             return None if as_of is None else self.handle.as_time("as_of", as_of)
-
-    @property
-    def as_of(self) -> int:
-        """The time as of which its contents are read."""
-        return self._as_of
 
     def start(self, as_of: int) -> None:
         """Begin with the contents as of a time, which need not be sealed yet.
@@ -159,10 +154,10 @@ class SourceReader:
         Raises:
             HoldNotFound: a hold is not there (any more) that is not made here.
         """
-        self._as_of = as_of
+        self.as_of = as_of
         if self._engine.mode == "read":
             return
-        with self._explained():
+        with self._explained:
             handle = self.handle
             self._first = None if self._is_brief else take_hold(handle, as_of, None)
             version = handle.schema.version
@@ -177,9 +172,9 @@ class SourceReader:
 
     def skip_contents(self) -> None:
         """Take only changes after the time at which it begins."""
-        with self._explained():
-            self._listen = begun_listen(self.handle, self._as_of, None, columns=self._schema.names)
-        self._gate.frontier = Antichain(self._as_of + 1)
+        with self._explained:
+            self._listen = begun_listen(self.handle, self.as_of, None, columns=self._schema.names)
+        self._gate.frontier = Antichain(self.as_of + 1)
         self._let_go()
 
     def find_held_time(self) -> int | None:
@@ -188,10 +183,10 @@ class SourceReader:
 
     def opened(self) -> InputHandle:
         """Read the sealed contents of a source that the program writes, and return the input for its updates."""
-        with self._explained():
+        with self._explained:
             contents = self.handle.contents()
-        if contents.upper > self._as_of and not self.take(contents):
-            raise AsOfNotSealed(self._as_of, to_antichain(contents.upper), 0.0)
+        if contents.upper > self.as_of and not self.take(contents):
+            raise AsOfNotSealed(self.as_of, to_antichain(contents.upper), 0.0)
         self._is_given = True
         if self._listen is not None:
             self._listen.close()
@@ -202,10 +197,10 @@ class SourceReader:
         handle, listen = self.handle, self._listen
         if self._is_given:
             return None  # The commit of the program notices other writes.
-        with self._explained():
+        with self._explained:
             if listen is None:
                 contents = handle.engine.follower.known(handle.id, handle.name)
-                return contents if contents.upper > self._as_of else None
+                return contents if contents.upper > self.as_of else None
             listen.check_unclosed()
             if listen.is_finished:
                 return None
@@ -218,7 +213,7 @@ class SourceReader:
         """The first time that was not taken."""
         if self._is_given:
             return to_frontier(self._gate.frontier)
-        return self._as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
+        return self.as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
         """Take the sealed updates of a state in which it has `advanced`; return whether it took any.
@@ -226,14 +221,14 @@ class SourceReader:
         Args:
             until: take what is before this time only, beyond the contents that it begins with.
         """
-        with self._explained():
+        with self._explained:
             if self._listen is None and not self._begin():
                 return False
         # Updates after the time at which it begins are taken at once.
         listen = self._listen
         if listen is None or listen.is_finished:
             return True
-        with self._explained():
+        with self._explained:
             if listen.has_advanced(contents) and (until is None or until > listen.reached):
                 self._follow(listen.advance(contents, until))
             if until is None and not listen.is_finished:
@@ -247,7 +242,7 @@ class SourceReader:
 
     def find_named(self) -> None:
         """Find the permanent holds again: one was moved, or the program or the view was dropped."""
-        with self._explained():
+        with self._explained:
             holds = self.handle.contents().holds
         self.named = {name: holds[name].time for name in self.named if name in holds}
 
@@ -280,16 +275,16 @@ class SourceReader:
         handle, names = self.handle, self._schema.names
         try:
             contents = snapshot(
-                handle, self._as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
+                handle, self.as_of, columns=names, form="diff", schema=handle.schema.version, timeout_s=0.0
             )
         except AsOfNotSealed:
             return False
         # Arrangements sum the contents up, so equal rows need not be adjacent.
-        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self._as_of)
-        listen = begun_listen(handle, self._as_of, None, columns=names)
+        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self.as_of)
+        listen = begun_listen(handle, self.as_of, None, columns=names)
         if updates.shape[1]:
             self._gate.add(updates)
-        self._gate.frontier = Antichain(self._as_of + 1)
+        self._gate.frontier = Antichain(self.as_of + 1)
         self._listen = listen
         self._let_go()
         return True
@@ -329,9 +324,6 @@ class SourceReader:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
             *rows, diffs = encode(self._domain, self._schema, table)
             self._gate.add(np.array([*rows, times, diffs], np.int64))
-
-    def _explained(self) -> ExplainLoss:
-        return ExplainLoss(self.operator.collection)
 
 
 class UpperReader:

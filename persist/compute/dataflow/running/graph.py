@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded, result_type
 from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.operators.folds import folds
 from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
@@ -87,6 +87,7 @@ from persist.compute.dataflow.plan.plan import (
     Windowed,
 )
 from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
+from persist.compute.dataflow.plan.types import pick
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
 from persist.compute.dataflow.running.seeds import Accumulation
 from persist.compute.dataflow.state.costs import USUAL, Costs
@@ -329,8 +330,8 @@ class Builder:
         if shared is None:
             input_schema = self.plan.nodes[source].schema
             shape = compiled(before, input_schema, [*keys, *values], self.domain, node.title)
-            schema = self._after(before, source, node)
-            shared = self._arranged(node, source, len(keys), len(values), shape, _picked(schema, (*keys, *values)))
+            schema = self._check_stages(before, source, node)
+            shared = self._arranged(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
             shared.origins = origins(before, input_schema.names, [*keys, *values])
             self._arrangements[what] = shared
@@ -349,11 +350,12 @@ class Builder:
         layout = Layout(keys, values, at.outer + at.depth)
         return Arrangement(at, layout, shape, schema, self._allocate, adds_up=adds_up)
 
-    def _after(self, stages: Stages, source: int, node: Node) -> pa.Schema:
+    def _check_stages(self, stages: Stages, source: int, node: Node) -> pa.Schema:
         return through(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
 
     def _join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
-        schemas = [self._after(stages, number, node) for stages, number in zip(join.before, node.inputs, strict=True)]
+        stages_of_inputs = zip(join.before, node.inputs, strict=True)
+        schemas = [self._check_stages(stages, number, node) for stages, number in stages_of_inputs]
         columns = joined_columns(schemas, join)
 
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
@@ -379,15 +381,15 @@ class Builder:
         for number, path in enumerate(paths):
             for step in path.steps:
                 # A look-up compares with times of future updates of the input that the path begins with.
-                step.arrangement.read_from(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
+                step.arrangement.add_reader(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
         return operator
 
     def _reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
-        input_schema = self._after(reduce.before, node.inputs[0], node)
+        input_schema = self._check_stages(reduce.before, node.inputs[0], node)
         columns = pa.schema(
             [*(input_schema.field(name) for name in reduce.keys), *_logic_columns(reduce, input_schema)]
         )
-        aggregates = _wanted(reduce, input_schema, columns)
+        aggregates = _list_aggregates(reduce, input_schema, columns)
         is_accumulated = bool(aggregates) and all(aggregate.kind in ACCUMULABLE for aggregate in aggregates)
         is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
         if is_accumulated:
@@ -402,7 +404,7 @@ class Builder:
         at = self._position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
         operator = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
-        arrangement.read_from(lambda: operator.frontier)
+        arrangement.add_reader(lambda: operator.frontier)
         operator.moves_times = move_times(reduce.after)
         operator.origins = origins(reduce.after, columns.names, node.schema.names)
         if is_accumulated and isinstance(operator, TotalReduce):
@@ -428,7 +430,7 @@ class Builder:
         return arrangement
 
     def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
-        values = _picked(given, reduce.values)
+        values = pick(given, reduce.values)
         match reduce.logic:
             case Distinct():
                 return distinct
@@ -444,7 +446,7 @@ class Builder:
             case Folded(calls):
                 return folds(calls, values, self.domain)
             case UserReduce(function, columns):
-                keys = _picked(given, reduce.keys)
+                keys = pick(given, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
 
     def _ranking(self, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Ranking | None:
@@ -453,13 +455,13 @@ class Builder:
             case Aggregates():
                 return ranking_of_aggregates(wanted, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
-                values = _picked(given, reduce.values)
+                values = pick(given, reduce.values)
                 order = _order(reduce.logic, values)
                 return ranking_of_top(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
-                return ranking_of_windows(calls, _picked(given, reduce.values), self.domain, self._costs)
+                return ranking_of_windows(calls, pick(given, reduce.values), self.domain, self._costs)
             case Folded(calls):
-                return ranking_of_folds(calls, _picked(given, reduce.values), self.domain, self._costs)
+                return ranking_of_folds(calls, pick(given, reduce.values), self.domain, self._costs)
         return None
 
 
@@ -479,13 +481,7 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _picked(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
-    return pa.schema([schema.field(name) for name in names])
-
-
 def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
-    from persist.compute.dataflow.operators.aggregates import result_type
-
     match reduce.logic:
         case Aggregates(outputs):
             return [pa.field(name, result_type(kind, given.field(of).type, name)) for name, kind, of in outputs]
@@ -501,7 +497,7 @@ def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
     return []
 
 
-def _wanted(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> list[Wanted]:
+def _list_aggregates(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> list[Wanted]:
     if not isinstance(reduce.logic, Aggregates):
         return []
     constants = {}

@@ -11,7 +11,7 @@ of each source, and a request returns exactly what an operator would hold if it 
 """
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -67,7 +67,6 @@ class Partial:
 
     Attributes:
         as_of: the time as of which requests read collections.
-        sources: the readers of sources.
         pasts: the readers of sources and outputs.
     """
 
@@ -102,6 +101,7 @@ class Partial:
         by_operator = {accumulation.operator: accumulation for accumulation in accumulations}
         nulls = NullsAndSigns(plan, sources)
         for output in outputs:
+            output.handle = replace(output.handle, is_kept=True)  # Reads of it end soon, and need no lease.
             operator = output.sink.inputs[0]
             if isinstance(operator, EntryOperator) or output.corrects or output.compares or output.upper <= as_of:
                 continue

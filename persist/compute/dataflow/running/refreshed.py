@@ -24,7 +24,6 @@ class Refreshed:
     Attributes:
         where: who computed: "here" this process, or "tasks" of a cluster.
         reads: "changes" only, "requests" for what keys held, too, or "everything".
-        reason: why so.
         readings: what was read of the past, by source.
         bytes: how many bytes were decoded for that, by an estimate.
         seqno: of the first commit; None if there was none.

@@ -62,7 +62,7 @@ def depths(reports: Sequence[OperatorReport]) -> list[int]:
     return steps
 
 
-def shown(name: str, reports: Sequence[OperatorReport]) -> str:
+def render(name: str, reports: Sequence[OperatorReport]) -> str:
     """Return the operators as a table in HTML; nothing in names is interpreted."""
     head = ("", "operator", "kind", "reads", "updates", "per second", "keeps")
     rows = [

@@ -24,7 +24,7 @@ from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
-from persist.compute.dataflow.running.reports import OperatorReport, make_reports, shown
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
 from persist.compute.dataflow.running.resume import restore
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
@@ -112,6 +112,8 @@ class Running(Closes):
         plan: as it is run.
         first_seqno: of the first commit of the last `run`; None if there was none.
         why_whole: why a program that was to be partial reads its sources whole; None if it does not.
+        sources: each with the time at which it begins.
+        partial: its requests of sources; None if it has taken them in whole.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Running(Closes):
         options: Options,
         known: Mapping[int, Statistics] | None = None,
     ) -> None:
-        """Open a program; known has statistics of inputs and sources that replace those of collections."""
+        """Open a program; known has statistics of inputs and sources, in place of statistics of collections."""
         self.program = program
         self.plan: Plan = program.optimise() if options.optimise else program.plan.without_unused()
         self.first_seqno: int | None = None
@@ -135,7 +137,9 @@ class Running(Closes):
         self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
         self._spill = Spill(options.memory_budget, options.spill_folder)
-        kept_names = {number: name for number in find_separate(self.plan) if (name := program.kept(number)) is not None}
+        kept_names = {
+            number: name for number in find_separate(self.plan) if (name := program.name_kept(number)) is not None
+        }
         estimate = estimate_streams(engine, self.plan) if known is None else known.get
         allocate, costs = self._spill.allocate, options.costs
         builder = Builder(
@@ -145,10 +149,10 @@ class Running(Closes):
         self._words = _Sweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
-        self._sources: list[SourceReader] = []
+        self.sources: list[SourceReader] = []
         self._followed: list[Followed] = []
         self._outputs: Outputs | None = None
-        self._partial: Partial | None = None
+        self.partial: Partial | None = None
         self._open(engine)
 
     def _open(self, engine: Engine | None) -> None:
@@ -198,12 +202,12 @@ class Running(Closes):
         except BaseException:
             self.close()
             raise
-        self._sources, self._outputs = ports.sources, ports.outputs
-        self._followed = [*self._sources, *conditions]
+        self.sources, self._outputs = ports.sources, ports.outputs
+        self._followed = [*self.sources, *conditions]
         try:
             if self._options.partial:
                 self._become_partial(reason)
-            for source in self._sources:
+            for source in self.sources:
                 if source.operator.written:
                     self._inputs[source.operator.collection] = source.opened()
         except BaseException:
@@ -226,12 +230,12 @@ class Running(Closes):
         self.why_whole = reason
         if reason is not None or at is None:
             return
-        for source in self._sources:
+        for source in self.sources:
             source.skip_contents()
         for number, gate in self._gates.items():
             if isinstance(self.plan.nodes[number].operator, Constant):
                 gate.empty()
-        self._partial = Partial.of(
+        self.partial = Partial.of(
             self.plan,
             self._graph.operators,
             self._graph.entries,
@@ -250,24 +254,14 @@ class Running(Closes):
         ]
         return {
             node.number: Past(self.plan.name, node.title, source.handle, node.schema, self._domain, at)
-            for node, source in zip(nodes, self._sources, strict=True)
+            for node, source in zip(nodes, self.sources, strict=True)
         }
-
-    @property
-    def partial(self) -> Partial | None:
-        """Its requests of sources; None if it has taken them in whole."""
-        return self._partial
 
     def __getitem__(self, name: str) -> InputHandle:
         """Return the input of a name."""
         if name not in self._inputs:
             raise InvalidUsage(f"there is no input {name!r}; the program has {sorted(self._inputs)}")
         return self._inputs[name]
-
-    @property
-    def sources(self) -> list[SourceReader]:
-        """The sources, each with where it begins."""
-        return list(self._sources)
 
     @property
     def frontier(self) -> Antichain:
@@ -297,7 +291,7 @@ class Running(Closes):
     def _stepped(self, limit: int | None) -> Step:
         count = self._resumed()
         count += self._pass(limit, frozenset())
-        self._words.after(count)
+        self._words.run(count)
         seqno = self._commit()
         self._give_back(count)
         return Step(count, self.frontier, seqno)
@@ -321,7 +315,7 @@ class Running(Closes):
 
     def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
         """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
-        if self._partial is not None:  # All sources are at one time after each pass.
+        if self.partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
         count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
@@ -332,13 +326,11 @@ class Running(Closes):
         self._give_back(count)  # Reading them has freed memory.
         try:
             self._graph.run(resting)
-            for gate in self._gates.values():
-                gate.shut()
             if self._outputs is not None:
                 self._outputs.take()
             self._graph.forget()
-            if self._partial is not None:
-                self._partial.move(self._partial.as_of if limit is None else limit - 1)
+            if self.partial is not None:
+                self.partial.move(self.partial.as_of if limit is None else limit - 1)
         except BaseException:
             self._is_broken = True
             raise
@@ -403,7 +395,7 @@ class Running(Closes):
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
             self._check()
-            until = None if self._options.jump else some_until(self._sources, updates_max)
+            until = None if self._options.jump else some_until(self.sources, updates_max)
             if until is None:
                 self._has_caught_up = True
                 return
@@ -441,7 +433,7 @@ class Running(Closes):
         return make_reports(self._graph.operators)
 
     def _repr_html_(self) -> str:
-        return shown(self.program.name, self.operators())
+        return render(self.program.name, self.operators())
 
     def metrics(self) -> dict[str, float]:
         """Return what the program holds: bytes of arrangements, spilled bytes, interned values, and the bytes of
@@ -459,17 +451,16 @@ class Running(Closes):
         self._stopped.set()
         for handle in self._inputs.values():
             handle.stop()
-        for source in self._sources:
+        for source in self.sources:
             source.close()
-        if self._partial is not None:
-            self._partial.close()
-        self._spill.close()
-        self._sources, self._followed = [], []
+        if self.partial is not None:
+            self.partial.close()
+        self.sources, self._followed = [], []
 
     def _check(self) -> None:
         if self._is_closed:
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
-        if self._is_broken or any(source.has_lost for source in self._sources):
+        if self._is_broken or any(source.has_lost for source in self.sources):
             raise InvalidUsage(
                 f"program {self.program.name!r} failed in the middle of a step, so what it holds cannot be believed: "
                 "close it, and open it again"
@@ -500,7 +491,7 @@ class Running(Closes):
             return None
         seqno = self._outputs.commit()
         self.first_seqno = seqno if self.first_seqno is None else self.first_seqno
-        for source in self._sources:
+        for source in self.sources:
             source.move_leased()
         return seqno
 
@@ -540,7 +531,7 @@ class _Sweep:
         self._live = live
         self._least = 1 << 16
 
-    def after(self, updates: int) -> None:
+    def run(self, updates: int) -> None:
         interners = self._domain.interners
         if sum(map(len, interners.values())) < 2 * self._least:
             return

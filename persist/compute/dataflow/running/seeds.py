@@ -53,8 +53,6 @@ class Accumulation:
     """A reduction whose state are sums.
 
     Attributes:
-        node: of the plan.
-        operator: that runs it.
         aggregates: its columns behind the key.
         is_complete: a group exists while one of them is not zero.
     """
@@ -70,10 +68,8 @@ class _Slot:
     """The places in an output of the state of one aggregate.
 
     Attributes:
-        number: of the aggregate.
         total: place of the sum of its values; None for a count.
         count: place of the number of its values that are not NULL; None if the state does not need it.
-        kind: type of the sum.
         value: column of the values, if they are never NULL and the count is the number of records.
     """
 
@@ -89,7 +85,6 @@ class Seeds:
     """Reads the state of groups from an output.
 
     Attributes:
-        past: reads the output.
         keys: places of the key columns in the output.
         records: place of the number of records, and how much each record adds to it.
         slots: places of the other aggregates.

@@ -118,7 +118,7 @@ class Ranked:
         self.rows = 0
         rows = _consolidated(np.concatenate((records, diffs[None])).take(order.sorted(records), axis=1))
         for first in range(0, rows.shape[1], self._block_rows):
-            self._put(len(self._blocks), rows[:, first : first + self._block_rows].copy())
+            self._insert(len(self._blocks), rows[:, first : first + self._block_rows].copy())
 
     @property
     def bytes(self) -> int:
@@ -138,7 +138,7 @@ class Ranked:
         """
         key = self._order.key(record)
         if not self._blocks:
-            self._put(0, np.array([*record, diff], np.int64)[:, None])
+            self._insert(0, np.array([*record, diff], np.int64)[:, None])
             return
         at = max(0, bisect_right(self._firsts, key) - 1)
         block = self._blocks[at]
@@ -171,7 +171,7 @@ class Ranked:
 
     def first(self) -> Record | None:
         """Return the first record of positive multiplicity."""
-        return next((record for record, _ in self.taken(0, 1)), None)
+        return next((record for record, _ in self.take(0, 1)), None)
 
     def last(self) -> Record | None:
         """Return the last record of positive multiplicity."""
@@ -185,9 +185,9 @@ class Ranked:
     def middle(self) -> Record | None:
         """Return the record in the middle, by multiplicity; the first if there are two."""
         total = self.total
-        return next((record for record, _ in self.taken((total - 1) // 2, 1)), None) if total else None
+        return next((record for record, _ in self.take((total - 1) // 2, 1)), None) if total else None
 
-    def taken(self, skip: int, count: int) -> Iterator[tuple[Record, int]]:
+    def take(self, skip: int, count: int) -> Iterator[tuple[Record, int]]:
         """Yield the records behind the first skip, as many as count, by multiplicity: how many of each are taken."""
         for at, inside in enumerate(self._counts):
             if skip >= inside:
@@ -237,12 +237,12 @@ class Ranked:
         self._remove(at)
         if block.shape[1] >= 2 * self._block_rows:
             half = block.shape[1] // 2
-            self._put(at, block[:, half:].copy())
+            self._insert(at, block[:, half:].copy())
             block = block[:, :half].copy()
         if block.shape[1]:
-            self._put(at, block)
+            self._insert(at, block)
 
-    def _put(self, at: int, block: Ints) -> None:
+    def _insert(self, at: int, block: Ints) -> None:
         self._blocks.insert(at, block)
         self._firsts.insert(at, self._key(block, 0))
         self._counts.insert(at, _sum_of_positive(block[-1]))

@@ -143,7 +143,7 @@ class Spine:
             joined = self._merged(last, batch)
             self._entries[-1:] = [joined] if joined.shape[1] else []
         else:
-            self._entries.append(self._kept(batch))
+            self._entries.append(self._place(batch))
         if len(self._entries) > 1:
             self._begin()
 
@@ -181,7 +181,7 @@ class Spine:
         selected = [batch[:, rows(batch)] for batch in self.batches()]
         return np.concatenate(selected, axis=1) if selected else self.layout.empty()
 
-    def _kept(self, batch: Ints) -> Ints:
+    def _place(self, batch: Ints) -> Ints:
         """Return a large batch where there is room for it, which may be in a file."""
         return batch if batch.shape[1] <= AT_ONCE_ROWS else self._allocate((batch.shape[0], batch.shape[1]), batch)
 
@@ -223,10 +223,8 @@ SPILL_BYTES_MIN = 1 << 20  # Smaller batches stay in memory.
 
 
 class Spill:
-    """Allocates room for batches. Args:
-    budget: bytes that are allocated in memory.
-    folder: where files are made; None for the system's folder for temporary files.
-    """
+    """Allocates room for batches. Args: budget: bytes that are allocated in memory. folder: where files are made; None
+    for the system's folder for temporary files."""
 
     def __init__(self, budget: int, folder: str | PathLike[str] | None) -> None:
         self._budget = budget
@@ -248,9 +246,6 @@ class Spill:
         if batch is not None:
             room[:] = batch
         return room
-
-    def close(self) -> None:
-        """Do nothing more: files end with what is mapped from them."""
 
     def _mapped(self, shape: tuple[int, int], size: int) -> Ints:
         with tempfile.TemporaryFile(dir=self._folder, prefix="persist-spill-") as file:

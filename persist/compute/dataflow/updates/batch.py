@@ -39,7 +39,6 @@ class Layout:
     """How many words the key and the value have, and how many dimensions the times.
 
     Attributes:
-        words: of key and value together.
         height: rows of a batch.
     """
 
@@ -441,7 +440,7 @@ def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
     return order
 
 
-def order_by(columns: Sequence[Ints]) -> Ints:
+def sort_columns(columns: Sequence[Ints]) -> Ints:
     """Return an order of rows by columns, the first one above all; of rows that are equal in all, any comes first.
 
     Columns that together need 63 bits are sorted as one number, which numpy does ten times as fast as `lexsort`.

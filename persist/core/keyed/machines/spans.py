@@ -39,11 +39,7 @@ class History:
 
     def __init__(self, valid_from: str = "valid_from", valid_to: str = "valid_to") -> None:
         self._from, self._to = valid_from, valid_to
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What it was made with."""
-        return {"valid_from": self._from, "valid_to": self._to}
+        self.options: Mapping[str, Any] = {"valid_from": valid_from, "valid_to": valid_to}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the value fields without those of the interval."""
@@ -143,11 +139,7 @@ class Sessions:
         if not isinstance(gap, int) or isinstance(gap, bool) or gap < 0:
             raise SchemaMismatch(f"gap={gap!r}: give a distance in the unit of the moments, an integer of 0 or more.")
         self._gap, self._at, self._start, self._end, self._count = gap, at, start, end, count
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What it was made with."""
-        return {"gap": self._gap, "at": self._at, "start": self._start, "end": self._end, "count": self._count}
+        self.options: Mapping[str, Any] = {"gap": gap, "at": at, "start": start, "end": end, "count": count}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the moment, and the columns to be summed up."""

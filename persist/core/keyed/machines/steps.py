@@ -16,7 +16,7 @@ choose.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,8 @@ import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
-from persist.codecs.order.ordering import canonical, combined, row_sorter
+from persist.codecs.order.digits import dense_ranks
+from persist.codecs.order.ordering import canonical, combined, order_keys
 from persist.codecs.types.schema import CollectionSchema, Side
 from persist.codecs.updates.tuples import to_tuples
 from persist.codecs.updates.updates import to_updates
@@ -93,11 +94,7 @@ def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
     both = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
-    # Sorted together, equal rows follow each other and get one number.
-    order, first = row_sorter(both, names).sort()
-    numbers = np.empty(len(order), np.int64)
-    numbers[order] = np.cumsum(first)
-    return np.split(numbers, np.cumsum(lengths)[:-1])
+    return np.split(dense_ranks(order_keys(both, names)), np.cumsum(lengths)[:-1])
 
 
 def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
@@ -143,11 +140,7 @@ class AppendDistinct:
 
     def __init__(self, by: Sequence[str] | None = None) -> None:
         self._by = None if by is None else tuple(by)
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What it was made with."""
-        return {} if self._by is None else {"by": list(self._by)}
+        self.options: Mapping[str, Any] = {} if by is None else {"by": list(by)}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the value fields: an event is a row to append."""
@@ -202,11 +195,7 @@ class InsertIfAbsent:
     """Inserts the value of an event if its key holds nothing; an event that deletes makes room for another one."""
 
     name, version, has_one_value = "insert-if-absent", 1, True
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """None."""
-        return {}
+    options: ClassVar[Mapping[str, Any]] = {}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the value fields: an event is the row that its key should have."""
@@ -257,11 +246,7 @@ class Checked:
         if on_difference not in get_args(OnDifference):
             raise InvalidUsage(f"on_difference={on_difference!r} is none of 'fail', 'skip' and 'trust'.")
         self._policy, self._created_absent = on_difference, created_absent
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """What it was made with."""
-        return {"on_difference": self._policy, "created_absent": self._created_absent}
+        self.options: Mapping[str, Any] = {"on_difference": on_difference, "created_absent": created_absent}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the value fields, and these once more as a struct."""
@@ -384,33 +369,13 @@ class PerKey:
         has_one_value: bool = False,
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        self._function, self._name, self._version, self._has_one_value = function, name, version, has_one_value
-        self._event = None if event is None else dict(event)
-        self._options = dict(options or {})
+        self._function, self._event = function, None if event is None else dict(event)
+        self.name, self.version, self.has_one_value = name, version, has_one_value
+        self.options: Mapping[str, Any] = dict(options or {})
         try:
-            json.dumps(self._options)
+            json.dumps(self.options)
         except (TypeError, ValueError) as error:
             raise InvalidUsage(f"options={options!r} are not JSON: {error}.") from error
-
-    @property
-    def name(self) -> str:
-        """As it was given."""
-        return self._name
-
-    @property
-    def version(self) -> int:
-        """As it was given."""
-        return self._version
-
-    @property
-    def has_one_value(self) -> bool:
-        """As it was given."""
-        return self._has_one_value
-
-    @property
-    def options(self) -> Mapping[str, Any]:
-        """As they were given."""
-        return self._options
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the fields that were asked for; or those of the value."""
@@ -447,9 +412,9 @@ class PerKey:
 
     def _after(self, key: Any, before: Sequence[Any], event: Event) -> list[Any]:
         after = [*self._function(key, [*before], event)]
-        if self._has_one_value and len(after) > 1:
+        if self.has_one_value and len(after) > 1:
             raise InvalidUpdate(
-                f"the machine {self._name!r} gives {len(after)} values for the key {key!r} at time {event.time}, and "
+                f"the machine {self.name!r} gives {len(after)} values for the key {key!r} at time {event.time}, and "
                 "was declared to give one at most."
             )
         return after

@@ -52,14 +52,14 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         CorruptBlob: a part is missing or damaged.
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
-    wanted = [*scan.columns, "_time", "_diff"]
+    names = [*scan.columns, "_time", "_diff"]
     keys = [name for name in scan.schema.key_names if name in scan.columns]
     apart = _apart_in_time(scan)
-    updates = pa.concat_tables([scan.empty(wanted), *scan.updates(reader, wanted, apart)])
+    updates = pa.concat_tables([scan.empty(names), *scan.updates(reader, names, apart)])
     order = None
     if apart is None:
         by = ["_time", *keys, *(name for name in scan.columns if name not in keys)]
-        updates = consolidate(updates, by).select(wanted)
+        updates = consolidate(updates, by).select(names)
     else:
         order = _order_by_time(int64_values(combined(updates["_time"])))
     if retractions_first:
@@ -100,7 +100,7 @@ def _apart_in_time(scan: Scan) -> list[Part] | None:
     if scan.columns != tuple(scan.schema.names) or any(part.lift(scan.schema) for part in scan.parts):
         return None
     parts = sorted(scan.parts, key=lambda part: part.time_min)
-    return parts if all(before.time_max < after.time_min for before, after in pairwise(parts)) else None
+    return parts if all(earlier.time_max < later.time_min for earlier, later in pairwise(parts)) else None
 
 
 def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
@@ -283,8 +283,8 @@ class Transitions:
                 f"name all of {[*schema.key_names]}"
             )
         values = [name for name in names if name not in schema.key_names]
-        taken = {CHANGE, *(OLD + name for name in values)}
-        if clash := [name for name in names if name in taken]:
+        reserved = {CHANGE, *(OLD + name for name in values)}
+        if clash := [name for name in names if name in reserved]:
             raise InvalidUsage(
                 f"the collection has a column {clash[0]!r}, which means something else among transitions."
             ).with_remedy("Leave it out with {columns:option}, or read with {form:option:updates}.")
@@ -347,12 +347,12 @@ def _paired(
     # Each update as often as its diff.
     goes, comes = (np.repeat(updates, signed * (signed > 0)) for signed in (-diffs, diffs))
     count = int(groups[-1]) + 1
-    gone, come = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
+    retracted, inserted = (np.bincount(groups[rows], minlength=count) for rows in (goes, comes))
     # The number of transitions of each group, and the first one.
-    size = np.maximum(gone, come) if is_paired else gone + come
+    size = np.maximum(retracted, inserted) if is_paired else retracted + inserted
     begin = np.cumsum(size) - size
     paired = []
-    for rows, counts, skipped in ((goes, gone, 0), (comes, come, 0 if is_paired else gone)):
+    for rows, counts, skipped in ((goes, retracted, 0), (comes, inserted, 0 if is_paired else retracted)):
         # The place of each within its group.
         place = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
         at = np.full(int(size.sum()), -1, np.int64)
@@ -410,9 +410,9 @@ class UpsertEvents:
 
     def _with_nulls(self, events: pa.Table, is_gone: NDArray[np.bool_], deleted: NDArray[np.bool_]) -> pa.Table:
         """Return the events with NULL in place of values of keys that are gone."""
-        gone = pa.chunked_array([boolean_array(is_gone)])
+        is_null = pa.chunked_array([boolean_array(is_gone)])
         values = [
-            pc.if_else(gone, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
+            pc.if_else(is_null, pa.scalar(None, column.type), column) if name in self.columns.value_names else column
             for name, column in zip(events.column_names, events.columns, strict=True)
         ]
         return pa.Table.from_arrays([*values, pa.chunked_array([boolean_array(deleted)])], schema=self.schema)

@@ -244,7 +244,8 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     def has_advanced(self, contents: CollectionState) -> bool:
         """Return whether a state of the collection has sealed times that were not yielded."""
         assert self._lower is not None
-        return contents.upper > self._lower
+        # A complete collection ends what follows it, even if its last time was yielded and no piece is left.
+        return contents.upper > self._lower or contents.upper == END
 
     @property
     def reached(self) -> int:
@@ -396,15 +397,15 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
 
         If one of the pieces cannot be read, all of them come with the next step.
         """
-        taken: dict[K, list[Piece]] = {}
+        pieces_by_key: dict[K, list[Piece]] = {}
         count = size = 0
         slice_bytes = self._listens[self._left[0][0]].slice_bytes
         for key, piece in self._left:
             if count and size + piece.size > slice_bytes:
                 break
-            taken.setdefault(key, []).append(piece)
+            pieces_by_key.setdefault(key, []).append(piece)
             count, size = count + 1, size + piece.size
-        updates = {key: self._listens[key].read(pieces) for key, pieces in taken.items()}
+        updates = {key: self._listens[key].read(pieces) for key, pieces in pieces_by_key.items()}
         if self.is_finished:
             return None  # It was closed meanwhile.
         for key, table in updates.items():
@@ -418,8 +419,8 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         progress = {}
         for key, advance in advances.items():
             assert advance.schema is not None
-            given = updates[key] if key in updates else advance.schema.empty_table()
-            progress[key] = Progress(given, to_antichain(advance.after))
+            rows = updates[key] if key in updates else advance.schema.empty_table()
+            progress[key] = Progress(rows, to_antichain(advance.after))
             self._listens[key].move_to(advance.after)
         return JointProgress(self._seqno, progress)
 
@@ -428,9 +429,9 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         waiting = {key: listen for key, listen in self._listens.items() if not listen.is_finished}
         if not waiting:
             return self._follower.state.seqno, {}
-        seqno, known = self._follower.known_at_once(
+        seqno, contents_by_listen = self._follower.known_at_once(
             [(waiting_listen.id, waiting_listen.name) for waiting_listen in waiting.values()]
         )
-        pairs = zip(waiting.items(), known, strict=True)
+        pairs = zip(waiting.items(), contents_by_listen, strict=True)
         advanced = {key: contents for (key, listen), contents in pairs if listen.has_advanced(contents)}
         return (seqno, advanced) if advanced else None

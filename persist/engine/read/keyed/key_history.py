@@ -68,34 +68,41 @@ class Intervals:
         ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
         counts = _running(diffs, records)
         # Drop empty intervals, and intervals without the record.
-        kept = np.flatnonzero((counts != 0) & (ends > at))
-        kept = kept[np.lexsort((at[kept], keys[kept]))]
+        interval_rows = np.flatnonzero((counts != 0) & (ends > at))
+        interval_rows = interval_rows[np.lexsort((at[interval_rows], keys[interval_rows]))]
         # Ends are up to len(distinct), so each key has one number more than that, and `reaches` of a key is beyond all
         # earlier keys.
-        base = keys[kept] * (len(distinct) + 1)
-        ending = base + ends[kept]
-        return cls(order[kept], counts[kept], base + at[kept], ending, np.maximum.accumulate(ending), distinct)
+        base = keys[interval_rows] * (len(distinct) + 1)
+        ending = base + ends[interval_rows]
+        return cls(
+            order[interval_rows],
+            counts[interval_rows],
+            base + at[interval_rows],
+            ending,
+            np.maximum.accumulate(ending),
+            distinct,
+        )
 
     def pairs(self, keys: Int64s, times: Int64s) -> tuple[Int64s, Int64s]:
         """Return pairs of a row and an interval of its key that contains its time; ordered by row."""
         width = len(self.times) + 1
         # The last of the distinct times that is not after a row's; -1 if there is none.
         at = np.searchsorted(self.times, times, side="right") - 1
-        wanted = keys * width + at
+        moments = keys * width + at
         # The last interval that begins at or before the row's key and time; -1 if there is none.
-        place = np.searchsorted(self.starts, wanted, side="right") - 1
+        place = np.searchsorted(self.starts, moments, side="right") - 1
         rows = np.flatnonzero((place >= 0) & (at >= 0))
         place = place[rows]
         pairs: list[tuple[Int64s, Int64s]] = []
         while len(rows):
             # Stop if no earlier interval reaches the row's key and time.
-            left = self.reaches[place] > wanted[rows]
-            rows, place = rows[left], place[left]
-            inside = self.ends[place] > wanted[rows]
+            is_open = self.reaches[place] > moments[rows]
+            rows, place = rows[is_open], place[is_open]
+            inside = self.ends[place] > moments[rows]
             pairs.append((rows[inside], place[inside]))
             # One interval back, for rows that have one before.
-            left = place > 0
-            rows, place = rows[left], place[left] - 1
+            is_open = place > 0
+            rows, place = rows[is_open], place[is_open] - 1
         if not pairs:
             return np.zeros(0, np.int64), np.zeros(0, np.int64)
         row, interval = (np.concatenate(arrays) for arrays in zip(*pairs, strict=True))
@@ -119,8 +126,8 @@ def joined(
         NegativeMultiplicity: of a record, at the time of a row.
     """
     updates = canonical(updates)
-    both = canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
-    numbers = _numbers(both, schema.key_names)
+    all_keys = canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
+    numbers = _numbers(all_keys, schema.key_names)
     intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
     at = times.fill_null(-1).to_numpy()
     row, interval = intervals.pairs(numbers[len(updates) :], at)
@@ -134,10 +141,10 @@ def joined(
     # Rows without a record come once, in place, with the first record under a mask.
     missing = np.setdiff1d(np.arange(len(frame)), row)
     order = np.argsort(np.concatenate([row, missing]), kind="stable")
-    taken = pa.array(np.concatenate([intervals.rows[interval], np.zeros(len(missing), np.int64)])[order])
+    record_rows = pa.array(np.concatenate([intervals.rows[interval], np.zeros(len(missing), np.int64)])[order])
     is_missing = np.concatenate([np.zeros(len(row), bool), np.ones(len(missing), bool)])[order]
     result = frame.take(pa.array(np.concatenate([row, missing])[order]))
-    indices = pa.array(taken.to_numpy(), mask=is_missing)
+    indices = pa.array(record_rows.to_numpy(), mask=is_missing)
     for name in columns:
         result = result.append_column(name, updates[name].combine_chunks().take(indices))
     return result
@@ -159,8 +166,8 @@ def _running(diffs: Int64s, records: Int64s) -> Int64s:
     small = max(-int(diffs.min()), int(diffs.max())) * len(diffs) < 2**63
     # Sums over all updates, less the sum before the record began. Python's integers never wrap.
     sums = np.cumsum(diffs if small else diffs.astype(object))
-    before = (sums - diffs)[is_first]
-    multiplicities = sums - before[group]
+    sums_before = (sums - diffs)[is_first]
+    multiplicities = sums - sums_before[group]
     if not small and max(map(abs, multiplicities)) >= 2**63:
         raise DiffOverflow("the multiplicity of a record does not fit int64 at some time; nothing was wrapped")
     return multiplicities.astype(np.int64)
@@ -195,9 +202,9 @@ def _wrong(
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
     base = contents.parts_of(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
-    before = -1 if first is None else first.as_of
+    time_before = -1 if first is None else first.as_of
     for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
-        yield from _wrong_within(scan_slice, schema, reader, before, list(names), most)
+        yield from _wrong_within(scan_slice, schema, reader, time_before, list(names), most)
 
 
 def _wrong_within(
@@ -217,9 +224,9 @@ def _wrong_within(
     # The sum of each key (or record) after each update: sums over all, less the sum before the key began.
     running = np.cumsum(diffs)
     firsts = np.flatnonzero(starts)
-    held = running - np.repeat(running[firsts] - diffs[firsts], np.diff([*firsts, len(diffs)]))
+    sums_by_key = running - np.repeat(running[firsts] - diffs[firsts], np.diff([*firsts, len(diffs)]))
     number = np.cumsum(starts) - 1
-    bad = np.flatnonzero((held < 0) if most is None else (held < 0) | (held > most))
+    bad = np.flatnonzero((sums_by_key < 0) if most is None else (sums_by_key < 0) | (sums_by_key > most))
     once = bad[np.unique(number[bad], return_index=True)[1]]  # The first wrong update of each key.
     table = sums.select([*schema.key_names, "_time"]).filter(boolean_array(np.isin(np.arange(len(sums)), once)))
     for row in to_dicts(table):

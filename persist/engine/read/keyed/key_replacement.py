@@ -113,10 +113,10 @@ class KeyReplacement:
 
 def have_key_of(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return bool[rows]: whether a row has the same key as one of the others."""
-    both = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
-    if not len(both):
+    all_rows = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
+    if not len(all_rows):
         return np.zeros(0, np.bool_)
-    ranks = dense_ranks(order_keys(both, keys))
+    ranks = dense_ranks(order_keys(all_rows, keys))
     is_there = np.zeros(int(ranks.max()) + 1, np.bool_)
     is_there[ranks[len(rows) :]] = True
     return is_there[ranks[: len(rows)]]

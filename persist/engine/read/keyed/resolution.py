@@ -189,8 +189,8 @@ def _resolved(
 ) -> pa.Table:
     present = schema.arrow.empty_table()
     if lookup is not None:
-        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        present = without_diffs(lookup.contents(wanted, "rows", reader), lookup.scan)
+        requested = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        present = without_diffs(lookup.contents(requested, "rows", reader), lookup.scan)
     return resolved(ready, machine, present)
 
 
@@ -263,12 +263,12 @@ class Purging:
         dead = dead_filter(schema, form) & ((mark < bound) | mark.is_null())
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
-        left = reader.memory_budget // 16
+        bytes_left = reader.memory_budget // 16
         for scan_slice in snapshot_slices(scan, "rows", reader.slice_bytes):
             for table in read_snapshot(scan_slice, "rows", reader):
                 tables.append(table)
-                left -= table.nbytes
-            if left <= 0:
+                bytes_left -= table.nbytes
+            if bytes_left <= 0:
                 break
         return Purged(pa.concat_tables(tables), end - 1)
 
@@ -277,20 +277,20 @@ class Purging:
         assert contents.late_bound is not None
         waiting = pending_after(contents, end)
         with self._lock:
-            seen = self._known.setdefault(contents.id, _Known()).seen
-            if not seen or seen[-1] != (contents.next_number, contents.late_bound):
-                seen.append((contents.next_number, contents.late_bound))
-                del seen[:-SEEN_MAX]
+            bounds = self._known.setdefault(contents.id, _Known()).seen
+            if not bounds or bounds[-1] != (contents.next_number, contents.late_bound):
+                bounds.append((contents.next_number, contents.late_bound))
+                del bounds[:-SEEN_MAX]
             if not waiting:
                 return contents.late_bound
             first = min(waiting)
-            return max((bound for number, bound in seen if number <= first), default=None)
+            return max((bound for number, bound in bounds if number <= first), default=None)
 
     def _is_due(self, contents: CollectionState) -> bool:
         rows = sum(part.rows for part in contents.parts)
         with self._lock:
-            known = self._known.setdefault(contents.id, _Known())
-            if known.resolved * SHARE < rows:
+            counts = self._known.setdefault(contents.id, _Known())
+            if counts.resolved * SHARE < rows:
                 return False
-            known.resolved = 0
+            counts.resolved = 0
             return True

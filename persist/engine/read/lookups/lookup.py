@@ -219,10 +219,10 @@ class Lookup:
         one_key = small_keys(keys, self._keys_alone)
         if one_key is None:
             return None
-        wanted = SortedKeys(one_key)
+        requested = SortedKeys(one_key)
         records: list[tuple[list[Any], int]] = []
         for source in self._sources:
-            hits = self._rows(source, reader).hits_in_memory(wanted)
+            hits = self._rows(source, reader).hits_in_memory(requested)
             if hits is None or sum(len(rows) for _, rows in hits) > ROWS_OF_KEY_MAX:
                 return None
             for columns, rows in hits:
@@ -231,11 +231,11 @@ class Lookup:
                     if values is None:
                         return None
                     _count(records, values, source.diff or source.sign * columns[-1][row].as_py())
-        left = [(values, count) for values, count in records if count]
-        if not left:
+        remaining = [(values, count) for values, count in records if count]
+        if not remaining:
             return []
-        ((values, count), *others) = left
-        if others or count != 1:
+        ((values, count), *more) = remaining
+        if more or count != 1:
             return None
         return [(keys[0], values[0] if len(values) == 1 else tuple(values) if values else None)]
 
@@ -273,8 +273,8 @@ class Lookup:
                 return with_diff(table).select([*columns, "_diff"])
         tables = [with_diff(table, source.diff or 1).select([*columns, "_diff"]) for source, table in source_tables]
         by = [*keys, *cheap_first([name for name in columns if name not in keys], scan.schema)] if has_keys else columns
-        both = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
-        return consolidate(both, by).select([*columns, "_diff"])
+        updates = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
+        return consolidate(updates, by).select([*columns, "_diff"])
 
     def updates(self, wanted: Wanted, reader: PartReader) -> pa.Table:
         """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
@@ -342,8 +342,8 @@ def _has_comparable_values(schema: CollectionSchema) -> bool:
 
 def _count(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -> None:
     """Add a diff to an equal record. NaN equals nothing, so its diffs stay apart."""
-    for at, (others, count) in enumerate(records):
-        if others == values:
+    for at, (present, count) in enumerate(records):
+        if present == values:
             records[at] = values, count + diff
             return
     records.append((values, diff))

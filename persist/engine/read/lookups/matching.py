@@ -187,20 +187,20 @@ class _Search:
         """Return columns of the rows of consecutive row groups; others are decoded if a group has a key."""
         schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
         fields = pa.schema([schema.field(name) for name in columns])
-        others = [name for name in columns if name not in tested]
+        other_names = [name for name in columns if name not in tested]
         index = self.reader.index(part, self.scan.schema)
-        coded = index.coded(name for name in others if is_text(schema.field(name).type))
+        coded = index.coded(name for name in other_names if is_text(schema.field(name).type))
         file = self.reader.open_groups(part, self.scan.schema, groups, coded)
-        found = [fields.empty_table()]
+        tables = [fields.empty_table()]
         for group in groups:
             keys, rows = self._requested(file, group)
             if rows is None:
-                found.append(_plain([file.read([group], columns)], fields))
+                tables.append(_plain([file.read([group], columns)], fields))
             elif len(rows):
                 chosen = int64_array(rows)
-                rest = [file.read([group], others, chosen=chosen)] if others else []
-                found.append(_plain([keys.take(chosen), *rest], fields))
-        return pa.concat_tables(found)
+                other_columns = [file.read([group], other_names, chosen=chosen)] if other_names else []
+                tables.append(_plain([keys.take(chosen), *other_columns], fields))
+        return pa.concat_tables(tables)
 
     def _requested(self, file: OpenGroups, group: int) -> tuple[pa.Table, Rows | None]:
         """Return the key columns of a row group, and the rows that may be requested, ascending.

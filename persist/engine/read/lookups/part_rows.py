@@ -137,9 +137,9 @@ class GroupBounds:
         bounds = None if samples is None or is_exact else wanted.find_bounds(samples.keys)
         if samples is not None and bounds is not None:
             # The last sample at or before a group's first row, and the first at or after its last one.
-            before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
-            after = samples.at.searchsorted(self.firsts[1:] - 1)
-            may = bounds[0][before] < bounds[1][np.minimum(after, np.int64(len(samples.at) - 1))]
+            sample_before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
+            sample_after = samples.at.searchsorted(self.firsts[1:] - 1)
+            may = bounds[0][sample_before] < bounds[1][np.minimum(sample_after, np.int64(len(samples.at) - 1))]
         if self.leasts is not None and self.greatests is not None:
             first = wanted.first_field()
             least, greatest = first.find_bounds(self.leasts), first.find_bounds(self.greatests)
@@ -319,7 +319,7 @@ class PartRows:
             block = pa.RecordBatch.from_arrays(columns, names=self._row_fields.names)
             yield without_dictionaries(pa.Table.from_batches([block.take(int64_array(rows))]).columns, self._row_fields)
             return
-        taken = [keys.batch.take(int64_array(rows))]
+        tables = [keys.batch.take(int64_array(rows))]
         if pieces:
             ends = [*(first - start for first, _ in pieces[1:]), len(keys)]
             cuts = [0, *rows.searchsorted(ends).tolist()]
@@ -327,8 +327,8 @@ class PartRows:
                 _batch(piece).take(int64_array(rows[a:b] + (start - first)))
                 for (first, piece), (a, b) in zip(pieces, pairwise(cuts), strict=True)
             ]
-            taken.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
-        yield without_dictionaries([column for table in taken for column in table.columns], self._row_fields)
+            tables.append(parts[0] if len(parts) == 1 else pa.Table.from_batches(parts))
+        yield without_dictionaries([column for table in tables for column in table.columns], self._row_fields)
 
     def _tables(self, pieces: list[tuple[int, Piece]]) -> Iterator[pa.Table]:
         """Yield all rows of some pieces of a collection without keys."""
@@ -347,8 +347,8 @@ class PartRows:
         if columns and piece is None:
             table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
             for names in filter(None, (self._keys, self._columns)):
-                kept = self._keep(names, WHOLE, table.select(names))
-                piece = kept if names == columns else piece
+                new_piece = self._keep(names, WHOLE, table.select(names))
+                piece = new_piece if names == columns else piece
         return piece
 
     def _samples(self) -> KeySamples | None:
@@ -424,9 +424,9 @@ class PartRows:
             assert touched is not None
             groups = np.unique(firsts.searchsorted(touched, "right") - 1).tolist()
         # A block of one row group was requested above.
-        kept = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
-        missing = [number for number, piece in kept.items() if piece is None]
-        is_wanted = len(kept) == end - first
+        pieces = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
+        missing = [number for number, piece in pieces.items() if piece is None]
+        is_wanted = len(pieces) == end - first
         if not missing and not is_wanted:  # Nearly all of the block may be cached by now.
             lengths = np.diff(firsts[first : end + 1]).tolist()
             away = (not self._is_here(columns, (number, number + 1)) for number in range(first, end))
@@ -437,9 +437,9 @@ class PartRows:
             table, at = self._read(columns, run, fetched), 0
             for number in run:
                 rows = int(firsts[number + 1] - firsts[number])
-                kept[number] = self._keep(columns, (number, number + 1), table.slice(at, rows))
+                pieces[number] = self._keep(columns, (number, number + 1), table.slice(at, rows))
                 at += rows
-        return [(int(firsts[number]), piece) for number, piece in kept.items() if piece is not None]
+        return [(int(firsts[number]), piece) for number, piece in pieces.items() if piece is not None]
 
     def _as_block(self, columns: tuple[str, ...], span: Span, bounds: GroupBounds, fetched: Fetched) -> Piece:
         """Return all row groups of a block as one piece, which replaces theirs in the cache."""
@@ -488,9 +488,9 @@ class PartRows:
         spilled = self._reader.spilled
         if spilled is not None and spilled.put(self._file_name(columns, span), batch):
             # The file replaces the decoded rows.
-            kept = self._kept(columns, span, len(batch), None)
-            if kept is not None:
-                return kept
+            mapped = self._kept(columns, span, len(batch), None)
+            if mapped is not None:
+                return mapped
         piece: Piece = SortedKeys(batch) if columns == self._keys else batch
         self._reader.decoded.put(self._name(columns, span), piece)
         return piece

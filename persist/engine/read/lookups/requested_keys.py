@@ -32,16 +32,16 @@ def distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
         CodecMismatch: keys go through a codec that is not known here.
     """
     schema = schema.derived(keys_alone)
-    given = None if type(keys) is list else arrow_keys(keys, schema.key_names)
-    numbers = None if given is None else _numbers(given, schema)
+    arrow = None if type(keys) is list else arrow_keys(keys, schema.key_names)
+    numbers = None if arrow is None else _numbers(arrow, schema)
     if numbers is not None:
         return numbers
-    listed = None if given is not None else _listed(keys)
+    listed = None if arrow is not None else _listed(keys)
     small = None if listed is None else small_keys(listed, schema)
     if small is not None:
         return _distinct(pa.Table.from_batches([small]), schema)
     try:
-        updates = given if listed is None else [((key, None), 0, 1) for key in listed]
+        updates = arrow if listed is None else [((key, None), 0, 1) for key in listed]
         table = to_updates(updates, schema, default_time=0, default_diff=1)
     except InvalidUpdate as error:
         for index, key in enumerate(listed or ()):
@@ -60,8 +60,8 @@ def _distinct(keys: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return distinct keys in order."""
     if len(keys) < 2:
         return keys
-    ones = pa.array(np.ones(len(keys), np.int64))
-    return consolidate(keys.append_column("_diff", ones), schema.key_names).select(schema.key_names)
+    diffs = pa.array(np.ones(len(keys), np.int64))
+    return consolidate(keys.append_column("_diff", diffs), schema.key_names).select(schema.key_names)
 
 
 def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:

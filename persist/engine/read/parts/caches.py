@@ -147,8 +147,8 @@ class SliceLeftovers:
 
     def take(self, cut: Cut) -> tuple[pa.Table, int] | None:
         """Return the decoded rows behind a cut, and the row of the part that follows them."""
-        left = self._kept.take(cut.name)
-        return None if left is None else left[1:]
+        entry = self._kept.take(cut.name)
+        return None if entry is None else entry[1:]
 
     def keep(self, cut: Cut, rows: pa.Table, following: int) -> None:
         """Keep a copy of the rows behind a cut, as long as there is room."""

@@ -84,9 +84,9 @@ class PartReader:
         Each slice of many overlapping parts cuts a row group of each part. Without room for these, most of them are
         decoded again for each slice.
         """
-        made = copy(self)
-        made._leftovers = SliceLeftovers(bytes_max)
-        return made
+        reader = copy(self)
+        reader._leftovers = SliceLeftovers(bytes_max)
+        return reader
 
     @property
     def slice_bytes(self) -> int:
@@ -183,12 +183,12 @@ class PartReader:
         """Return the rows of a part that are inside, from where the last slice ended."""
         names = (*columns, *(name for name in schema.key_names if name not in columns))
         start, end = keys.bracket(part, schema)
-        left = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
-        if left is None:
+        leftover = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
+        if leftover is None:
             table, following = self._decoded(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
         else:
-            table, following = left
+            table, following = leftover
             if following < end:
                 more, following = self._decoded(part, schema, names, filter, following, end)
                 table = pa.concat_tables([table, more])
@@ -415,17 +415,17 @@ def _in_order(
 ) -> Iterator[tuple[Part, pa.Table]]:
     """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least."""
     under_way: deque[tuple[_PartSection, Future[pa.Table]]] = deque()
-    taken = 0
+    bytes_ahead = 0
     following = next(pieces, None)
     try:
         while following is not None or under_way:
-            while following is not None and (not under_way or taken + following.size <= room):
+            while following is not None and (not under_way or bytes_ahead + following.size <= room):
                 under_way.append((following, executor.submit(read, following)))
-                taken += following.size
+                bytes_ahead += following.size
                 following = next(pieces, None)
             piece, future = under_way.popleft()
             yield piece.part, future.result()
-            taken -= piece.size
+            bytes_ahead -= piece.size
     finally:
         for _, future in under_way:
             future.cancel()

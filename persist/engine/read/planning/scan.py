@@ -92,11 +92,11 @@ class Scan:
         return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
 
     def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
-        kept = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
-        if self.filter is not None and kept:
+        remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
+        if self.filter is not None and remaining:
             # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
-            kept = parts_that_may_match(kept, self.filter, self.schema)
-        return tuple(kept)
+            remaining = parts_that_may_match(remaining, self.filter, self.schema)
+        return tuple(remaining)
 
     @property
     def result_schema(self) -> CollectionSchema:
@@ -141,8 +141,8 @@ class Scan:
         """Return how many slices of a fair size keep so many workers busy."""
         by_size = -(-self.memory // TASK_BYTES_MAX)
         worth = -(-self.memory // TASK_BYTES_MIN)
-        wanted = -(-by_size // parallel) * parallel  # Whole rounds: no worker is idle in the last one.
-        return max(1, min(wanted, worth))
+        rounded = -(-by_size // parallel) * parallel  # Whole rounds: no worker is idle in the last one.
+        return max(1, min(rounded, worth))
 
     def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
         """Return slices that hold about bytes_max, at most twice that, in key order.
@@ -198,11 +198,11 @@ class Scan:
         """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
         if self.schema.known and self.schema.version < len(self.schema.known):
             by_filter = () if self.filter is None else referenced_columns(self.filter, self.schema.arrow, self.columns)
-            wanted = [*self.columns, *by_filter]
+            requested = [*self.columns, *by_filter]
             for part in self.all_parts:
                 lifted = part.lift(self.schema)
                 if lifted is not None:
-                    lifted.names(wanted)
+                    lifted.names(requested)
 
     def tells_apart(self, part: Part) -> bool:
         """Return whether distinct records of a part are distinct when all columns are read."""
@@ -263,9 +263,9 @@ def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[st
             scan.empty(scan.schema.names).filter(filter)
         except pa.ArrowException:
             return None
-    both = filter if scan.filter is None or filter is None else scan.filter & filter
-    kept = scan.columns if columns is None else tuple(columns)
-    return replace(scan, columns=kept, filter=scan.filter if both is None else both).pruned()
+    conjunction = filter if scan.filter is None or filter is None else scan.filter & filter
+    names = scan.columns if columns is None else tuple(columns)
+    return replace(scan, columns=names, filter=scan.filter if conjunction is None else conjunction).pruned()
 
 
 def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:

@@ -254,9 +254,9 @@ class UnreadParts:
 
         Cost: O(new and unread parts), and one comparison of pointers for each run; after a compaction O(parts).
         """
-        known, runs = self._runs, contents.history
-        if runs[: len(known)] == known:
-            candidates = chain(self._numbers, chain.from_iterable(runs[len(known) :]))
+        known_runs, runs = self._runs, contents.history
+        if runs[: len(known_runs)] == known_runs:
+            candidates = chain(self._numbers, chain.from_iterable(runs[len(known_runs) :]))
         else:
             candidates = chain.from_iterable(contents.history)
         self._runs = runs

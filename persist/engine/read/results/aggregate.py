@@ -195,10 +195,10 @@ def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple
         for columns in dict.fromkeys((needed, request.columns)):
             some = [part for part in parts if columns_of(part) == columns]
             plain = [part for part in some if part.is_plain and columns]
-            rest = [part for part in some if not (part.is_plain and columns)]
+            with_diffs = [part for part in some if not (part.is_plain and columns)]
             for table in read(reader, columns, plain, coded=request.group_by):
                 yield table, sign
-            for table in read(reader, [*columns, "_diff"], rest, coded=request.group_by):
+            for table in read(reader, [*columns, "_diff"], with_diffs, coded=request.group_by):
                 yield table, None
 
 
@@ -354,12 +354,12 @@ class _Groups:
         values: Ints
         if output.column in self._floats:
             values = self._with_odd(output.column)
-            made = pa.array(values)
+            sums = pa.array(values)
         else:
             values = self._exact(f"sum:{output.column}")
-            made = self._fitting(values, sum_type(self._sums.schema.arrow.field(output.column).type), output)
+            sums = self._fitting(values, sum_type(self._sums.schema.arrow.field(output.column).type), output)
         nothing = (counts == 0) & (values == 0)
-        return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, made.type), made)
+        return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, sums.type), sums)
 
     def _with_odd(self, name: str) -> Any:
         """Return the sums of a float column: NaN or infinite where such values are left in a group."""
@@ -401,22 +401,22 @@ def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Tab
             return pa.table({name: numbers[first].sum(keepdims=True) for name, first in same_as.items()})
         codes, groups = _group_codes(keys)
         summed = {name: _sums_by_code(codes, len(groups[0]), values) for name, values in numbers.items()}
-    made = {f"g{i}": values for i, values in enumerate(groups)}
-    return pa.table(made | {name: summed[first] for name, first in same_as.items()})
+    groups_by_name = {f"g{i}": values for i, values in enumerate(groups)}
+    return pa.table(groups_by_name | {name: summed[first] for name, first in same_as.items()})
 
 
 def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
     """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
-    codes, *others = [_coded(combined(key)) for key in keys]
+    codes, *more_codes = [_coded(combined(key)) for key in keys]
     groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
-    for other in others:
-        size = len(other.dictionary)
+    for next_codes in more_codes:
+        size = len(next_codes.dictionary)
         # Numbered anew each time, so that no product leaves int64.
-        both = pa.array(numbers * size + other.indices.to_numpy()).dictionary_encode()
-        there = both.dictionary.to_numpy()
-        groups = [values.take(pa.array(there // size)) for values in groups]
-        groups.append(other.dictionary.take(pa.array(there % size)))
-        numbers = both.indices.to_numpy().astype(np.int64)
+        pairs = pa.array(numbers * size + next_codes.indices.to_numpy()).dictionary_encode()
+        distinct = pairs.dictionary.to_numpy()
+        groups = [values.take(pa.array(distinct // size)) for values in groups]
+        groups.append(next_codes.dictionary.take(pa.array(distinct % size)))
+        numbers = pairs.indices.to_numpy().astype(np.int64)
     return numbers, groups
 
 

@@ -56,11 +56,13 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
         """
         self._check(columns, filter)
         # Computed columns may need any column: Arrow does not list the columns of an expression.
-        wanted = columns if columns and not isinstance(columns, dict) else None
-        schema = self.schema if wanted is None else pa.schema([self.schema.field(name) for name in wanted])
-        reader = pa.RecordBatchReader.from_batches(schema, until_the_end(self._narrowed(wanted, filter)))
-        known = {name: value for name, value in options.items() if name in ("batch_size", "use_threads", "memory_pool")}
-        return ds.Scanner.from_batches(reader, columns=columns, **known)
+        names = columns if columns and not isinstance(columns, dict) else None
+        schema = self.schema if names is None else pa.schema([self.schema.field(name) for name in names])
+        reader = pa.RecordBatchReader.from_batches(schema, until_the_end(self._narrowed(names, filter)))
+        scan_options = {
+            name: value for name, value in options.items() if name in ("batch_size", "use_threads", "memory_pool")
+        }
+        return ds.Scanner.from_batches(reader, columns=columns, **scan_options)
 
     def to_table(self, columns: Any = None, filter: pc.Expression | None = None, **options: Any) -> pa.Table:
         """Return some columns of the rows that pass a filter."""

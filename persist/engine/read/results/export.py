@@ -102,7 +102,7 @@ def _taken(blob: Blob, key: str) -> InvalidUsage:
 
 def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[tuple[bytes, int]]:
     """Yield encoded files and their numbers of rows; without any row, one file that has the schema."""
-    made, sink, writer, rows = 0, pa.BufferOutputStream(), None, 0
+    file_count, sink, writer, rows = 0, pa.BufferOutputStream(), None, 0
     for group in _groups(batches, schema, min(ROWS_PER_GROUP, rows_max)):
         at = 0
         while at < len(group):
@@ -114,8 +114,8 @@ def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) 
             if rows >= rows_max or sink.tell() >= FILE_BYTES_MAX:
                 writer.close()
                 yield sink.getvalue().to_pybytes(), rows
-                made, sink, writer, rows = made + 1, pa.BufferOutputStream(), None, 0
-    if writer is None and not made:
+                file_count, sink, writer, rows = file_count + 1, pa.BufferOutputStream(), None, 0
+    if writer is None and not file_count:
         writer = pq.ParquetWriter(sink, schema)
     if writer is not None:
         writer.close()
@@ -124,16 +124,16 @@ def _files(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) 
 
 def _groups(batches: Iterator[pa.RecordBatch], schema: pa.Schema, rows_max: int) -> Iterator[pa.Table]:
     """Yield tables of rows_max rows, the last one perhaps of fewer."""
-    held: list[pa.RecordBatch] = []
+    waiting: list[pa.RecordBatch] = []
     rows = 0
     for batch in batches:
-        held.append(batch.replace_schema_metadata(schema.metadata))
+        waiting.append(batch.replace_schema_metadata(schema.metadata))
         rows += len(batch)
         if rows >= rows_max:
-            yield pa.Table.from_batches(held, schema)
-            held, rows = [], 0
+            yield pa.Table.from_batches(waiting, schema)
+            waiting, rows = [], 0
     if rows:
-        yield pa.Table.from_batches(held, schema)
+        yield pa.Table.from_batches(waiting, schema)
 
 
 def export_parquet(

@@ -105,9 +105,9 @@ def _with_columns(table: pa.Table, apart: list[str], options: Mapping[str, Any])
         return table.to_pandas(**options)
     import pandas as pd
 
-    rest = table.drop_columns(apart)
-    frame = rest.to_pandas(**options)  # Also without columns: Arrow checks the options.
-    frame = frame if rest.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
+    other_columns = table.drop_columns(apart)
+    frame = other_columns.to_pandas(**options)  # Also without columns: Arrow checks the options.
+    frame = frame if other_columns.num_columns else pd.DataFrame(index=pd.RangeIndex(len(table)))
     for at, name in enumerate(table.column_names):
         if name in apart:
             frame.insert(at, name, _column(table[name], options.get("maps_as_pydicts")))
@@ -136,8 +136,8 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
         InvalidUsage: one does not fit.
     """
     try:
-        wanted = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
-        return table if wanted == table.schema else table.cast(wanted)
+        schema = pa.schema([field.with_type(_in_milliseconds(field.type)) for field in table.schema])
+        return table if schema == table.schema else table.cast(schema)
     except pa.ArrowException as error:
         raise InvalidUsage(
             f"a moment or a duration in seconds does not fit Polars, which counts milliseconds at least: {error}. Read "
@@ -148,8 +148,8 @@ def in_milliseconds(table: pa.Table) -> pa.Table:
 def _in_milliseconds(kind: pa.DataType) -> pa.DataType:
     if pat.is_nested(kind):
         inner = [field.type for field in children(kind)]
-        made = [_in_milliseconds(inner_type) for inner_type in inner]
-        return kind if made == inner else with_children(kind, made)
+        converted = [_in_milliseconds(inner_type) for inner_type in inner]
+        return kind if converted == inner else with_children(kind, converted)
     if pat.is_timestamp(kind) and kind.unit == "s":
         return pa.timestamp("ms", kind.tz)
     return pa.duration("ms") if kind == pa.duration("s") else kind
@@ -233,8 +233,8 @@ def _scalar(polars: Any, literal: Any, schema: pa.Schema, name: str) -> pa.Scala
         value = polars.select(polars.Expr.deserialize(io.BytesIO(json.dumps(literal).encode()), format="json")).item()
     except Exception as error:  # As above: it is only not pushed down.
         raise _NotUnderstood from error
-    wanted = int if pat.is_integer(t) else bool if pat.is_boolean(t) else None
-    if value is None or (wanted is not None and type(value) is not wanted):
+    python_type = int if pat.is_integer(t) else bool if pat.is_boolean(t) else None
+    if value is None or (python_type is not None and type(value) is not python_type):
         raise _NotUnderstood
     try:
         return pa.scalar(value, t)

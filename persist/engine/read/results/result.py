@@ -109,11 +109,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         if not isinstance(rows, int) or isinstance(rows, bool) or rows < 0:
             raise InvalidUsage(f"head({rows!r}) is not a number of rows: give 0 or more")
         slices: list[pa.Table] = []
-        left = rows
+        rows_left = rows
         with closing(self._tables()) as tables:
-            while left > 0 and (table := next(tables, None)) is not None:
-                slices.append(table.slice(0, left))
-                left -= len(slices[-1])
+            while rows_left > 0 and (table := next(tables, None)) is not None:
+                slices.append(table.slice(0, rows_left))
+                rows_left -= len(slices[-1])
         return pa.concat_tables(slices) if slices else self.schema.empty_table()
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -179,7 +179,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
     def __array__(self, *args: object, **options: object) -> Any:
         """Raise InvalidUsage: NumPy, and so `pandas.DataFrame(result)`, would make an array of batches."""
-        raise InvalidUsage(f"{type(self).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+        raise no_array(self)
+
+    def __contains__(self, key: object) -> bool:
+        """Raise InvalidUsage: `in` would read all batches."""
+        raise no_membership(self, key)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the result as an Arrow stream, for `pl.DataFrame(result)`, DuckDB and others."""
@@ -187,11 +191,22 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return reader.__arrow_c_stream__(requested_schema)
 
 
+def no_array(result: object) -> InvalidUsage:
+    """Return the error of a result from which NumPy is to make an array."""
+    return InvalidUsage(f"{type(result).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+
+
+def no_membership(result: object, key: object) -> InvalidUsage:
+    """Return the error of `key in result`."""
+    instead = f"get([{key!r:.100}])" if hasattr(result, "get") else "to_pylist()"
+    return InvalidUsage(f"{type(result).__name__} has no `in`: use {instead}, which returns the rows")
+
+
 def python_dicts(table: pa.Table) -> list[dict[str, Any]]:
     """Return a dict for each row; errors as of `ArrowResult.to_pylist`."""
     try:
-        kept = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
-        return whole_as_int64(table if kept == table.schema else table.cast(kept)).to_pylist()  # type: ignore[no-any-return]
+        schema = pa.schema([field.with_type(python_type(field.type)) for field in table.schema])
+        return whole_as_int64(table if schema == table.schema else table.cast(schema)).to_pylist()  # type: ignore[no-any-return]
     except (pa.ArrowException, ValueError, OverflowError) as error:
         raise InvalidUsage(
             f'a value has no object in Python: {error}. Read it as Arrow; times also with times="int"'

@@ -198,10 +198,12 @@ class Snapshot(ArrowResult):
         in form "diff".
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
-        left = sum(part.diff_sum for part in scan.base) + scan.sign * sum(part.diff_sum for part in scan.parts)
+        remaining_rows = sum(part.diff_sum for part in scan.base) + scan.sign * sum(
+            part.diff_sum for part in scan.parts
+        )
         read = sum(scan.rows_within(part) for part in scan.all_parts)
         with self._reading.explained():
-            if scan.narrow is not None or read > UNSUMMED_SHARE * left:
+            if scan.narrow is not None or read > UNSUMMED_SHARE * remaining_rows:
                 yield from self._consolidated(scan.columns)
                 return
             reader = self._reading()
@@ -279,14 +281,14 @@ class Snapshot(ArrowResult):
             record = self._lookup.record(keys, self._reading())
             if record is not None:
                 return record
-        given = None if type(keys) is list else arrow_keys(keys, self.scan.schema.key_names)
-        matching_rows = self._with_keys(self._lookup, keys if given is None else given)
+        requested = None if type(keys) is list else arrow_keys(keys, self.scan.schema.key_names)
+        matching_rows = self._with_keys(self._lookup, keys if requested is None else requested)
         package = type(keys).__module__.partition(".")[0]
         if package == "pandas":
             return to_frame(whole_as_int64(matching_rows), None, {})
         if package == "polars":
             return required("polars").from_arrow(in_milliseconds(whole_as_int64(matching_rows)))
-        if given is not None:
+        if requested is not None:
             return matching_rows
         if {*self.scan.columns} == {*self.scan.schema.names}:
             answer: list[Any] = [*self._python_rows(matching_rows)]
@@ -295,9 +297,9 @@ class Snapshot(ArrowResult):
         return tuple(answer) if type(keys) is tuple else answer
 
     def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
-        wanted = lookup.wanted(keys)
+        requested = lookup.wanted(keys)
         with self._reading.explained():
-            matching_rows = lookup.contents(wanted, self.form, self._reading())
+            matching_rows = lookup.contents(requested, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
             return matching_rows
         tables = list(repeated(matching_rows, self.scan))

@@ -1,4 +1,4 @@
-"""The server of the page and of the metrics, with a limit for each connection.
+"""A server of HTTP, for the page, the metrics and the Iceberg catalog, with a limit for each connection.
 
 A slow client loses its connection; uvicorn alone would wait for ever. It begins to count the time when an answer is
 out. Here it counts from the first byte. A request must be complete, with its body, within `REQUEST_S`. A client must
@@ -11,14 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from persist.core.errors import InvalidUsage
-from persist.services.serve.messages import is_loopback, listening
+from persist.services.serve.messages import is_loopback, listening, parse_host_port
 
 CONNECTIONS_MAX = 128
 REQUEST_S = 10.0  # How long a request may take to come.
@@ -99,7 +98,7 @@ def serve_beside(
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    host, port = _parse_address(option, address)
+    host, port = parse_host_port(option, address)
     is_local = is_loopback(host)
     if not is_local and needs_token:
         raise InvalidUsage(
@@ -114,17 +113,6 @@ def serve_beside(
         finally:
             server.stop()
             thread.join()
-
-
-def _parse_address(option: str, address: str) -> tuple[str, int]:
-    parts = urlsplit(f"//{address}")
-    try:
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = port = None
-    if not host or port is None or parts.path or parts.query or parts.username:
-        raise InvalidUsage(f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one")
-    return host, port
 
 
 class BoundedConnection(H11Protocol):

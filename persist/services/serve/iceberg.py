@@ -33,12 +33,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-import persist
-from persist.core.errors import CollectionNotFound
-from persist.services.publish import IcebergCatalog, NotListed
+from persist.core.errors import CollectionNotFound, Conflict, InvalidUsage, PersistError, Unavailable
+from persist.services.publish import CatalogReader, IcebergCatalog, NotListed
+from persist.services.serve.http import serve_beside
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
-from persist.tools.web.server import serve_beside
 
 NOT_STORED = {"Cache-Control": "no-store"}
 PAGE_MAX = 1000
@@ -70,7 +69,7 @@ class _Refused(Exception):
 
 @contextmanager
 def serve_catalog(
-    client: "persist.Client",
+    client: CatalogReader,
     address: str,
     *,
     token: str | None,
@@ -144,7 +143,7 @@ class _Routes:
             except NotListed as error:
                 missing = "Table" if "table" in request.path_params else "Namespace"
                 return _error(404, f"NoSuch{missing}Exception", str(error))
-            except persist.PersistError as error:
+            except PersistError as error:
                 return _error(*_http_status(error), str(error))
 
         return respond
@@ -271,12 +270,12 @@ def _page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], str |
     return listed[start:end], str(end) if end < len(listed) else None
 
 
-def _http_status(error: persist.PersistError) -> tuple[int, str]:
+def _http_status(error: PersistError) -> tuple[int, str]:
     if isinstance(error, CollectionNotFound):  # It was dropped meanwhile.
         return 404, "NoSuchTableException"
-    if isinstance(error, persist.InvalidUsage):
+    if isinstance(error, InvalidUsage):
         return 400, "BadRequestException"
-    if isinstance(error, (persist.Unavailable, persist.Conflict)):
+    if isinstance(error, (Unavailable, Conflict)):
         return 503, "ServiceUnavailableException"
     return 500, "InternalServerError"
 

@@ -1,0 +1,189 @@
+"""Answers of statements, and how their rows are sent: whole, in pieces, copied, or as they come."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from persist.services.serve.postgres import wire
+from persist.services.serve.postgres.backend import Backend, Channel
+from persist.services.serve.postgres.statements import Copy
+from persist.services.serve.postgres.values import copy_rows, copy_text_rows, data_rows, describe_column
+from persist.services.serve.postgres.wire import Column, Failure
+
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
+_ROWS_AT_ONCE = 10_000
+_LOOK_S = 0.2
+_OWN = ("_time", "_progressed", "_diff")
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@dataclass
+class Answer:
+    """The answer of a statement.
+
+    Attributes:
+        tag: returns the text of CommandComplete, from the number of rows.
+        columns: None if it has no rows.
+        copy: how its rows are copied, for COPY.
+        is_live: rows come as they happen, so each batch is sent at once.
+        start: runs the statement, if it is not run yet, and returns its answer.
+    """
+
+    tag: Callable[[int], str]
+    columns: list[Column] | None = None
+    batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
+    close: Callable[[], object] = _nothing
+    copy: Copy | None = None
+    is_live: bool = False
+    start: "Callable[[], Answer] | None" = None
+
+
+@dataclass
+class Portal:
+    """An answer that is read in pieces: the remainder of a batch, and whether all is sent."""
+
+    answer: Answer
+    formats: list[int]
+    remainder: pa.RecordBatch | None = None
+    is_done: bool = False
+
+
+@dataclass
+class Prepared:
+    """A prepared statement. `described` are the columns that the client has seen."""
+
+    sql: str
+    oids: list[int]
+    described: list[Column] | None = None
+
+
+def rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
+    """Return the answer that has the rows of a table."""
+    return Answer(lambda rows: f"{tag} {rows}", [*map(describe_column, table.schema)], iter(table.to_batches()))
+
+
+def _cancelled() -> Failure:
+    return Failure("57014", "canceling statement due to user request")
+
+
+class RowSender:
+    """Sends the rows of answers to a client."""
+
+    def __init__(self, channel: Channel, backend: Backend, is_cancelled: Callable[[], bool]) -> None:
+        self._channel = channel
+        self._backend = backend
+        self._is_cancelled = is_cancelled
+
+    def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
+        """Send the description of rows; columns is None if there are none."""
+        self._channel.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
+
+    def send_rows(self, portal: Portal, limit: int) -> None:
+        """Send rows of a portal: all, or at most so many; and that it is done, or not."""
+        answer = portal.answer
+        if portal.is_done:
+            self._channel.send(wire.command_complete(answer.tag(0)))
+            return
+        if answer.copy is not None:
+            self._send_copy(answer, answer.copy)
+            portal.is_done = True
+            return
+        sent = 0
+        for batch in self.pieces(portal, limit) if answer.columns is not None else ():
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                self._channel.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
+            if answer.is_live:
+                self._channel.flush()
+            sent += batch.num_rows
+        if limit and sent == limit:
+            self._channel.send(wire.message(b"s"))
+            return
+        portal.is_done = True
+        self._channel.send(wire.command_complete(answer.tag(sent)))
+
+    def pieces(self, portal: Portal, limit: int) -> Iterator[pa.RecordBatch]:
+        """Yield the next rows of a portal: all, or at most so many; limit is 0 for all."""
+        sent = 0
+        while not (limit and sent == limit):
+            batch = portal.remainder if portal.remainder is not None else self._next(portal.answer)
+            portal.remainder = None
+            if batch is None:
+                return
+            if limit and batch.num_rows > limit - sent:
+                batch, portal.remainder = batch.slice(0, limit - sent), batch.slice(limit - sent)
+            sent += batch.num_rows
+            yield batch
+
+    def _next(self, answer: Answer) -> pa.RecordBatch | None:
+        if self._is_cancelled():
+            raise _cancelled()
+        with contextlib.nullcontext() if answer.is_live else self._backend.turn():
+            batch = next(answer.batches, None)
+        if self._is_cancelled():
+            raise _cancelled()
+        return batch
+
+    def _send_copy(self, answer: Answer, copy: Copy) -> None:
+        columns = answer.columns or []
+        self._channel.send(wire.copy_out(len(columns), copy.form == "binary"))
+        if copy.header:
+            names = pa.record_batch(
+                [pa.array([column.name]) for column in columns], [column.name for column in columns]
+            )
+            self._channel.send(copy_text_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
+        rows, head = 0, _COPY_HEADER
+        while (batch := self._next(answer)) is not None:
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                piece = batch.slice(start, _ROWS_AT_ONCE)
+                if copy.form == "binary":
+                    data = copy_rows(piece)
+                    if head:  # Clients take the header and the first row as one message.
+                        length = int.from_bytes(data[1:5], "big") + 1
+                        self._channel.send(wire.message(b"d", head + bytes(data[5:length])))
+                        data, head = data[length:], b""
+                    self._channel.send(data)
+                else:
+                    self._channel.send(copy_text_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
+            rows += batch.num_rows
+            if answer.is_live:
+                self._channel.flush()
+        if copy.form == "binary":
+            self._channel.send(wire.message(b"d", head + b"\xff\xff"))
+        self._channel.send(wire.message(b"c"), wire.command_complete(f"COPY {rows}"))
+
+
+def subscription_batches(
+    listen: Any, end: int | None, schema: pa.Schema, has_progress: bool, ends: Callable[[], bool]
+) -> Iterator[pa.RecordBatch]:
+    """Yield the updates of a subscription as rows, and its progress, until it ends.
+
+    Args:
+        listen: see `persist.engine.read.following`.
+        end: the time before which updates come; None for all.
+        schema: of the rows.
+    """
+    while not ends():
+        progress = listen.step(_LOOK_S)
+        if progress is None:
+            if listen.is_finished:
+                return
+            continue
+        updates, upper = progress.updates, progress.upper
+        if end is not None:
+            updates = updates.filter(pa.compute.less(updates["_time"], end))
+        for batch in updates.to_batches():
+            columns = [batch[name] for name in schema.names if name not in _OWN]
+            progressed = [pa.repeat(False, batch.num_rows)] * has_progress
+            yield pa.RecordBatch.from_arrays([batch["_time"], *progressed, batch["_diff"], *columns], schema=schema)
+        if has_progress and not upper.is_empty:
+            nulls = [pa.nulls(1, field.type) for field in schema if field.name not in _OWN]
+            row = [pa.array([*upper.elements]), pa.array([True]), pa.nulls(1, pa.int64()), *nulls]
+            yield pa.RecordBatch.from_arrays(row, schema=schema)
+        if end is not None and (upper.is_empty or upper.elements[0] >= end):
+            return

@@ -1,0 +1,244 @@
+"""Answers to queries of `pg_catalog` and `information_schema`, from the collections of a location.
+
+psql, drivers, SQLAlchemy and tools for reports query these tables in SQL of Postgres. Here they are tables of a DuckDB
+of their own, in the schemas `pg` and `info`. So few parts of a query are rewritten: names of schemas, casts to
+`regclass`, and operators with a schema. A schema is the part of the names of collections before the last dot, and
+`main` for those without one. A key is shown as a primary key if each of its values has one row at most.
+
+Rows of data are not here: a query that reads a collection is answered elsewhere.
+"""
+
+import re
+import threading
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+import pyarrow as pa
+
+from persist.services.serve.postgres import values
+from persist.services.serve.postgres.wire import Failure
+
+SERVER_VERSION = "15.0"
+_PG, _MAIN, _INFO = 11, 2200, 13_000
+_FIRST_OID = 16_384
+TIMEOUT_S = 30.0
+ROWS_MAX = 1_000_000
+_CALL = re.compile(r'"?(?!CAST\b)(\w+)"?\(.*\)', re.DOTALL)
+
+# Types that no column of an answer has: (oid, name in pg_type, size, category, name in SQL).
+_MORE_TYPES = [
+    (18, "char", 1, "Z", '"char"'),
+    (19, "name", 64, "S", "name"),
+    (22, "int2vector", -1, "A", "int2vector"),
+    (24, "regproc", 4, "N", "regproc"),
+    (26, "oid", 4, "N", "oid"),
+    (30, "oidvector", -1, "A", "oidvector"),
+    (705, "unknown", -2, "X", "unknown"),
+    (1042, "bpchar", -1, "S", "character"),
+    (1043, "varchar", -1, "S", "character varying"),
+    (1560, "bit", -1, "V", "bit"),
+    (2205, "regclass", 4, "N", "regclass"),
+    (2278, "void", 4, "P", "void"),
+    (3802, "jsonb", -1, "U", "jsonb"),
+]
+
+_NAMES = re.compile(
+    r"""'(?:[^']|'')*+(?:'|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)
+    |(?P<asks>\bpg_\w+|\binformation_schema\b|\bversion\s*\(|\bcurrent_(?:schemas?|database|setting|user|role|catalog)\b
+    |\bsession_user\b|\bset_config\b|\bformat_type\b|\bhas_\w+_privilege\b|\bto_reg\w+|::\s*"?reg\w+
+    |\b(?:sh)?(?:obj|col)_description\b|\btxid_current\w*)""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True)
+class Session:
+    """The user, the database, the number and the settings of a session, as answers show them."""
+
+    user: str
+    database: str
+    pid: int
+    settings: dict[str, str] = field(default_factory=dict)
+
+
+def asks_catalog(sql: str) -> bool:
+    """Return whether a query may read tables, types or settings of Postgres."""
+    return any(match["asks"] for match in _NAMES.finditer(sql))
+
+
+_REWRITES = re.compile(
+    r"""(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
+    |OPERATOR\s*\(\s*"?pg_catalog"?\s*\.\s*(?P<operator>[^)\s]+)\s*\)
+    |(?P<collate>\bCOLLATE\s+(?:"?pg_catalog"?\s*\.\s*)?"?(?:default|C|POSIX|ucs_basic)"?)
+    |(?P<named>'(?:[^']|'')*'|\$\d+)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<to>regclass|regtype|regnamespace|regproc)\b"?
+    |(?P<column>(?<![\w".])[\w".]++)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<shown>regclass|regtype|regnamespace)\b"?
+    |(?P<is_there>\btyp(?:receive|send|input|output)\s*(?:!=|<>)\s*0\b)
+    |(?P<object>\bjson_build_object\b)
+    |\b(?:pg_catalog|"pg_catalog")\s*\.\s*(?="?\w+"?\s*\(|(?:text|bool|int[248]|float[48]|numeric|varchar|bytea|date
+        |timestamp(?:tz)?|interval|uuid|json)\b)
+    |\b(?P<user>current_user|session_user|current_role)\b(?!\s*\()
+    |(?P<pg>\bpg_catalog|"pg_catalog")\s*\.\s*
+    |(?P<info>\binformation_schema|"information_schema")\s*\.\s*""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+def rewrite(sql: str, user: str) -> str:
+    """Return a query of Postgres's catalogs as the tables and functions here are called."""
+
+    def replace(match: re.Match[str]) -> str:
+        if match["kept"] is not None:
+            return match[0]
+        if match["operator"] is not None:
+            return f" {match['operator']} "
+        if match["collate"] is not None:
+            return ""
+        if match["named"] is not None:
+            return f"pg.{match['to'].lower()}_oid({match['named']})"
+        if match["column"] is not None:
+            return f"pg.{match['shown'].lower()}_name({match['column']})"
+        if match["is_there"] is not None:
+            return "true"
+        if match["object"] is not None:
+            return "json_object"
+        if match["user"] is not None:
+            return _quoted(user)
+        return "pg." if match["pg"] is not None else "info." if match["info"] is not None else ""
+
+    return _REWRITES.sub(replace, sql)
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+class Catalog:
+    """The tables of Postgres's catalogs over the collections of a location, in a DuckDB of their own; for any thread.
+
+    Args:
+        connection: an empty DuckDB, which reads no files.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self._lock = threading.Lock()
+        self._tables: Sequence[Any] | None = None
+        connection.execute("CREATE SCHEMA pg; CREATE SCHEMA info; CREATE SCHEMA hidden")
+        ((version,),) = connection.execute("SELECT version()").fetchall()
+        self._version = f"PostgreSQL {SERVER_VERSION} (persist, on DuckDB {version})"
+        types = [
+            (oid, name, size, category, sql_name) for oid, (sql_name, name, size, category) in values.TYPES.items()
+        ]
+        kinds = {"oid": "bigint", "typname": "text", "typlen": "int", "typcategory": "text", "shown": "text"}
+        self._load("types", kinds, [*types, *_MORE_TYPES])
+        self._load("arrays", {"oid": "bigint", "item": "bigint"}, sorted(values.ARRAYS.items()))
+        connection.execute("SET VARIABLE pg_settings = MAP {'': ''}")
+        self._fill(())
+        connection.execute(files(__package__).joinpath("catalog.sql").read_text())
+
+    def answer(
+        self, sql: str, tables: Sequence[Any], session: Session, running: Callable[[Callable[[], None]], None]
+    ) -> pa.Table | None:
+        """Return the answer of a query; None if it reads something else than the catalogs.
+
+        Args:
+            tables: the collections; see `persist.compute.query.catalog.TableAbout`.
+            running: takes a function that ends the query.
+        """
+        text = rewrite(sql, session.user)
+        with self._lock:
+            if self._tables != tables:
+                self._fill(tables)
+                self._tables = tables
+            cursor = self._connection.cursor()
+        with cursor:
+            settings = ", ".join(f"{_quoted(name)}: {_quoted(value)}" for name, value in session.settings.items())
+            variables = {"version": self._version, "database": session.database, "user": session.user}
+            for name, value in variables.items():
+                cursor.execute(f"SET VARIABLE pg_{name} = {_quoted(value)}")
+            cursor.execute(f"SET VARIABLE pg_pid = {session.pid}")
+            cursor.execute(f"SET VARIABLE pg_settings = MAP {{{settings}}}")
+            cursor.execute("SET search_path = 'pg,main'")
+            timer = threading.Timer(TIMEOUT_S, cursor.interrupt)
+            timer.daemon = True
+            timer.start()
+            try:
+                # Whoever asks must not change the tables, which all sessions share.
+                if [statement.type.name for statement in cursor.extract_statements(text)] != ["SELECT"]:
+                    return None
+                running(cursor.interrupt)
+                table = cursor.sql(text).limit(ROWS_MAX).to_arrow_table()
+            except Exception as error:
+                if "Table with name" in str(error):
+                    return None
+                raise Failure("42000", f"the catalog cannot answer this: {error}") from error
+            finally:
+                timer.cancel()
+        names = [match[1] if (match := _CALL.fullmatch(name)) else name for name in table.column_names]
+        return table.rename_columns(names)
+
+    def close(self) -> None:
+        """Close the database; idempotent."""
+        self._connection.close()
+
+    def _fill(self, tables: Sequence[Any]) -> None:
+        oids = _Oids()
+        schemas = {"pg_catalog": _PG, "main": _MAIN, "information_schema": _INFO}
+        for about in tables:
+            if about.schema not in schemas:
+                schemas[about.schema] = oids.make(f"schema {about.schema}")
+        relations, attributes, constraints = [], [], []
+        for about in tables:
+            oid = oids.make(about.name)
+            kind = "v" if about.is_view else "r"
+            relations.append((oid, about.table, schemas[about.schema], kind, len(about.columns), bool(about.key)))
+            numbers = {}
+            for at, column_field in enumerate(about.columns, 1):
+                column = values.describe_listed_column(column_field)
+                numbers[column_field.name] = at
+                is_key = column_field.name in about.key
+                attributes.append((oid, column_field.name, column.oid, column.size, at, column.modifier, is_key))
+            if about.key and not about.is_view:
+                index = oids.make(f"key {about.name}")
+                name = f"{about.table}_pkey"
+                relations.append((index, name, schemas[about.schema], "i", len(about.key), False))
+                key = [numbers[column] for column in about.key]
+                constraints.append((index, name, schemas[about.schema], oid, key, ", ".join(map(_name, about.key))))
+        self._load("namespaces", {"oid": "bigint", "nspname": "text"}, [(oid, name) for name, oid in schemas.items()])
+        kinds = {"oid": "bigint", "relname": "text", "relnamespace": "bigint", "relkind": "text", "relnatts": "int"}
+        self._load("relations", kinds | {"relhasindex": "boolean"}, relations)
+        kinds = {"attrelid": "bigint", "attname": "text", "atttypid": "bigint", "attlen": "int", "attnum": "int"}
+        self._load("attributes", kinds | {"atttypmod": "int", "attnotnull": "boolean"}, attributes)
+        kinds = {"oid": "bigint", "conname": "text", "connamespace": "bigint", "conrelid": "bigint", "conkey": "int[]"}
+        self._load("keys", kinds | {"columns": "text"}, constraints)
+
+    def _load(self, name: str, kinds: dict[str, str], rows: Sequence[tuple[Any, ...]]) -> None:
+        arrow = {"bigint": pa.int64(), "int": pa.int32(), "text": pa.string(), "boolean": pa.bool_()}
+        fields = [pa.field(column, arrow.get(kind, pa.list_(pa.int32()))) for column, kind in kinds.items()]
+        columns = [*zip(*rows, strict=True)] or [()] * len(fields)
+        arrays = [pa.array(column, kind.type) for column, kind in zip(columns, fields, strict=True)]
+        loaded = pa.Table.from_arrays(arrays, schema=pa.schema(fields))
+        self._connection.register("loaded rows", loaded)
+        self._connection.execute(f'CREATE OR REPLACE TABLE hidden."{name}" AS FROM "loaded rows"')
+        self._connection.unregister("loaded rows")
+
+
+def _name(column: str) -> str:
+    return column if re.fullmatch(r"[a-z_][a-z0-9_]*", column) else '"' + column.replace('"', '""') + '"'
+
+
+class _Oids:
+    """Numbers of names. A name has the same number in every session, because clients use it in a later query."""
+
+    def __init__(self) -> None:
+        self._used: set[int] = set()
+
+    def make(self, name: str) -> int:
+        oid = zlib.crc32(name.encode()) % (2**31 - _FIRST_OID) + _FIRST_OID
+        while oid in self._used:
+            oid += 1
+        self._used.add(oid)
+        return oid

@@ -1,0 +1,72 @@
+"""Errors of the library as errors of Postgres: with a SQLSTATE, and a position in the statement."""
+
+import re
+
+from persist.core.errors import (
+    AsOfCompacted,
+    AsOfNotSealed,
+    CollectionNotFound,
+    Conflict,
+    DuplicateKeys,
+    InvalidUsage,
+    ReadOnly,
+    Unavailable,
+)
+from persist.services.serve.postgres.wire import Failure
+
+_DUCKDB_CODES = (
+    ("Parser Error", "42601"),
+    ("syntax error", "42601"),
+    ("Table with name", "42P01"),
+    ("Function with name", "42883"),
+    ("Referenced column", "42703"),
+    ("Referenced table", "42P01"),
+    ("Ambiguous", "42702"),
+    ("Conversion Error", "22P02"),
+    ("Out of Range Error", "22003"),
+    ("Binder Error", "42804"),
+    ("Catalog Error", "42704"),
+    ("Constraint Error", "23000"),
+    ("longer than", "57014"),
+    ("bytes of memory", "53200"),
+    ("is no collection", "42P01"),
+    ("this is not one query", "42601"),
+)
+
+
+def to_failure(error: Exception) -> Failure:
+    """Return an error as one of Postgres."""
+    if isinstance(error, Failure):
+        return error
+    kinds: list[tuple[type[Exception] | tuple[type[Exception], ...], str]] = [
+        (CollectionNotFound, "42P01"),
+        (DuplicateKeys, "23505"),
+        (ReadOnly, "25006"),
+        ((AsOfNotSealed, AsOfCompacted), "22023"),
+        (Conflict, "40001"),
+        (Unavailable, "53300"),
+    ]
+    text = str(error)
+    for kind, code in kinds:
+        if isinstance(error, kind):
+            return Failure(code, text)
+    if isinstance(error, InvalidUsage):
+        code = next((code for part, code in _DUCKDB_CODES if part in text), "22023")
+        return Failure(code, text, position=None)
+    return Failure("XX000", text)
+
+
+_SHOWN_LINE = re.compile(r"LINE \d+: (.*)\n( *)\^")
+
+
+def find_position(error: BaseException | None, sql: str) -> int | None:
+    """Return the character of a statement that DuckDB points to, counted from 1; None if that is not certain."""
+    while error is not None:
+        if match := _SHOWN_LINE.search(str(error)):
+            start = match.start(1) - match.start()
+            line, at = match[1], len(match[2]) - start
+            snippet = line.removeprefix("...").removesuffix("...")
+            at -= 3 * line.startswith("...")
+            return sql.index(snippet) + at + 1 if sql.count(snippet) == 1 and at >= 0 else None
+        error = error.__cause__
+    return None

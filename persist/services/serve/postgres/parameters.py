@@ -1,0 +1,215 @@
+"""Parameters of statements as constants of SQL, from the texts and the binary values that drivers send.
+
+Source: PostgreSQL 15's `src/backend/utils/adt`, the functions `*_recv` and `*_in`.
+"""
+
+import binascii
+import re
+import struct
+from datetime import timedelta
+from decimal import Decimal, localcontext
+
+from persist.services.serve.postgres.values import (
+    ARRAYS,
+    BOOL,
+    BYTEA,
+    DATE,
+    DAYS_MAX,
+    EPOCH_S,
+    FLOAT4,
+    FLOAT8,
+    INT2,
+    INT4,
+    INT8,
+    INTERVAL,
+    JSON,
+    NUMERIC,
+    TEXT,
+    TIME,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    TYPES,
+    US_MAX,
+    UUID,
+)
+from persist.services.serve.postgres.wire import Failure
+
+_DUCKDB = {
+    BOOL: "BOOLEAN", BYTEA: "BLOB", INT8: "BIGINT", INT2: "SMALLINT", INT4: "INTEGER", JSON: "JSON", FLOAT4: "REAL",
+    FLOAT8: "DOUBLE", DATE: "DATE", TIME: "TIME", TIMESTAMP: "TIMESTAMP", TIMESTAMPTZ: "TIMESTAMPTZ",
+    INTERVAL: "INTERVAL", NUMERIC: "NUMERIC", UUID: "UUID", TEXT: "VARCHAR",
+}  # fmt: skip
+_TEXTS = (0, 18, 19, 25, 705, 1042, 1043, 3802)
+_PACKED = {INT2: "!h", INT4: "!i", INT8: "!q", FLOAT4: "!f", FLOAT8: "!d", 26: "!I"}
+
+
+def literal(value: bytes | None, oid: int, form: int) -> str:
+    """Return a parameter as SQL.
+
+    A parameter without a type is a text in quotes, which DuckDB converts to the type of what it is compared with, as
+    Postgres does.
+
+    Args:
+        form: 0 for text, 1 for binary.
+
+    Raises:
+        Failure: it is none of its type.
+    """
+    item = ARRAYS.get(oid)
+    kind = f"{_DUCKDB[item]}[]" if item is not None else _DUCKDB.get(oid, "BIGINT" if oid == 26 else "")
+    if value is None:
+        return f"CAST(NULL AS {kind})" if kind and oid not in _TEXTS else "NULL"
+    if not kind and oid not in _TEXTS:
+        raise Failure("0A000", f"parameters of the type with oid {oid} are not read: send it as text, and cast it")
+    try:
+        if item is not None:
+            items = _array_items(value, item) if form else _array_text(value.decode())
+            constants = ", ".join(_literal(part, item, form) for part in items)
+            return f"[{constants}]" if item == NUMERIC and items else f"CAST([{constants}] AS {kind})"
+        return _literal(value, oid, form)
+    except (ValueError, struct.error, IndexError, OverflowError) as bad:
+        raise Failure("22P03", f"a parameter is not of its type {TYPES.get(oid, (str(oid),))[0]}: {bad}") from bad
+
+
+def _literal(value: bytes | None, oid: int, form: int) -> str:
+    if value is None:
+        return "NULL"
+    kind = _DUCKDB.get(oid, "BIGINT")
+    if oid in _TEXTS or not form:
+        if oid == 3802 and form:  # Binary values of jsonb begin with a version.
+            value = value[1:]
+        value_text = value.decode()
+        if "\0" in value_text:
+            raise ValueError("it has a zero byte")
+        if oid == BYTEA:
+            return _blob(binascii.unhexlify(value_text[2:]) if value_text.startswith("\\x") else _unescape(value_text))
+        if oid == NUMERIC:
+            return exact_numeric(value_text)
+        return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
+    if oid in _PACKED:
+        (number,) = struct.unpack(_PACKED[oid], value)
+        return f"CAST({_quote(repr(number))} AS {kind})"
+    if oid == BOOL:
+        return "true" if value != b"\0" else "false"
+    if oid == BYTEA:
+        return _blob(value)
+    if oid == JSON:
+        return f"CAST({_quote(value.decode())} AS JSON)"
+    if oid == UUID:
+        if len(value) != 16:
+            raise ValueError("it has not 16 bytes")
+        return f"CAST({_quote(value.hex())} AS UUID)"
+    if oid == NUMERIC:
+        return _numeric_literal(value)
+    return _moment_literal(value, oid, kind)
+
+
+def _unescape(text: str) -> bytes:
+    """Return bytes in Postgres's older format, with octal numbers behind backslashes."""
+    plain = re.sub(r"\\(?:([0-3][0-7]{2})|(\\))", "", text)
+    if "\\" in plain:
+        raise ValueError("a backslash is followed by three octal digits, or by another one")
+    return re.sub(
+        rb"\\(?:([0-3][0-7]{2})|\\)", lambda match: bytes([int(match[1], 8)]) if match[1] else b"\\", text.encode()
+    )
+
+
+def exact_numeric(constant: str) -> str:
+    """Return a constant as a number with all its digits, which DuckDB takes for a DECIMAL.
+
+    Raises:
+        Failure: it is not a number of at most 38 digits.
+    """
+    text = constant[1:-1] if constant.startswith("'") else constant
+    if text == "NULL" or text.startswith("CAST("):
+        return constant
+    try:
+        number = Decimal(text)
+    except ArithmeticError as error:
+        raise Failure("22P02", f'"{text[:100]}" is no number') from error
+    if not number.is_finite() or len(number.as_tuple().digits) > 38 or abs(number.adjusted()) > 38:
+        raise Failure("22003", f'"{text[:100]}" has more digits than a numeric here: 38 at most')
+    digits = f"{number:f}"
+    if len(digits.strip("-").replace(".", "").lstrip("0")) > 38 or len(digits.partition(".")[2]) > 38:
+        raise Failure("22003", f'"{text[:100]}" has more digits than a numeric here: 38 at most')
+    return digits
+
+
+def _quote(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _blob(value: bytes) -> str:
+    return f"from_hex('{value.hex()}')"
+
+
+def _moment_literal(value: bytes, oid: int, kind: str) -> str:
+    if oid == INTERVAL:
+        us, days, months = struct.unpack("!qii", value)
+        return f"(to_months({months}) + to_days({days}) + to_microseconds({us}))"
+    (number,) = struct.unpack("!i" if oid == DATE else "!q", value)
+    end = DAYS_MAX if oid == DATE else US_MAX
+    if oid != TIME and (number == end or number == -end - 1):
+        return f"CAST('{'-' * (number < 0)}infinity' AS {kind})"
+    if oid == DATE:
+        return f"(DATE '2000-01-01' + CAST({number} AS INTEGER))"
+    if oid == TIME:
+        if not 0 <= number <= 86_400_000_000:
+            raise ValueError("it is no time of day")
+        return f"CAST('{timedelta(microseconds=number)}' AS TIME)"
+    moment = f"make_timestamp(CAST({number + EPOCH_S * 1_000_000} AS BIGINT))"
+    return f"({moment} AT TIME ZONE 'UTC')" if oid == TIMESTAMPTZ else moment
+
+
+def _numeric_literal(value: bytes) -> str:
+    count, weight, sign, scale = struct.unpack("!hhHH", value[:8])
+    if sign == 0xC000:
+        raise ValueError("NaN is no number of a fixed scale")
+    if sign not in (0, 0x4000) or len(value) != 8 + 2 * count or scale > 16383:
+        raise ValueError("it is malformed")
+    groups = struct.unpack(f"!{count}H", value[8:])
+    with localcontext() as exact:
+        exact.prec = 20_000
+        number = sum(Decimal(group).scaleb(4 * (weight - at)) for at, group in enumerate(groups))
+        digits = f"{Decimal(number):.{scale}f}"
+    return exact_numeric(f"{'-' * (sign == 0x4000)}{digits}")
+
+
+def _array_items(value: bytes, item: int) -> list[bytes | None]:
+    dimensions, _, oid = struct.unpack("!iiI", value[:12])
+    if dimensions == 0:
+        return []
+    if dimensions != 1:
+        raise ValueError("lists of lists are not read")
+    if oid != item and (item != TEXT or oid not in _TEXTS):
+        raise ValueError(f"its items are of the type with oid {oid}")
+    (count,) = struct.unpack("!i", value[12:16])
+    at, items = 20, list[bytes | None]()
+    for _ in range(count):
+        (length,) = struct.unpack("!i", value[at : at + 4])
+        at += 4
+        items.append(None if length == -1 else value[at : at + length])
+        at += max(length, 0)
+    if at != len(value):
+        raise ValueError("it is malformed")
+    return items
+
+
+_ITEM = re.compile(r'\s*(?:"((?:[^"\\]|\\.)*+)"|((?:[^"\\,{}\s]|\\.)(?:(?:[^"\\,{}]|\\.)*))?)\s*([,}])', re.DOTALL)
+
+
+def _array_text(text: str) -> list[bytes | None]:
+    """Return the items of a list as Postgres writes it: `{1,NULL,"a b"}`."""
+    if re.fullmatch(r"\s*\{\s*\}\s*", text):
+        return []
+    items, at, end = list[bytes | None](), text.find("{") + 1, ","
+    while at > 0 and end == ",":
+        match = _ITEM.match(text, at)
+        if match is None or (match[1] is None and match[2] is None):
+            break
+        quoted, bare, end, at = match[1], (match[2] or "").rstrip(), match[3], match.end()
+        value = re.sub(r"\\(.)", r"\1", bare if quoted is None else quoted, flags=re.DOTALL)
+        items.append(None if quoted is None and bare.upper() == "NULL" else value.encode())
+    if end != "}" or text[at:].strip() or text[: text.find("{")].strip():
+        raise ValueError("a list is written as {a,b}, and lists of lists are not read")
+    return items

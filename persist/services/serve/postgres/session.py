@@ -1,0 +1,597 @@
+"""One connection of a Postgres client: its settings, its block, its prepared statements, and what it runs.
+
+A statement becomes an `Answer`: columns and batches of rows, or a tag alone. Both protocols run it: the simple one,
+with a text of several statements, and the extended one, with parameters, portals and pieces of an answer. After an
+error, the extended one skips to `Sync`, and a block waits for its end.
+
+| state | a statement |
+|---|---|
+| outside of a block | reads the newest sealed contents, or those at `persist.as_of`; a change is a commit of its own |
+| in a block | reads what was sealed at its first statement, with the changes of the block; COMMIT is one commit |
+| in a block that failed | is refused, until ROLLBACK |
+
+A text of several statements without BEGIN is a block, as Postgres has it.
+"""
+
+import contextlib
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping
+
+import pyarrow as pa
+
+from persist.core.errors import PersistError
+from persist.services.serve.postgres import wire
+from persist.services.serve.postgres.answers import (
+    Answer,
+    Portal,
+    Prepared,
+    RowSender,
+    rows_answer,
+    subscription_batches,
+)
+from persist.services.serve.postgres.backend import Answered, Backend, Block, Channel
+from persist.services.serve.postgres.catalog import Session, asks_catalog
+from persist.services.serve.postgres.failures import find_position, to_failure
+from persist.services.serve.postgres.parameters import literal
+from persist.services.serve.postgres.settings import AS_OF, Settings, parse_set
+from persist.services.serve.postgres.statements import (
+    READS,
+    REFUSED,
+    WRITES,
+    Savepoints,
+    Subscribe,
+    check_chain,
+    check_length,
+    count_parameters,
+    is_empty,
+    parameter_types,
+    parse_copy,
+    parse_declare,
+    parse_fetch,
+    parse_subscribe,
+    refuse,
+    split,
+    with_parameters,
+    words,
+)
+from persist.services.serve.postgres.values import describe_column
+from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
+
+logger = logging.getLogger(__name__)
+
+PREPARED_MAX = 1_000
+PORTALS_MAX = 50
+
+
+class SessionOfClient:
+    """Runs the messages of one client.
+
+    Args:
+        may_write: whether statements may change collections.
+    """
+
+    def __init__(self, backend: Backend, channel: Channel, session: Session, *, may_write: bool) -> None:
+        self._backend = backend
+        self._channel = channel
+        self._session = session
+        self._may_write = may_write
+        is_time = session.database not in ("latest", "persist", "postgres", session.user)
+        self._settings = Settings(session.settings, session.user, session.database if is_time else "")
+        self._block: Block | None = None
+        self._is_in_block = self._has_failed = self._skips = False
+        self._savepoints = Savepoints()
+        self._changes = 0
+        self._prepared: dict[str, Prepared] = {}
+        self._portals: dict[str, Portal] = {}
+        self._cursors: dict[str, Portal] = {}
+        self._running: Callable[[], object] | None = None  # Ends what runs.
+        self._text = ""  # The newest statement, for the positions of errors.
+        self._is_cancelled = False
+        self._lock = threading.Lock()
+        self._sender = RowSender(channel, backend, lambda: self._is_cancelled)
+
+    def start(self, options: Mapping[str, str]) -> None:
+        """Tell the client the settings, which it may have changed by its first message.
+
+        Raises:
+            Failure: a setting is not possible.
+        """
+        for name, value in self._settings.begin(options):
+            self._channel.send(wire.parameter_status(name, value))
+
+    def close(self) -> None:
+        """Let go of everything; idempotent."""
+        self.cancel()
+        self._end_block()
+
+    def cancel(self) -> None:
+        """End the statement that runs, from any thread."""
+        with self._lock:
+            self._is_cancelled = True
+            if self._running is not None:
+                with contextlib.suppress(Exception):  # DuckDB refuses it when the statement has ended.
+                    self._running()
+
+    # Messages.
+
+    @property
+    def is_in_block(self) -> bool:
+        """Whether a block is open."""
+        return self._is_in_block
+
+    def handle(self, kind: bytes, body: bytes) -> None:
+        """Process a message, and answer it.
+
+        Raises:
+            ProtocolViolation: it does not follow the protocol.
+        """
+        reader = Reader(body)
+        if kind == b"S":
+            self._skips = False
+            self._sync()
+            return
+        if self._skips:
+            return
+        with self._lock:
+            self._is_cancelled = False
+        try:
+            if kind == b"Q":
+                self._query(reader.text())
+            elif kind in _EXTENDED:
+                _EXTENDED[kind](self, reader)
+            elif kind == b"H":
+                self._channel.flush()
+            elif kind == b"F":
+                raise Failure("0A000", "function calls are not served: call functions in SQL")
+            elif kind not in (b"d", b"c", b"f"):  # Data of a COPY that was refused come after the refusal.
+                raise ProtocolViolation(f"there is no message of the kind {kind!r}")
+        except (ProtocolViolation, OSError):
+            raise
+        except Exception as error:
+            if not isinstance(error, (Failure, PersistError, pa.ArrowException)):
+                logger.exception("A statement of a Postgres client failed.")
+            self._fail(error)
+            self._skips = kind != b"Q"
+        if kind == b"Q":
+            self._sync()
+
+    def _fail(self, error: Exception) -> None:
+        is_cancelled = self._is_cancelled
+        self._set_running(None)
+        failure = Failure("57014", "canceling statement due to user request") if is_cancelled else to_failure(error)
+        if failure.position is None:
+            failure.position = find_position(error, self._text)
+        self._has_failed = self._is_in_block
+        self._channel.send(wire.error(failure))
+
+    def _sync(self) -> None:
+        if not self._is_in_block:
+            self._drop_portals()
+        status = b"E" if self._has_failed else b"T" if self._is_in_block else b"I"
+        self._channel.send(wire.ready(status))
+        self._channel.flush()
+
+    def _query(self, sql: str) -> None:
+        check_length(sql)
+        self._text = sql
+        statements = split(sql)
+        if not statements:
+            self._channel.send(wire.message(b"I"))
+        is_block = len(statements) > 1 and not self._is_in_block
+        if is_block:
+            self._begin()
+        try:
+            for statement in statements:
+                if is_block and words(statement)[:1] in (["BEGIN"], ["START"]):
+                    is_block = False  # From here on, it is the client's.
+                    self._settings.begin_block(statement)
+                    self._channel.send(wire.command_complete("BEGIN"))
+                    continue
+                self._send(self._run(with_parameters(statement, [])))
+                if is_block and not self._is_in_block:  # A COMMIT: the statements after it are another block.
+                    self._begin()
+            if is_block:
+                self._commit()
+        finally:
+            if is_block:
+                self._end_block()
+
+    def _send(self, answer: Answer) -> None:
+        """Send a whole answer of the simple protocol."""
+        portal = Portal(answer, [0] * len(answer.columns or ()))
+        try:
+            if answer.columns is not None and answer.copy is None:
+                self._channel.send(wire.row_description(answer.columns, portal.formats))
+            self._sender.send_rows(portal, 0)
+        finally:
+            answer.close()
+
+    # The extended protocol.
+
+    def _parse(self, reader: Reader) -> None:
+        name, sql, oids = reader.text(), reader.text(), reader.int32s()
+        self._text = sql
+        check_length(sql)
+        if len(split(sql)) > 1:
+            raise Failure("42601", "a prepared statement is one statement")
+        if name and name in self._prepared:
+            raise Failure("42P05", f'the prepared statement "{name}" exists already')
+        if len(self._prepared) >= PREPARED_MAX:
+            raise Failure("53000", f"a session has at most {PREPARED_MAX:,} prepared statements: close some")
+        count_parameters(sql)
+        self._prepared[name] = Prepared(sql.rstrip().rstrip(";"), oids)
+        self._channel.send(wire.message(b"1"))
+
+    def _find(self, name: str) -> Prepared:
+        if name not in self._prepared:
+            raise Failure("26000", f'there is no prepared statement "{name}"')
+        return self._prepared[name]
+
+    def _bind(self, reader: Reader) -> None:
+        portal, prepared = reader.text(), self._find(reader.text())
+        self._text = prepared.sql
+        forms, values = reader.int16s(), [reader.value() for _ in range(reader.count())]
+        formats = reader.int16s()
+        count = count_parameters(prepared.sql)
+        if len(values) < count or len(forms) not in (0, 1, len(values)):
+            raise ProtocolViolation(f"{len(values)} parameters were sent, and {count} are needed")
+        forms = forms * len(values) if len(forms) == 1 else forms or [0] * len(values)
+        oids = [*prepared.oids, *[0] * (len(values) - len(prepared.oids))]
+        constants = [*map(literal, values, oids, forms)]
+        if len(self._portals) + len(self._cursors) >= PORTALS_MAX:
+            raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
+        if portal in self._portals:
+            if portal:
+                raise Failure("42P03", f'the portal "{portal}" exists already')
+            self._portals.pop(portal).answer.close()
+        answer = self._bound(with_parameters(prepared.sql, constants))
+        columns = answer.columns or []
+        if prepared.described is not None and [c.oid for c in prepared.described] != [c.oid for c in columns]:
+            answer.close()
+            raise Failure("0A000", "the types of the columns depend on the parameters: cast them, as in $1::bigint")
+        if len(formats) not in (0, 1, len(columns)) or not {*formats} <= {0, 1}:
+            answer.close()
+            raise ProtocolViolation(f"{len(formats)} formats were sent for {len(columns)} columns")
+        formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
+        self._portals[portal] = Portal(answer, formats)
+        self._channel.send(wire.message(b"2"))
+
+    def _bound(self, sql: str) -> Answer:
+        """Return the answer of a statement. One without rows is run when it is executed, and not before."""
+        first_words = words(sql)
+        if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN", "COPY"}:
+            return Answer(lambda rows: "", start=lambda: self._run(sql))
+        return self._run(sql)
+
+    def _describe(self, reader: Reader) -> None:
+        kind, name = reader.take(1), reader.text()
+        if kind == b"P":
+            portal = self._find_portal(name)
+            self._sender.send_columns(None if portal.answer.copy else portal.answer.columns, portal.formats)
+            return
+        prepared = self._find(name)
+        if 0 in prepared.oids or count_parameters(prepared.sql) > len(prepared.oids):
+            prepared.oids = parameter_types(prepared.sql, prepared.oids, self._backend.columns(prepared.sql))
+        self._channel.send(wire.parameter_description(prepared.oids))
+        columns = self._columns(prepared)
+        prepared.described = columns
+        self._sender.send_columns(columns, [0] * len(columns or ()))
+
+    def _columns(self, prepared: Prepared) -> list[Column] | None:
+        """Return the columns of a statement whose parameters are not there yet; None if it has none."""
+        first_words = words(prepared.sql)
+        if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN"}:
+            return None
+        if first_words[:1] == ["FETCH"]:
+            return self._find_cursor(first_words[-1]).answer.columns
+        answer = self._run(with_parameters(prepared.sql, [literal(None, oid, 0) for oid in prepared.oids]))
+        answer.close()
+        return answer.columns
+
+    def _find_portal(self, name: str) -> Portal:
+        return self._portals[name] if name in self._portals else self._find_cursor(name)
+
+    def _execute(self, reader: Reader) -> None:
+        portal, limit = self._find_portal(reader.text()), reader.int32()
+        if portal.answer.start is not None:
+            portal.answer = portal.answer.start()
+        if portal.answer.columns is None and not portal.answer.tag(0):
+            self._channel.send(wire.message(b"I"))
+            return
+        self._sender.send_rows(portal, max(limit, 0))
+
+    def _close(self, reader: Reader) -> None:
+        kind, name = reader.take(1), reader.text()
+        if kind == b"S":
+            self._prepared.pop(name, None)
+        elif name in self._portals:
+            self._portals.pop(name).answer.close()
+        self._channel.send(wire.message(b"3"))
+
+    def _drop_portals(self) -> None:
+        for portal in [*self._portals.values(), *self._cursors.values()]:
+            portal.answer.close()
+        self._portals.clear()
+        self._cursors.clear()
+
+    @property
+    def _ends(self) -> bool:
+        """Whether a subscription ends: its client has gone, or has cancelled it."""
+        return self._is_cancelled or self._channel.is_gone
+
+    # Statements.
+
+    def _run(self, sql: str) -> Answer:
+        """Begin a statement. Raises the errors of what it does."""
+        first = words(sql)[:1]
+        verb = first[0] if first else ""
+        if self._has_failed and verb not in ("ROLLBACK", "ABORT", "COMMIT", "END"):
+            raise Failure("25P02", "the block has failed, and runs nothing more: end it with ROLLBACK")
+        if not verb and not is_empty(sql) and sql.lstrip()[:1] == "(":
+            verb = "SELECT"
+        if verb in _COMMANDS:
+            return _COMMANDS[verb](self, sql)
+        if not verb and is_empty(sql):
+            return Answer(lambda rows: "")
+        if verb in WRITES:
+            return self._change(sql, verb)
+        if verb == "SUBSCRIBE":
+            return self._subscribe(parse_subscribe(sql))
+        return self._read(sql)
+
+    def _read(self, sql: str) -> Answer:
+        if asks_catalog(sql) and (table := self._backend.catalog(sql, self._session, self._set_running)) is not None:
+            return rows_answer(table)
+        with self._backend.turn():
+            result = self._ask(sql)
+        try:
+            columns = [*map(describe_column, result.schema)]
+        except BaseException:
+            result.close()
+            raise
+        self._set_running(lambda: result.interrupt("canceled"))
+        return Answer(lambda rows: f"SELECT {rows}", columns, result.to_batches(), result.close)
+
+    def _set_running(self, interrupt: Callable[[], object] | None) -> None:
+        with self._lock:
+            self._running = interrupt
+
+    def _ask(self, sql: str) -> Answered:
+        if not self._is_in_block:
+            return self._backend.ask(sql, self._settings.as_of)
+        return self._in_block().ask(sql)
+
+    def _in_block(self) -> Block:
+        """Return the block of statements, which begins with the first of them."""
+        if self._block is None:
+            self._block = self._backend.begin(self._settings.as_of)
+        return self._block
+
+    def _change(self, sql: str, verb: str) -> Answer:
+        if not self._may_write:
+            raise Failure(
+                "25006",
+                f"cannot execute {verb} in a read-only session",
+                "Start the server with --write, and connect with its write token if it has one.",
+            )
+        if self._settings.as_of is not None:
+            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
+        prefix = "" if self._is_in_block else "default_"
+        if self._session.settings[f"{prefix}transaction_read_only"] == "on":
+            raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
+        with self._backend.turn():
+            if self._is_in_block:
+                block = self._in_block()
+                self._set_running(lambda: block.interrupt("canceled"))
+                count = block.execute(sql)
+                self._changes += 1
+            else:
+                count = self._backend.execute(sql, self._set_running)
+        tag = f"INSERT 0 {count}" if verb == "INSERT" else f"{verb} {count}"
+        return Answer(lambda rows: tag)
+
+    def _explain(self, sql: str) -> Answer:
+        query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
+        with self._backend.turn(), contextlib.closing(self._ask(query)) as result:
+            lines = result.explain().splitlines()
+        return rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
+
+    def _copy(self, sql: str) -> Answer:
+        copy = parse_copy(sql)
+        is_subscription = words(copy.query)[:1] == ["SUBSCRIBE"]
+        answer = self._subscribe(parse_subscribe(copy.query)) if is_subscription else self._read(copy.query)
+        answer.copy = copy
+        return answer
+
+    def _subscribe(self, subscribe: Subscribe) -> Answer:
+        listen, end, schema = self._backend.listen(subscribe)
+        times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
+        row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
+
+        columns = [*map(describe_column, row_schema)]
+        batches = subscription_batches(listen, end, row_schema, subscribe.progress, lambda: self._ends)
+        return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches, listen.close, is_live=True)
+
+    # Blocks.
+
+    def _begin(self) -> None:
+        self._is_in_block, self._has_failed = True, False
+
+    def _begin_command(self, sql: str) -> Answer:
+        if not self._is_in_block:
+            self._begin()
+            self._settings.begin_block(sql)
+        else:
+            self._channel.send(wire.notice("25001", "there is already a transaction in progress"))
+        return Answer(lambda rows: "BEGIN")
+
+    def _commit_command(self, sql: str) -> Answer:
+        check_chain(sql)
+        if not self._is_in_block:
+            self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
+            return Answer(lambda rows: "COMMIT")
+        if self._has_failed:
+            self._end_block()
+            return Answer(lambda rows: "ROLLBACK")
+        self._commit()
+        return Answer(lambda rows: "COMMIT")
+
+    def _commit(self) -> None:
+        block, self._block = self._block, None
+        try:
+            if block is not None and block.has_changed:
+                with self._backend.turn():
+                    level = self._session.settings["transaction_isolation"]
+                    block.commit(is_serializable=level == "serializable")
+            self._end_block(is_committed=True)
+        finally:
+            if block is not None:
+                block.close()
+            self._end_block()
+
+    def _rollback_command(self, sql: str) -> Answer:
+        check_chain(sql)
+        match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
+        if match is not None:
+            self._savepoints.restore(match[1], self._changes)
+            self._has_failed = False
+            return Answer(lambda rows: "ROLLBACK")
+        if not self._is_in_block:
+            self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
+        self._end_block()
+        return Answer(lambda rows: "ROLLBACK")
+
+    def _savepoint(self, sql: str) -> Answer:
+        if not self._is_in_block:
+            raise Failure("25P01", "SAVEPOINT is for a block: say BEGIN first")
+        verb = words(sql)[0]
+        change = self._savepoints.add if verb == "SAVEPOINT" else self._savepoints.release
+        change(sql.split()[-1], self._changes)
+        return Answer(lambda rows: verb)
+
+    def _end_block(self, *, is_committed: bool = False) -> None:
+        block, self._block = self._block, None
+        self._is_in_block = self._has_failed = False
+        self._savepoints = Savepoints()
+        self._changes = 0
+        if block is not None:
+            block.close()
+        self._drop_portals()
+        self._settings.end_block(is_committed=is_committed)
+
+    # Settings.
+
+    def _set_command(self, sql: str) -> Answer:
+        is_local = words(sql)[1:2] == ["LOCAL"]
+        for name, value in parse_set(sql):
+            if self._is_in_block:
+                self._settings.remember(name, is_local=is_local)
+            if self._is_in_block or not is_local:
+                self._set(name, value)
+        return Answer(lambda rows: "SET")
+
+    def _set(self, name: str, value: str | None) -> None:
+        """Change a setting, and send it to the client; None is its value at the start."""
+        if name.lower() == AS_OF and self._block is not None:
+            raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
+        if status := self._settings.set(name, value):
+            self._channel.send(wire.parameter_status(*status))
+
+    def _reset(self, sql: str) -> Answer:
+        name = sql.split()[-1]
+        self._settings.reset() if name.upper() == "ALL" else self._set(name, None)
+        return Answer(lambda rows: "RESET")
+
+    def _show(self, sql: str) -> Answer:
+        setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
+        if setting is None:
+            return self._read(sql)
+        return rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
+
+    def _discard(self, sql: str) -> Answer:
+        if self._is_in_block:
+            raise Failure("25001", "DISCARD cannot run inside a transaction block")
+        self._prepared.clear()
+        self._drop_portals()
+        self._settings.reset()
+        return Answer(lambda rows: "DISCARD ALL")
+
+    def _deallocate(self, sql: str) -> Answer:
+        name = sql.split()[-1].strip('"')
+        if name.upper() == "ALL":
+            self._prepared.clear()
+            return Answer(lambda rows: "DEALLOCATE ALL")
+        if self._prepared.pop(name, None) is None:
+            raise Failure("26000", f'there is no prepared statement "{name}"')
+        return Answer(lambda rows: "DEALLOCATE")
+
+    # Cursors.
+
+    def _declare(self, sql: str) -> Answer:
+        name, query, is_binary = parse_declare(sql)
+        if not self._is_in_block:
+            raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
+        if name in self._cursors:
+            raise Failure("42P03", f'the cursor "{name}" exists already')
+        if len(self._portals) + len(self._cursors) >= PORTALS_MAX:
+            raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
+        answer = self._run(query)
+        self._cursors[name] = Portal(answer, [int(is_binary)] * len(answer.columns or ()))
+        return Answer(lambda rows: "DECLARE CURSOR")
+
+    def _find_cursor(self, name: str) -> Portal:
+        for cursor, portal in self._cursors.items():
+            if cursor.lower() == name.strip('"').lower():
+                return portal
+        raise Failure("34000", f'there is no cursor "{name}"')
+
+    def _fetch(self, sql: str) -> Answer:
+        verb, name, limit = parse_fetch(sql)
+        portal = self._find_cursor(name)
+        batches = iter(()) if limit == 0 else self._sender.pieces(portal, limit or 0)
+        if verb == "MOVE":
+            moved = sum(batch.num_rows for batch in batches)
+            return Answer(lambda rows: f"MOVE {moved}")
+        return Answer(lambda rows: f"FETCH {rows}", portal.answer.columns, batches, is_live=portal.answer.is_live)
+
+    def _close_command(self, sql: str) -> Answer:
+        name = sql.split()[-1]
+        closed = [*self._cursors.values()] if name.upper() == "ALL" else [self._find_cursor(name)]
+        for portal in closed:
+            portal.answer.close()
+        self._cursors = {cursor: portal for cursor, portal in self._cursors.items() if portal not in closed}
+        return Answer(lambda rows: "CLOSE CURSOR")
+
+
+_COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
+    "BEGIN": SessionOfClient._begin_command,
+    "START": SessionOfClient._begin_command,
+    "COMMIT": SessionOfClient._commit_command,
+    "END": SessionOfClient._commit_command,
+    "ROLLBACK": SessionOfClient._rollback_command,
+    "ABORT": SessionOfClient._rollback_command,
+    "SAVEPOINT": SessionOfClient._savepoint,
+    "RELEASE": SessionOfClient._savepoint,
+    "SET": SessionOfClient._set_command,
+    "RESET": SessionOfClient._reset,
+    "SHOW": SessionOfClient._show,
+    "DISCARD": SessionOfClient._discard,
+    "DEALLOCATE": SessionOfClient._deallocate,
+    "DECLARE": SessionOfClient._declare,
+    "FETCH": SessionOfClient._fetch,
+    "MOVE": SessionOfClient._fetch,
+    "CLOSE": SessionOfClient._close_command,
+    "COPY": SessionOfClient._copy,
+    "EXPLAIN": SessionOfClient._explain,
+    "UNLISTEN": lambda session, sql: Answer(lambda rows: "UNLISTEN"),
+    **dict.fromkeys(REFUSED, refuse),
+}
+_EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {
+    b"P": SessionOfClient._parse,
+    b"B": SessionOfClient._bind,
+    b"D": SessionOfClient._describe,
+    b"E": SessionOfClient._execute,
+    b"C": SessionOfClient._close,
+}

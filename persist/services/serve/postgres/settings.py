@@ -1,0 +1,213 @@
+"""The settings of a session, with the time that its statements read."""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from persist.services.serve.postgres.catalog import SERVER_VERSION
+from persist.services.serve.postgres.wire import Failure
+
+_NO_SETTINGS = ("user", "database", "replication", "options")
+AS_OF = "persist.as_of"
+# Settings with their values at the start and the possible ones; None if any is possible.
+_SETTINGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
+    "server_version": (SERVER_VERSION, ()),
+    "server_version_num": ("150000", ()),
+    "server_encoding": ("UTF8", ()),
+    "client_encoding": ("UTF8", ("UTF8", "UTF-8", "UNICODE", "SQL_ASCII")),
+    "DateStyle": ("ISO, MDY", ("ISO", "ISO, MDY", "ISO, DMY", "ISO, YMD", "ISO,MDY")),
+    "IntervalStyle": ("postgres", ("POSTGRES",)),
+    "TimeZone": ("UTC", ("UTC", "GMT", "ETC/UTC", "+00:00", "0", "DEFAULT")),
+    "integer_datetimes": ("on", ()),
+    "standard_conforming_strings": ("on", ("ON",)),
+    "is_superuser": ("off", ()),
+    "session_authorization": ("", ()),
+    "in_hot_standby": ("off", ()),
+    "default_transaction_read_only": ("off", None),
+    "application_name": ("", None),
+    "transaction_isolation": ("repeatable read", None),
+    "default_transaction_isolation": ("repeatable read", None),
+    "transaction_read_only": ("off", None),
+    "search_path": ("main", None),
+    "extra_float_digits": ("1", None),
+    "max_identifier_length": ("63", ()),
+    "max_index_keys": ("32", ()),
+    "bytea_output": ("hex", ("HEX",)),
+    "statement_timeout": ("0", None),
+    "row_security": ("off", None),
+    "lc_collate": ("C", ()),
+    "lc_monetary": ("C", None),
+    "jit": ("off", None),
+    AS_OF: ("", None),
+}
+_TOLD = [
+    "server_version",
+    "server_encoding",
+    "client_encoding",
+    "DateStyle",
+    "IntervalStyle",
+    "TimeZone",
+    "integer_datetimes",
+    "is_superuser",
+    "standard_conforming_strings",
+    "session_authorization",
+    "in_hot_standby",
+    "default_transaction_read_only",
+    "application_name",
+]
+_IGNORED = frozenset(
+    [
+        "work_mem",
+        "lock_timeout",
+        "idle_in_transaction_session_timeout",
+        "client_min_messages",
+        "enable_seqscan",
+        "synchronous_commit",
+        "random_page_cost",
+        "default_tablespace",
+        "default_table_access_method",
+        "xmloption",
+        "check_function_bodies",
+        "geqo",
+        "idle_session_timeout",
+        "max_parallel_workers_per_gather",
+        "plan_cache_mode",
+        "backslash_quote",
+        "escape_string_warning",
+        "timezone_abbreviations",
+        "lc_messages",
+        "lc_numeric",
+        "lc_time",
+        "ssl_renegotiation_limit",
+    ]
+)
+
+
+class Settings:
+    """The settings of a session, by name. `values` are the present ones.
+
+    Args:
+        user: the name by which the client has connected.
+        as_of: the time that statements read, if the database is one.
+    """
+
+    def __init__(self, values: dict[str, str], user: str, as_of: str) -> None:
+        self.values = values
+        values |= {name: value for name, (value, _) in _SETTINGS.items()}
+        values |= {"session_authorization": user, AS_OF: as_of}
+        self._defaults: dict[str, str] = {}
+        self._before: dict[str, tuple[str, bool]] = {}
+
+    def begin(self, options: Mapping[str, str]) -> list[tuple[str, str]]:
+        """Take the settings of a first message; return the settings that are sent at the start.
+
+        Raises:
+            Failure: a setting is not possible.
+        """
+        chosen = [(name, value) for name, value in options.items() if name not in _NO_SETTINGS]
+        for name, value in [*chosen, *parse_options(options.get("options", ""))]:
+            self.set(name, value)
+        self._defaults = dict(self.values)
+        return [(name, self.values[name]) for name in _TOLD]
+
+    def set(self, name: str, value: str | None) -> tuple[str, str] | None:
+        """Change a setting; return it if it is sent to the client.
+
+        Args:
+            value: None for the value that it had at the start.
+
+        Raises:
+            Failure: the setting does not exist, or cannot have this value.
+        """
+        name = _canonical_name(name)
+        if value is None or value.upper() == "DEFAULT":
+            value = self._defaults.get(name, "")
+        value = _unquoted(value)
+        default, allowed = _SETTINGS.get(name, ("", None))
+        if name not in _SETTINGS and "." not in name and name not in _IGNORED:
+            raise Failure("42704", f'there is no setting "{name}": {AS_OF} chooses the time that statements read')
+        if allowed is not None and value.upper() not in (default.upper(), *allowed):
+            possible = f"the values are {', '.join(allowed)}" if allowed else "it cannot be changed"
+            raise Failure("22023", f'{name} = "{value}": {possible}', "Moments are sent in UTC, and texts in UTF8.")
+        if name.endswith("read_only"):
+            value = "on" if value.lower() in ("on", "true", "yes", "1") else "off"
+        if name.endswith("isolation"):
+            value = "serializable" if value.lower() == "serializable" else "repeatable read"
+        self.values[name] = default if allowed else value
+        return (name, self.values[name]) if name in _TOLD and self._defaults else None
+
+    def reset(self) -> None:
+        """Set all to what they were at the start."""
+        self.values.update(self._defaults)
+
+    def find(self, words_of_name: str) -> tuple[str, str] | None:
+        """Return the name and the value of a setting, None if there is none."""
+        bare = " ".join(words_of_name.strip().strip('"').lower().split())
+        name = _canonical_name(
+            {"transaction isolation level": "transaction_isolation", "time zone": "TimeZone"}.get(bare, bare)
+        )
+        return (name, self.values[name]) if name in self.values else None
+
+    def begin_block(self, sql: str) -> None:
+        """Set the modes of a block, from its BEGIN and the defaults."""
+        self.values["transaction_read_only"] = self.values["default_transaction_read_only"]
+        self.values["transaction_isolation"] = self.values["default_transaction_isolation"]
+        for name, value in _modes(sql, "transaction"):
+            self.set(name, value)
+
+    def remember(self, name: str, *, is_local: bool) -> None:
+        """Keep the value of a setting that a block changes; the end of the block may restore it."""
+        name = _canonical_name(name)
+        self._before.setdefault(name, (self.values.get(name, ""), is_local))
+
+    def end_block(self, *, is_committed: bool) -> None:
+        """Restore what the block has changed: all settings after a rollback, and local ones after a commit."""
+        for name, (value, is_local) in self._before.items():
+            if is_local or not is_committed:
+                self.values[name] = value
+        self._before.clear()
+        self.begin_block("")
+
+    @property
+    def as_of(self) -> int | str | None:
+        """The time that statements read; None for the latest one."""
+        bare = self.values[AS_OF].strip().removeprefix("@")
+        return None if not bare else int(bare) if bare.isdecimal() else bare
+
+
+def _modes(sql: str, prefix: str) -> Iterator[tuple[str, str]]:
+    for word in re.findall(r"READ\s+(ONLY|WRITE)", sql, re.IGNORECASE):
+        yield f"{prefix}_read_only", "on" if word.upper() == "ONLY" else "off"
+    for level in re.findall(r"ISOLATION\s+LEVEL\s+(SERIALIZABLE|REPEATABLE|READ)", sql, re.IGNORECASE):
+        yield f"{prefix}_isolation", level
+
+
+def parse_set(sql: str) -> list[tuple[str, str | None]]:
+    """Return the settings that a SET changes, with their values. Raises Failure if it is malformed."""
+    bare = re.sub(
+        r"^\s*SET\s+(?:SESSION\s+(?!CHARACTERISTICS|AUTHORIZATION)|LOCAL\s+)?", "", sql.strip(), flags=re.IGNORECASE
+    )
+    if match := re.fullmatch(r"TIME\s+ZONE\s+(.*)", bare, re.IGNORECASE | re.DOTALL):
+        return [("TimeZone", match[1])]
+    if match := re.fullmatch(r"NAMES\s+(.*)", bare, re.IGNORECASE | re.DOTALL):
+        return [("client_encoding", match[1])]
+    if match := re.match(r"(?:TRANSACTION|(SESSION\s+CHARACTERISTICS))\b", bare, re.IGNORECASE):
+        return [*_modes(bare, "default_transaction" if match[1] else "transaction")]
+    if match := re.fullmatch(r"([\w.\"]+)\s*(?:=|(?<=\s)TO\b)\s*(.*)", bare, re.IGNORECASE | re.DOTALL):
+        return [(match[1].replace('"', ""), match[2])]
+    raise Failure("42601", "a setting is changed by SET name = value")
+
+
+def parse_options(options: str) -> list[tuple[str, str]]:
+    """Return the settings in the `options` of a first message: `-c name=value` or `--name=value`."""
+    pairs = re.findall(r"(?:-c\s*|--)([\w.]+)=((?:\\.|\S)*)", options)
+    return [(name, re.sub(r"\\(.)", r"\1", value)) for name, value in pairs]
+
+
+def _canonical_name(name: str) -> str:
+    """Return a setting's name as it is written here."""
+    return next((setting for setting in _SETTINGS if setting.lower() == name.lower()), name.lower())
+
+
+def _unquoted(text: str) -> str:
+    text = text.strip().rstrip(";").strip()
+    return text[1:-1].replace("''", "'") if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"" else text

@@ -1,0 +1,194 @@
+"""Messages of the Postgres protocol, version 3: their frames, and all kinds without values of rows.
+
+A message is a byte for its kind, a length of four bytes that counts itself, and a body. A first message has no kind.
+
+Source: PostgreSQL 15's documentation, chapter 55, "Frontend/Backend Protocol".
+"""
+
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+STARTUP_BYTES_MAX = 10_000
+MESSAGE_BYTES_MAX = 16 << 20
+PROTOCOL = 3 << 16
+CANCEL_CODE, TLS_CODE, GSS_CODE = 80877102, 80877103, 80877104
+
+AUTH_OK, AUTH_SASL, AUTH_SASL_CONTINUE, AUTH_SASL_FINAL = 0, 10, 11, 12
+
+
+class ProtocolViolation(Exception):
+    """A message does not follow the protocol, so what comes after it cannot be read."""
+
+
+class Failure(Exception):
+    """An error for the client.
+
+    Args:
+        code: its SQLSTATE.
+        text: the fault, and the remedy.
+        hint: more about what to do.
+        position: the character of the statement that it is about, counted from 1.
+    """
+
+    def __init__(self, code: str, text: str, hint: str = "", position: int | None = None) -> None:
+        super().__init__(text)
+        self.code, self.text, self.hint, self.position = code, text, hint, position
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of an answer.
+
+    Attributes:
+        oid: its type in Postgres.
+        size: the bytes of each value; -1 where they vary.
+        modifier: the precision and scale of a numeric; -1 where there are none.
+    """
+
+    name: str
+    oid: int
+    size: int = -1
+    modifier: int = -1
+
+
+def message(kind: bytes, body: bytes = b"") -> bytes:
+    """Return a message with its frame."""
+    return kind + struct.pack("!i", len(body) + 4) + body
+
+
+def text(value: str) -> bytes:
+    """Return a text as messages contain it: in UTF-8, ended by a zero."""
+    return value.replace("\0", "\ufffd").encode("utf-8", "replace") + b"\0"
+
+
+def authentication(code: int, body: bytes = b"") -> bytes:
+    """Return a step of the authentication."""
+    return message(b"R", struct.pack("!i", code) + body)
+
+
+def parameter_status(name: str, value: str) -> bytes:
+    """Return the message with a setting."""
+    return message(b"S", text(name) + text(value))
+
+
+def ready(status: bytes) -> bytes:
+    """Return the message that a statement may come: status is `I`, or `T` or `E` within a block."""
+    return message(b"Z", status)
+
+
+def command_complete(tag: str) -> bytes:
+    """Return the message that a statement is done."""
+    return message(b"C", text(tag))
+
+
+def error(failure: Failure, severity: str = "ERROR") -> bytes:
+    """Return the message of an error; severity FATAL ends the connection."""
+    fields = [(b"S", severity), (b"V", severity), (b"C", failure.code), (b"M", failure.text)]
+    if failure.hint:
+        fields.append((b"H", failure.hint))
+    if failure.position is not None:
+        fields.append((b"P", str(failure.position)))
+    return message(b"E", b"".join(name + text(value) for name, value in fields) + b"\0")
+
+
+def notice(code: str, value: str) -> bytes:
+    """Return the message of a warning."""
+    fields = [(b"S", "WARNING"), (b"V", "WARNING"), (b"C", code), (b"M", value)]
+    return message(b"N", b"".join(name + text(value) for name, value in fields) + b"\0")
+
+
+def row_description(columns: Sequence[Column], formats: Sequence[int]) -> bytes:
+    """Return the message with the columns of an answer, each in format 0 (text) or 1 (binary)."""
+    fields = [
+        text(column.name) + struct.pack("!ihihih", 0, 0, column.oid, column.size, column.modifier, form)
+        for column, form in zip(columns, formats, strict=True)
+    ]
+    return message(b"T", struct.pack("!h", len(fields)) + b"".join(fields))
+
+
+def parameter_description(oids: Sequence[int]) -> bytes:
+    """Return the message with the types of parameters."""
+    return message(b"t", struct.pack(f"!h{len(oids)}i", len(oids), *oids))
+
+
+def copy_out(columns: int, form: int) -> bytes:
+    """Return the message that data of a COPY follow."""
+    return message(b"H", struct.pack(f"!bh{columns}h", form, columns, *[form] * columns))
+
+
+def negotiate(unknown: Sequence[str]) -> bytes:
+    """Return the message that only version 3.0 is spoken, without some options."""
+    return message(b"v", struct.pack("!ii", PROTOCOL, len(unknown)) + b"".join(map(text, unknown)))
+
+
+class Reader:
+    """Reads the values of a message's body, from its start to its end."""
+
+    def __init__(self, body: bytes) -> None:
+        self._body = body
+        self._at = 0
+
+    @property
+    def is_at_end(self) -> bool:
+        """Whether everything is read."""
+        return self._at == len(self._body)
+
+    def take(self, count: int) -> bytes:
+        """Return so many bytes.
+
+        Raises:
+            ProtocolViolation: there are fewer.
+        """
+        end = self._at + count
+        if count < 0 or end > len(self._body):
+            raise ProtocolViolation("a message is shorter than it says")
+        piece, self._at = self._body[self._at : end], end
+        return piece
+
+    def text(self) -> str:
+        """Return a text that a zero ends. Raises ProtocolViolation if there is none."""
+        end = self._body.find(b"\0", self._at)
+        if end < 0:
+            raise ProtocolViolation("a text of a message has no end")
+        piece, self._at = self._body[self._at : end], end + 1
+        try:
+            return piece.decode()
+        except UnicodeDecodeError as bad:
+            raise Failure("22021", f"a text is not UTF-8: {bad}") from bad
+
+    def int16(self) -> int:
+        """Return a whole number of two bytes."""
+        return int.from_bytes(self.take(2), "big", signed=True)
+
+    def int32(self) -> int:
+        """Return a whole number of four bytes."""
+        return int.from_bytes(self.take(4), "big", signed=True)
+
+    def int16s(self) -> list[int]:
+        """Return a list of whole numbers of two bytes, which begins with its length."""
+        return [self.int16() for _ in range(self.count())]
+
+    def int32s(self) -> list[int]:
+        """Return a list of whole numbers of four bytes, which begins with its length."""
+        return [self.int32() for _ in range(self.count())]
+
+    def count(self) -> int:
+        """Return the length of a list."""
+        count = int.from_bytes(self.take(2), "big")
+        if count > len(self._body):
+            raise ProtocolViolation("a list of a message is longer than the message")
+        return count
+
+    def value(self) -> bytes | None:
+        """Return a value with its length before it, None for NULL."""
+        length = self.int32()
+        return None if length == -1 else self.take(length)
+
+
+def read_startup(body: bytes) -> Mapping[str, str]:
+    """Return the options of a first message, by name. Raises ProtocolViolation if they are malformed."""
+    reader, options = Reader(body), dict[str, str]()
+    while name := reader.text():
+        options[name] = reader.text()
+    return options

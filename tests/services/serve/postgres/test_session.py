@@ -1,0 +1,312 @@
+"""Blocks, cursors, settings, subscriptions and errors of the sessions of Postgres clients."""
+
+import threading
+from collections.abc import Iterator
+from decimal import Decimal
+from typing import Any
+
+import pytest
+
+import persist
+from persist.api.serving import Servers
+from tests.services.serve.postgres.places import Raw, a_server, startup
+
+psycopg = pytest.importorskip("psycopg")
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[persist.Client, Servers]]:
+    with a_server(write=True) as served:
+        yield served
+
+
+def connect(servers: Servers, **options: Any) -> Any:
+    return psycopg.connect(servers.postgres_url + "?user=me", **options)
+
+
+def state_of(run: Any) -> str:
+    """Return the SQLSTATE of the error that a call raises."""
+    with pytest.raises(psycopg.Error) as caught:
+        run()
+    return str(caught.value.sqlstate)
+
+
+def test_a_block_is_one_commit_over_collections(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers) as connection:
+        connection.execute("INSERT INTO orders VALUES (3, 'sent', 2)")
+        connection.execute("UPDATE users SET name = 'zoe' WHERE id = 2")
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (3,)  # It reads its own changes.
+        assert client["orders"].count() == 2
+        before = client.engine.follower.refresh().seqno
+        connection.commit()
+    assert client["orders"].count() == 3
+    assert [*client["users"].snapshot().rows()][1] == (2, "zoe")
+    records = [str(record) for record in client.history().to_pylist() if record["seqno"] > before]
+    assert any("orders" in record and "users" in record for record in records), records
+
+
+def test_a_block_that_rolls_back_or_fails_changes_nothing(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers) as connection:
+        connection.execute("DELETE FROM orders")
+        connection.rollback()
+        connection.execute("DELETE FROM orders")
+        assert state_of(lambda: connection.execute("SELECT nothing")) == "42703"
+        assert state_of(lambda: connection.execute("SELECT 1")) == "25P02"
+        connection.commit()  # Which rolls back.
+    assert client["orders"].count() == 2
+
+
+def test_the_second_of_two_blocks_that_change_one_collection_fails(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers) as first, connect(servers) as second:
+        first.execute("UPDATE orders SET amount = 100 WHERE id = 1")
+        second.execute("UPDATE orders SET amount = amount + 1 WHERE id = 1")
+        first.commit()
+        assert state_of(second.commit) == "40001"
+        second.rollback()
+        second.execute("UPDATE orders SET amount = amount + 1 WHERE id = 1")
+        second.commit()
+    assert [row["amount"] for row in client["orders"].to_pylist() if row["id"] == 1] == [101.0]
+
+
+def test_a_serializable_block_fails_if_what_it_read_has_changed(served: tuple[persist.Client, Servers]) -> None:
+    _, servers = served
+    for level, state in (("REPEATABLE READ", None), ("SERIALIZABLE", "40001")):
+        with connect(servers, autocommit=True) as first, connect(servers, autocommit=True) as second:
+            first.execute(f"BEGIN ISOLATION LEVEL {level}")
+            (count,) = first.execute("SELECT count(*) FROM users").fetchone()
+            first.execute("UPDATE orders SET amount = %s WHERE id = 1", (count,))
+            second.execute("UPDATE users SET name = name || '!' WHERE id = 1")
+            if state is None:
+                first.execute("COMMIT")
+            else:
+                assert state_of(lambda: first.execute("COMMIT")) == state
+
+
+def test_a_block_reads_one_point_of_the_log(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers) as connection:
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2,)
+        client.write("orders", [{"id": 7, "status": "new", "amount": 1.0}], key=["id"])
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2,)
+        connection.commit()
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (3,)
+
+
+def test_statements_of_one_text_are_one_commit(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers, autocommit=True) as connection:
+        assert state_of(lambda: connection.execute("DELETE FROM orders; SELECT nothing")) == "42703"
+        assert client["orders"].count() == 2
+        connection.execute("DELETE FROM orders WHERE id = 1; INSERT INTO orders VALUES (5, ';', 1)")
+    assert [row[0] for row in client["orders"].snapshot().rows()] == [2, 5]
+
+
+def test_savepoints_let_a_block_go_on_after_an_error(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers) as connection:
+        connection.execute("DELETE FROM orders WHERE id = 1")
+        with pytest.raises(psycopg.Error), connection.transaction():
+            connection.execute("SELECT nothing")
+        connection.execute("SAVEPOINT a")
+        connection.execute("DELETE FROM orders WHERE id = 2")
+        assert state_of(lambda: connection.execute("ROLLBACK TO a")) == "0A000"
+        connection.rollback()
+    assert client["orders"].count() == 2
+
+
+def test_a_session_reads_a_time_by_its_database_or_setting(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    orders = client["orders"]
+    orders.tag("before", orders.snapshot().as_of)
+    client.write("orders", [{"id": 7, "status": "new", "amount": 1.0}], key=["id"])
+    query = "SELECT count(*) FROM orders"
+    with connect(servers, autocommit=True) as connection:
+        assert connection.execute(query).fetchone() == (3,)
+        connection.execute("SET persist.as_of = 'before'")
+        assert connection.execute(query).fetchone() == (2,)
+        assert state_of(lambda: connection.execute("DELETE FROM orders")) == "25006"
+        connection.execute("RESET persist.as_of")
+        assert connection.execute("SELECT count(*) FROM orders VERSION AS OF 'before'").fetchone() == (2,)
+    with connect(servers, dbname="before") as connection:
+        assert connection.execute(query).fetchone() == (2,)
+    with pytest.raises(psycopg.OperationalError, match='there is no database "nonsense"'):
+        connect(servers, dbname="nonsense")
+
+
+def test_a_subscription_streams_contents_and_changes(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers, autocommit=True) as connection:
+        rows = []
+        for row in connection.cursor().stream("SUBSCRIBE TO orders WITH (PROGRESS)"):
+            rows.append(row)
+            if row[1] and len(rows) == 3:  # The contents, and how far they go.
+                client.write("orders", [{"id": 2, "status": "sent", "amount": 1.25}], key=["id"])
+            if row[1] and len(rows) > 3:
+                break
+    assert [row[2:4] for row in rows[:2]] == [(1, 1), (1, 2)]
+    assert sorted((row[2], row[4]) for row in rows[3:-1]) == [(-1, "paid"), (1, "sent")]
+    upto = rows[-1][0]
+    with connect(servers) as connection:
+        changes = connection.execute(
+            f"SUBSCRIBE TO orders AS OF {rows[2][0] - 1} UP TO {upto} WITH (SNAPSHOT = false)"
+        ).fetchall()
+        assert sorted((row[1], row[3]) for row in changes) == [(-1, "paid"), (1, "sent")]
+        connection.execute("DECLARE c CURSOR FOR SUBSCRIBE TO orders")
+        assert len(connection.execute("FETCH 2 FROM c").fetchall()) == 2
+
+
+def test_a_statement_and_a_subscription_are_cancelled(served: tuple[persist.Client, Servers]) -> None:
+    _, servers = served
+    with connect(servers, autocommit=True) as connection:
+        for statement in (
+            "SELECT count(*) FROM range(100000000) a, range(1000) b WHERE a.range + b.range = 7",
+            "SUBSCRIBE TO orders",
+        ):
+            begun = threading.Event()
+
+            def cancel(begun: threading.Event = begun) -> None:
+                while not begun.wait(0.2):  # Until it has come: a cancellation before the statement does nothing.
+                    connection.cancel_safe()  # The other call holds the lock that the server needs, too.
+
+            thread = threading.Thread(target=cancel)
+            thread.start()
+            assert state_of(lambda: connection.execute(statement)) == "57014"  # noqa: B023
+            begun.set()
+            thread.join()
+        while True:  # A late cancellation may meet this.
+            try:
+                assert connection.execute("SELECT 1").fetchone() == (1,)
+                break
+            except psycopg.errors.QueryCanceled:
+                continue
+
+
+@pytest.mark.parametrize(
+    ("sql", "state", "position"),
+    [
+        ("SELECT 1 +", "42601", 10),
+        ("SELECT * FROM nope", "42P01", None),
+        ("SELECT nothing FROM orders", "42703", None),
+        ("SELECT '1x'::int", "22P02", 12),
+        ("SELECT nofunction(1)", "42883", None),
+        ("LISTEN orders", "0A000", None),
+        ("COPY orders FROM STDIN", "0A000", None),
+        ("SET TimeZone = 'Europe/Berlin'", "22023", None),
+        ("SET no_such_setting = 1", "42704", None),
+        ("SUBSCRIBE TO nope", "42P01", None),
+        ("UPDATE nope SET a = 1", "42P01", None),
+        ("FETCH 1 FROM nope", "34000", None),
+        ("DEALLOCATE nope", "26000", None),
+        ("SELECT $1", "42P02", None),
+        ("SELECT TIMESTAMP_NS '2026-01-01 00:00:00.000000001'", "22008", None),
+    ],
+)
+def test_errors_have_their_states(
+    served: tuple[persist.Client, Servers], sql: str, state: str, position: int | None
+) -> None:
+    with connect(served[1], autocommit=True) as connection, pytest.raises(psycopg.Error) as caught:
+        connection.execute(sql)
+    assert caught.value.sqlstate == state, caught.value
+    if position is not None:
+        assert int(caught.value.diag.statement_position) == position
+
+
+def test_without_write_nothing_is_changed() -> None:
+    with a_server() as (client, servers), connect(servers, autocommit=True) as connection:
+        for sql in ("DELETE FROM orders", "INSERT INTO orders VALUES (9, 'a', 1)"):
+            assert state_of(lambda: connection.execute(sql)) == "25006"  # noqa: B023
+        assert client["orders"].count() == 2
+
+
+def test_a_portal_is_read_in_pieces(served: tuple[persist.Client, Servers]) -> None:
+    raw = Raw(served[1], startup())
+    raw.read_until(b"Z")
+    raw.message(b"P", b"\0SELECT i FROM range(5) t(i)\0\0\0")
+    raw.message(b"B", b"\0\0\0\0\0\0\0\0")
+    raw.message(b"E", b"\0" + (2).to_bytes(4, "big"))
+    raw.message(b"E", b"\0" + (2).to_bytes(4, "big"))
+    raw.message(b"E", b"\0" + (9).to_bytes(4, "big"))
+    raw.message(b"S")
+    kinds = b"".join(kind for kind, _ in raw.read_until(b"Z"))
+    assert kinds == b"12DDsDDsDCZ"
+    raw.close()
+
+
+def test_a_parameter_cannot_become_sql(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1]) as connection:
+        text = "\n, (SELECT string_agg(name, ',') FROM users) --"
+        assert connection.execute("SELECT 10 -%s, %s", (Decimal(-5), text)).fetchone() == (15, text)
+        assert connection.execute("SELECT -%s, 2 -%s", (-5, -1)).fetchone() == (5, 3)
+        assert connection.execute("SELECT 'a' LIKE'\\' OR %s = %s", ("b", "b")).fetchone() == (True,)
+        assert connection.execute(
+            "SELECT %s = ANY(%s)", (Decimal("1.23456789"), [Decimal("1.23456789")])
+        ).fetchone() == (True,)
+    with connect(served[1], cursor_factory=psycopg.ClientCursor) as connection:
+        assert connection.execute("SELECT %s", (b"\x00\xffA",)).fetchone() == (b"\x00\xffA",)
+
+
+def test_a_block_keeps_events_that_came_meanwhile_and_nothing_erased(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    accounts = client.create_or_load("accounts", key={"id": int}, value={"v": int}, keyed=persist.Keyed())
+    accounts.upsert([(1, 10), (2, 20)], time=5, seal=6).result()
+    with connect(servers) as connection:
+        connection.execute("UPDATE accounts SET v = 21 WHERE id = 2")
+        accounts.upsert([(1, 999)], time=6).result()
+        connection.commit()
+    assert accounts.to_pylist() == [{"id": 1, "v": 999}, {"id": 2, "v": 21}]
+    with connect(servers) as connection:
+        connection.execute("UPDATE orders SET amount = 5 WHERE id = 1")
+        client["orders"].erase(where="id = 2", reason="a request")
+        assert state_of(connection.commit) == "40001"
+    assert [row["id"] for row in client["orders"].to_pylist()] == [1]
+
+
+def test_clients_cannot_change_the_catalog(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        for sql in (
+            "CREATE OR REPLACE VIEW pg.pg_roles AS SELECT 'hacked' AS rolname",
+            "DROP VIEW pg.pg_am /* pg_am */",
+            "CREATE TABLE pg.evil AS SELECT * FROM pg_class",
+            "COPY (SELECT * FROM pg_class) TO '/tmp/never'",
+        ):
+            with pytest.raises(psycopg.Error):
+                connection.execute(sql)
+        assert connection.execute("SELECT rolname FROM pg_roles").fetchall() == [("me",)]
+        assert connection.execute("SHOW search_path").fetchone() == ("main",)
+
+
+def test_read_only_sessions_and_local_settings_end_with_their_blocks(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    orders = client["orders"]
+    orders.tag("before", orders.snapshot().as_of)
+    with connect(servers, autocommit=True, options="-c default_transaction_read_only=on") as connection:
+        assert state_of(lambda: connection.execute("DELETE FROM orders")) == "25006"
+    client.write("orders", [{"id": 7, "status": "new", "amount": 1.0}], key=["id"])
+    with connect(servers, autocommit=True) as connection:
+        assert state_of(lambda: connection.execute("BEGIN READ ONLY; DELETE FROM orders; COMMIT")) == "25006"
+        connection.execute("ROLLBACK")
+        connection.execute("BEGIN; SET LOCAL persist.as_of = 'before'; COMMIT")
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (3,)
+        connection.execute("BEGIN")
+        connection.execute("DELETE FROM orders WHERE id = 7")
+        assert connection.execute("SELECT count(*) FROM latest.main.orders").fetchone() == (2,)
+        connection.execute("COMMIT")
+
+
+def test_a_serializable_block_may_change_what_it_reads(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        connection.execute("BEGIN ISOLATION LEVEL SERIALIZABLE")
+        connection.execute("SELECT * FROM orders")
+        connection.execute("UPDATE orders SET amount = 1")
+        connection.execute("COMMIT")
+
+
+@pytest.mark.parametrize("value", ["1::uhugeint", "'101'::bit", "'12:00:00+02'::timetz", "union_value(x := 1)"])
+def test_values_that_arrow_would_change_are_refused(served: tuple[persist.Client, Servers], value: str) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        with pytest.raises(psycopg.Error, match="cast it to VARCHAR"):
+            connection.execute(f"SELECT {value}")
+        assert connection.execute(f"SELECT ({value})::VARCHAR").fetchone() is not None
