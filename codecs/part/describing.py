@@ -351,7 +351,8 @@ def _may_be_single(table: pa.Table, keys: Sequence[str]) -> bool:
     if not keys:
         return False
     order, starts = row_sorter(table, [*keys, TIME]).sort()
-    sums = np.add.reduceat(int64_values(combined(table.column(DIFF)))[order], np.flatnonzero(starts))
+    diffs = int64_values(combined(table.column(DIFF)))[order].clip(-(2**32), 2**32)  # So that no sum overflows.
+    sums = np.add.reduceat(diffs, np.flatnonzero(starts))
     _, key_starts = row_sorter(table, keys).sort()
     first = np.flatnonzero(key_starts[starts])
     totals = sums.cumsum()
