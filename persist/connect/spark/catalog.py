@@ -2,9 +2,9 @@
 
     spark = persist.spark.catalog(SparkSession.builder, "s3://bucket/prefix")
 
-The catalog is a class of the JVM (`jvm/PersistCatalog.java`), and it knows nothing of logs, parts and schemas. It asks
-the planner of this module, through Py4J. So planning exists once, in Python, and every table is read by the plan that
-`persist.spark.snapshot` makes, of Spark's own operators.
+The catalog is a class of the JVM (`jvm/PersistCatalog.java`), which cannot read logs, parts and schemas. It calls the
+planner of this module, through Py4J. So planning exists once, in Python, and every table is read by the plan that
+`persist.spark.snapshot` makes, with Spark's own operators.
 
     JVM                                     this module
     SHOW TABLES, DESCRIBE                   names, describe
@@ -40,14 +40,13 @@ from persist.api.client import Client
 from persist.api.client import open as open_client
 from persist.api.collection import Collection
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.tasks.planned_write import PlannedWrite
 from persist.connect.spark.data_source.source import prepared
-from persist.connect.spark.data_source.writers import present_time
+from persist.connect.spark.data_source.writers import DataFrameWrite, present_time
 from persist.connect.spark.jar import find_jar
-from persist.connect.spark.options import seen_by_all, write_options
+from persist.connect.spark.options import WriteOptions, seen_by_all
 from persist.connect.spark.read_functions.locations import SparkLocation
 from persist.connect.spark.types import quoted, spark_schema, to_stored_schema
-from persist.connect.spark.uploads import Rows, UploadTask, ranged, upload_by_tasks
+from persist.connect.spark.uploads import ranged, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
 from persist.connect.spark.write_functions.upserting import upsert
 from persist.core.antichain import to_antichain
@@ -57,6 +56,7 @@ from persist.core.errors import (
     CollectionNotFound,
     InvalidUsage,
     PersistError,
+    SchemaMoved,
     UpperMismatch,
 )
 from persist.core.settings import Settings
@@ -125,12 +125,13 @@ def register_planner(context: SparkContext) -> None:
 
 
 class _Callbacks:
-    """What the JVM calls: `Planner` of Java. Errors become texts, because Py4J would show a traceback."""
+    """The Java interface `Planner`. Errors become texts, because Py4J would show a traceback."""
 
     def __init__(self, context: SparkContext) -> None:
         self._context = context
 
     def call(self, name: str, arguments: str, session: Any, frame: Any) -> Any:
+        """Answer one call of the JVM; see `jvm/Planner.java`."""
         spark = SparkSession(self._context, session)
         options = json.loads(arguments)
         location, storage = options.pop("location"), options.pop("storage")
@@ -160,7 +161,7 @@ class Planner:
             return engine.names()
 
     def describe(self, options: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the schema and the time of a table, and its properties; None if there is no such collection."""
+        """Return the schema and the time of a table, and its properties; None without a collection."""
         with read_engine(self._location, self._storage) as engine:
             try:
                 handle = loaded(engine, options["name"])
@@ -189,27 +190,29 @@ class Planner:
 
     def read(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the contents of a collection as of the time of its table."""
-        with self._reading(options) as here:
+        with self._reading(options) as opened:
             if options["as_of"] is None:
-                return self._empty(here.schema)
+                return self._empty(opened.schema)
             columns = options.get("columns")
-            return here.at.snapshot(options["name"], as_of=options["as_of"], columns=columns, schema=options["version"])
+            return opened.at.snapshot(
+                options["name"], as_of=options["as_of"], columns=columns, schema=options["version"]
+            )
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates in a range of times, each record once for each time that it came or went."""
-        with self._reading(options) as here:
-            start, until = _range(here.handle, options)
+        with self._reading(options) as opened:
+            start, until = _range(opened.handle, options)
             if start >= until:
-                frame = self._empty(here.schema)
+                frame = self._empty(opened.schema)
                 frame = frame.withColumns({"_time": F.lit(0).cast("long"), "_diff": F.lit(1).cast("long")})
             else:
-                frame = here.at.changes(options["name"], start, until, schema=options["version"])
-            timeline = here.handle.timeline
+                frame = opened.at.changes(options["name"], start, until, schema=options["version"])
+            timeline = opened.handle.timeline
         moment = F.lit(None).cast("timestamp") if timeline is None else _moment(timeline)
         copies = F.expr("explode(array_repeat(0, CAST(abs(_diff) AS INT)))")
         kind = F.when(F.col("_diff") > 0, "insert").otherwise("delete")
         rows = frame.select(
-            *(F.col(quoted(column)) for column in here.schema.names),
+            *(F.col(quoted(column)) for column in opened.schema.names),
             kind.alias("_change_type"),
             F.col("_time").cast("long").alias("_commit_version"),
             moment.alias("_commit_timestamp"),
@@ -238,7 +241,7 @@ class Planner:
             write(rows, self._location, options["name"], mode="append", storage_options=self._storage, **named)
 
     def overwrite(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
-        """Make the contents, or those that fulfil a condition, the rows of a DataFrame."""
+        """Replace the contents, or the part that fulfils a condition, by the rows of a DataFrame."""
         named = self._write_options(options, WRITE_OPTIONS)
         named["multiset"] = named.get("multiset", "false") == "true"
         where = options["where"]
@@ -258,48 +261,39 @@ class Planner:
         Raises:
             UpperMismatch: it has. Nothing was written.
         """
-        named = self._write_options(options, {"time", "token"})
-        sink = write_options(
-            self._location,
-            options["name"],
-            named.get("time"),
-            None,
-            named.get("token"),
-            None,
-            self._storage,
-            allow_future=False,
-        )
-        planned = PlannedWrite.overwrite(sink)
-        planned.check()
-        if planned.target.keyed is not None:
-            raise InvalidUsage(
-                f"the collection {options['name']!r} is keyed, so only events change it: INSERT them, and delete keys "
-                "with persist.spark.delete"
+        sink = WriteOptions(location=self._location, collection=options["name"], storage=self._storage)
+        write = DataFrameWrite.overwrite(sink, updates.drop("_diff").schema)
+        planned = write.planned
+        target = planned.target
+        if target.id != options["id"]:
+            raise CollectionNotFound(target.name, self._location, ())
+        if target.schema.version != options["version"]:
+            raise SchemaMoved(
+                options["version"], target.schema.version, ("a statement of Spark SQL",), ("by another writer",)
             )
         if present_time(planned) != options["as_of"]:
-            seen = 0 if options["as_of"] is None else options["as_of"] + 1
-            raise UpperMismatch(to_antichain(seen), to_antichain(planned.upper))
-        schema = planned.target.schema
-        task = UploadTask(planned.target, Rows(schema))
-        timed = updates.withColumn("_time", F.lit(planned.time).cast("long"))
-        planned.commit(upload_by_tasks(ranged(timed, schema), task).parts)
+            expected = 0 if options["as_of"] is None else options["as_of"] + 1
+            raise UpperMismatch(to_antichain(expected), to_antichain(planned.upper))
+        planned.commit(upload_by_tasks(ranged(updates, target.schema), write.task).parts)
 
     def create(self, options: Mapping[str, Any]) -> bool:
         """Create a collection; return False if the name is taken."""
-        given = StructType.fromJson(json.loads(options["schema"]))
+        columns = StructType.fromJson(json.loads(options["schema"]))
         properties = {name: value for name, value in options["properties"].items() if name not in _OF_SPARK}
         key = options["key"] or [name.strip() for name in properties.get("key", "").split(",") if name.strip()]
         # A primary key makes its columns NOT NULL; like the key itself, Spark calls that not enforced.
-        if strict := [field.name for field in given.fields if not field.nullable and field.name not in options["key"]]:
+        if strict := [
+            field.name for field in columns.fields if not field.nullable and field.name not in options["key"]
+        ]:
             raise InvalidUsage(f"collections do not check NOT NULL: leave it out of the columns {strict}")
-        if missing := [name for name in key if name not in given.names]:
-            raise InvalidUsage(f"the key names {missing[0]!r}, which is not a column: columns are {given.names}")
-        stored = {field.name: field.type for field in to_stored_schema(given, creates=True)}
+        if missing := [name for name in key if name not in columns.names]:
+            raise InvalidUsage(f"the key names {missing[0]!r}, which is not a column: columns are {columns.names}")
+        stored = {field.name: field.type for field in to_stored_schema(columns, creates=True)}
         with self._client() as client:
             if options["name"] in client.collections():
                 return False
             try:
-                made = client.create_or_load(
+                collection = client.create_or_load(
                     options["name"],
                     key={name: stored[name] for name in key},
                     value={name: kind for name, kind in stored.items() if name not in key},
@@ -307,14 +301,16 @@ class Planner:
                 )
             except CollectionExists:
                 return False
-            comments = {field.name: field.metadata["comment"] for field in given.fields if "comment" in field.metadata}
+            comments = {
+                field.name: field.metadata["comment"] for field in columns.fields if "comment" in field.metadata
+            }
             texts = {name: value for name, value in properties.items() if name not in _PROPERTIES}
             if comments or texts or properties.get("comment"):
-                made.describe(properties.get("comment"), properties=texts, columns=comments).result()
+                collection.describe(properties.get("comment"), properties=texts, columns=comments).result()
             return True
 
     def alter(self, options: Mapping[str, Any]) -> bool:
-        """Change the schema and the texts of a collection as ALTER TABLE says; return False if there is none."""
+        """Carry out ALTER TABLE on a collection; return False without one."""
         evolution: dict[str, Any] = {"add": {}, "widen": {}, "rename": {}, "drop": []}
         comments: dict[str, str] = {}
         properties: dict[str, str | None] = {}
@@ -356,7 +352,7 @@ class Planner:
             return True
 
     def drop(self, options: Mapping[str, Any]) -> bool:
-        """Drop a collection; return False if there is none."""
+        """Drop a collection; return False without one."""
         with self._client() as client:
             try:
                 client.drop(options["name"]).result()
@@ -391,10 +387,12 @@ class Planner:
         return self._spark.createDataFrame([], _columns(schema))
 
     def _write_options(self, options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-        given = {key: value for key, value in options["options"].items() if key not in ("path",)}
-        if unknown := sorted({*given} - known):
+        named = dict(options["options"])
+        if unknown := sorted({*named} - known):
             raise InvalidUsage(f"the option {unknown[0]!r} is unknown here: use some of {sorted(known)}")
-        return given
+        if named.get("time", "").isdigit():
+            named["time"] = int(named["time"])
+        return named
 
 
 class _Opened:
@@ -423,20 +421,20 @@ def _stored_type(kind: str) -> pa.DataType:
     return to_stored_schema(StructType([field]), creates=True).field(0).type
 
 
-def _state(handle: CollectionHandle, kind: str, given: Any) -> dict[str, int | None]:
+def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | None]:
     """Return the time that a query names, and how much there is; the time is None if nothing was ever sealed."""
-    time = given
+    time = named
     if kind == "latest":
         time = None
     elif kind == "timestamp":
-        time = _EPOCH + timedelta(microseconds=given)
-    elif str(given).isdigit():
-        time = int(given)
+        time = _EPOCH + timedelta(microseconds=named)
+    elif str(named).isdigit():
+        time = int(named)
     try:
-        with engine_snapshot(handle, time, timeout_s=0) as found:
-            parts = [*found.scan.all_parts]
-            size, rows = sum(part.bytes for part in parts), sum(part.rows for part in parts)
-            return {"as_of": found.as_of, "bytes": size, "rows": rows}
+        with engine_snapshot(handle, time, timeout_s=0) as contents:
+            parts = contents.scan.all_parts
+            size, rows = sum(part.bytes for part in parts), sum(part.diff_sum for part in parts)
+            return {"as_of": contents.as_of, "bytes": size, "rows": rows}
     except AsOfNotSealed:
         if kind == "latest":
             return {"as_of": None, "bytes": 0, "rows": 0}
@@ -461,14 +459,14 @@ def _range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, i
     return start, until
 
 
-def _bound(handle: CollectionHandle, kind: str, given: Any, *, is_before: bool) -> int:
+def _bound(handle: CollectionHandle, kind: str, named: Any, *, is_before: bool) -> int:
     """Return the first time at or after a bound; without is_before, the first one after it."""
     if kind == "timestamp":
         if handle.timeline is None:
             raise InvalidUsage(f"times of {handle.name!r} are not moments: say VERSION and a number")
-        moment = _EPOCH + timedelta(microseconds=given)
+        moment = _EPOCH + timedelta(microseconds=named)
         return handle.timeline.bound_of(moment) if is_before else handle.timeline.time_of(moment) + 1
-    time = int(given) if str(given).isdigit() else _state(handle, "version", given)["as_of"]
+    time = int(named) if str(named).isdigit() else _state(handle, "version", named)["as_of"]
     assert time is not None, "a text names a time, or raises"
     return time if is_before else time + 1
 

@@ -33,7 +33,7 @@ def find_jar() -> Path:
     """Return the path of the jar.
 
     Raises:
-        InvalidUsage: it was not built, or for another version of Spark; the message says how to build it.
+        InvalidUsage: it was not built, or for another version of Spark; the message has the command that builds it.
     """
     build = f"build it with {sys.executable} -m persist.connect.spark.jar, which needs javac (openjdk-17-jdk-headless)"
     if not JAR.exists():
@@ -50,7 +50,7 @@ def build_jar() -> Path:
     """Compile the sources against PySpark's jars, and put the jar in its place; return its path.
 
     Raises:
-        InvalidUsage: there is no javac, or it fails; the message has what it printed.
+        InvalidUsage: javac is missing or fails; the message has its output.
     """
     javac = shutil.which("javac") or shutil.which("javac", path=os.path.join(os.environ.get("JAVA_HOME", ""), "bin"))
     if javac is None:

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.connect.spark import jar
+from persist.connect.spark.catalog import Planner
 from persist.errors import InvalidUsage
 
 pytestmark = [
@@ -176,14 +177,20 @@ def test_rule_6_a_statement_is_refused_if_another_writer_came_first(shop: SparkS
     make_orders(place)
     table = shop.table("shop.orders")  # The time of the table is fixed here.
     assert table.count() == 2
-    planner = persist.spark.catalog.__globals__["Planner"](shop, place, {})
-    described = planner.describe({"name": "orders", "kind": "latest", "time": None})
+    planner = Planner(shop, place, {})
+    loaded = planner.describe({"name": "orders", "kind": "latest", "time": None})
+    assert loaded is not None
+    loaded["name"] = "orders"
     with persist.open(place) as client:
         client.load("orders").write([((9, "late"), 12, 1)], seal=13).result()
     updates = shop.sql("SELECT 1L AS id, 'paid' AS status, -1L AS _diff")
     with pytest.raises(persist.errors.UpperMismatch):
-        planner.apply(updates, {"name": "orders", "as_of": described["as_of"], "options": {}})
+        planner.apply(updates, loaded)
     assert contents(place, "orders") == [(1, "paid"), (2, "new"), (9, "late")]
+    with persist.open(place) as client:
+        client.load("orders").evolve(add={"price": pa.float64()})
+    with pytest.raises(persist.errors.SchemaMoved):
+        planner.apply(updates.selectExpr("id", "status", "0D AS price", "_diff"), loaded | {"as_of": 12})
 
 
 @pytest.mark.parametrize(
@@ -208,26 +215,6 @@ def test_what_collections_lack_is_refused(shop: SparkSession, place: str, statem
 def test_what_is_not_a_session_is_refused(place: str) -> None:
     with pytest.raises(InvalidUsage, match="is not a session: give"):
         persist.spark.catalog(place, place)
-
-
-def test_python_processes_read_the_parts_only_where_spark_cannot(shop: SparkSession, place: str) -> None:
-    with persist.open(place) as client:
-        wide = client.create_or_load("wide", key={"id": pa.int64()}, value={"at": pa.duration("s"), "m": pa.string()})
-        wide.write(
-            pa.table(
-                {
-                    "id": range(50_000),
-                    "at": pa.array(range(50_000), pa.duration("s")),
-                    "m": ["x"] * 50_000,
-                    "_time": [0] * 50_000,
-                    "_diff": [1] * 50_000,
-                }
-            ),
-            seal=1,
-        ).result()
-    plan = shop.sql("SELECT id FROM shop.wide WHERE id = 7")._jdf.queryExecution().executedPlan().toString()
-    assert "FileScan parquet" in plan or "persist" in plan.lower()
-    assert rows(shop, "SELECT id, at FROM shop.wide WHERE id = 7")[0][0] == 7
 
 
 def test_streams_read_and_write_tables_by_name(shop: SparkSession, place: str, tmp_path: Path) -> None:
