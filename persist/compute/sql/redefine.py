@@ -293,7 +293,7 @@ def _check_read(
     contents = loaded_by_id(engine, readable.id, readable.name).contents()
     versions = (contents.schema, contents.schema if version is None else version_of(contents, version))
     newest, held = (
-        dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
+        dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True)) for schema in versions
     )
     for column in columns:
         if newest.get(column) != held.get(column):
