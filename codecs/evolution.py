@@ -42,6 +42,7 @@ from persist.codecs.nested import (
     all_ids,
     changed_node,
     column_node,
+    column_nodes,
     find_differences,
     is_extended,
     make_node,
@@ -198,16 +199,8 @@ def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[Collecti
     if last is None or not pt.is_nested(field.type):
         return field.type if last is None else last[0].arrow.field(last[1]).type
     # The last version of each field, because it may have been dropped before the last version of the column.
-    widest = {node.number: node.kind for node in _column_nodes(schema, field.name) if not node.inner}
+    widest = {node.number: node.kind for node in column_nodes(schema, field.name) if not node.inner}
     return changed_node(column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
-
-
-def _column_nodes(schema: CollectionSchema, name: str) -> Iterator[Node]:
-    """Yield all fields inside of a column of all versions."""
-    id_ = schema.ids[schema.names.index(name)]
-    for version in schema.known:
-        if id_ in version.ids:
-            yield from column_node(version, version.names[version.ids.index(id_)]).walk()
 
 
 def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
@@ -445,7 +438,7 @@ def evolved(
                 f"column of type {kind}"
             )
     nodes = {name: _changed_column(schema, name, changes) for name, changes in inner.items()}
-    types = {name: node.kind for name, node in nodes.items()} | widen
+    types = {**{name: node.kind for name, node in nodes.items()}, **widen}
     columns = [
         Column(id_, rename.get(f.name, f.name), types.get(f.name, f.type), f.nullable)
         for id_, f in zip(schema.ids, schema.declared, strict=True)
@@ -473,7 +466,7 @@ def evolved(
 
 
 def _changed_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
-    last = max((node.number for node in _column_nodes(schema, name)), default=COLUMN)
+    last = max((node.number for node in column_nodes(schema, name)), default=COLUMN)
     return changed_node(column_node(schema, name), changes, count(last + 1))
 
 

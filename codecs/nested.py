@@ -77,6 +77,14 @@ def _nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
     }
 
 
+def column_nodes(schema: CollectionSchema, name: str) -> Iterator[Node]:
+    """Yield all fields inside of a column of all versions."""
+    id_ = schema.ids[schema.names.index(name)]
+    for version in schema.known:
+        if id_ in version.ids:
+            yield from column_node(version, version.names[version.ids.index(id_)]).walk()
+
+
 def all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
     """Return the ids of all columns, and the pairs of a column's id and the number of each field inside."""
     return schema.derived(_all_ids)
@@ -331,6 +339,7 @@ def find_differences(before: Node, after: Node, path: str = "") -> Iterator[tupl
 def is_extended(before: Node, after: Node) -> bool:
     """Return whether a column has all that it had, under the same names and in the same order, and perhaps more."""
     if not before.inner:
-        return before.kind == after.kind
+        return bool(before.kind == after.kind)
     old, new = before.inner, [child for child in after.inner if child.number in {n.number for n in before.inner}]
-    return [(n.number, n.name) for n in old] == [(n.number, n.name) for n in new] and all(map(is_extended, old, new))
+    is_same = [(node.number, node.name) for node in old] == [(node.number, node.name) for node in new]
+    return is_same and all(map(is_extended, old, new))

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.codecs.evolution import is_wider
+from persist.codecs.types.widening import is_wider
 from persist.core.log import kinds as record_kinds
 from persist.core.settings import Tuning
 from tests.support.reads import rows_with

@@ -62,7 +62,9 @@ class Type:
 
     def values(self) -> st.SearchStrategy[Any]:
         if not self.inner:
-            some = st.sampled_from(["", "x"]) if self.kind == "string" else st.sampled_from([0, 1, MOST[self.kind]])
+            some: st.SearchStrategy[Any] = (
+                st.sampled_from(["", "x"]) if self.kind == "string" else st.sampled_from([0, 1, MOST[self.kind]])
+            )
         elif self.kind == "struct":
             some = st.fixed_dictionaries({id_: of.values() for id_, (_, of) in self.inner.items()})
         else:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import did_you_mean
+from persist.codecs.nested import quote_name
 from persist.codecs.types.python_types import arrow_type
 from persist.codecs.types.schema import check_field
 from persist.codecs.updates.inputs import DELETED
@@ -321,7 +322,7 @@ class Files:
                     f"{source.name} has the new column {name!r}, and no value in it tells its type, {kind}. {MEND}"
                 )
         if added:
-            collection.evolve(add=added)
+            collection.evolve(add={quote_name(name): kind for name, kind in added.items()})
             logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
         ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
         if drift == "ignore" and ignored:

@@ -24,6 +24,7 @@ import pyarrow.types as pt
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.nested import quote_name
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.casts import cast_column
 from persist.connect.ingest.source import Batch, Change, Run, Target
@@ -182,8 +183,8 @@ class Tables:
             name for name in types if name not in new_types and (name in old or name in collection.schema.key_names)
         ]
         change: dict[str, Any] = {
-            "rename": rename,
-            "add": {name: kind for name, kind in new_types.items() if name not in names},
+            "rename": {old: quote_name(new) for old, new in rename.items()},
+            "add": {quote_name(name): kind for name, kind in new_types.items() if name not in names},
             "drop": dropped,
             "widen": {},
         }

@@ -1,6 +1,7 @@
 """Published tables whose fields inside of columns have changed, for readers that nobody here wrote."""
 
 from collections.abc import Callable
+from typing import Literal
 
 import pyarrow as pa
 
@@ -13,7 +14,7 @@ Read = Callable[[str], pa.Table]
 INNER = pa.struct([("a", pa.int32()), ("b", pa.string())])
 
 
-def check_changes_inside(client: persist.Client, read: Read, form: str) -> None:
+def check_changes_inside(client: persist.Client, read: Read, form: Literal["delta", "iceberg"]) -> None:
     """Publish a collection after each change of its fields, and compare what is read."""
     value = {"s": INNER, "l": pa.list_(INNER), "m": pa.map_(pa.string(), INNER)}
     c = client.create_or_load("c", key={"k": int}, value=value)
