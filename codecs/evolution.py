@@ -23,7 +23,7 @@ Lifting preserves which records are equal, unless a column is left out: then rec
 part (`Lift.is_exact` is False).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import count
