@@ -34,15 +34,10 @@ from persist.core.log.fields import (
     frontier_text,
     rows_text,
 )
-from persist.core.log.framing import FORMAT_MIN, BlobRef
+from persist.core.log.framing import BlobRef
 from persist.core.rendering import format_count
 
 Mutation = CollectionMutation | LocationMutation
-
-
-def schema_format(schema: dict[str, Any]) -> int:
-    """Return the number of the format that a written schema needs: that of numbers inside of columns is greater."""
-    return 12 if "inner" in schema else FORMAT_MIN
 
 
 class Create(CollectionMutation, frozen=True, tag="create"):
@@ -57,10 +52,6 @@ class Create(CollectionMutation, frozen=True, tag="create"):
     schema: dict[str, Any]
     keyed: KeyedForm | None = None
     view: dict[str, Any] | None = None
-
-    @property
-    def format_needed(self) -> int:
-        return max(self.came_with, schema_format(self.schema))
 
     def sentence(self, name: str, time: TimeText) -> str:
         what = "" if self.view is None else "the index " if "index" in self.view else "the view "
@@ -386,10 +377,6 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
     schema: dict[str, Any]
     keyed: KeyedForm | None = None
 
-    @property
-    def format_needed(self) -> int:
-        return max(self.came_with, schema_format(self.schema))
-
     def sentence(self, name: str, time: TimeText) -> str:
         sides = (self.schema.get(side) or {} for side in ("key", "value"))
         columns = ", ".join(str(field[0]) for side in sides for field in side.get("fields", ()))
@@ -410,10 +397,6 @@ class Redefine(CollectionMutation, frozen=True, tag="redefine"):
     view: dict[str, Any]
     start: Frontier
     schema: dict[str, Any] | None = None
-
-    @property
-    def format_needed(self) -> int:
-        return self.came_with if self.schema is None else max(self.came_with, schema_format(self.schema))
 
     def sentence(self, name: str, time: TimeText) -> str:
         return f"gave {name} its definition {self.view.get('number')}: {str(self.view.get('sql'))[:80]}"
