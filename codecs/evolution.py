@@ -92,9 +92,9 @@ class Lift:
         if self.is_younger:
             return name_in_part
         shapes = self.reshaped.get(name)
-        gone = [] if shapes is None else [path for path, there, _ in find_differences(*shapes) if there is None]
-        if name_in_part is None or gone:
-            what = f"column {name!r}" if name_in_part is None else f"field {gone[0]!r}"
+        lost = [] if shapes is None else [path for path, old, _ in find_differences(*shapes) if old is None]
+        if name_in_part is None or lost:
+            what = f"column {name!r}" if name_in_part is None else f"field {lost[0]!r}"
             raise SchemaMismatch(
                 f"{what} of schema version {self.wanted.version} is gone: rows that are to be read were "
                 f"written or compacted with version {self.stored.version}, which does not have it. Read without this "
@@ -195,7 +195,7 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
 
 
 def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[CollectionSchema, str] | None) -> pa.DataType:
-    """Return the newest type of a column, of which the newest version and the name there are given."""
+    """Return the newest type of a column; `last` is its newest version, and its name there."""
     if last is None or not pt.is_nested(field.type):
         return field.type if last is None else last[0].arrow.field(last[1]).type
     # The last version of each field, because it may have been dropped before the last version of the column.
@@ -473,12 +473,12 @@ def _changed_column(schema: CollectionSchema, name: str, changes: InnerChanges) 
 def _numbers(
     schema: CollectionSchema, nodes: Mapping[str, Node], columns: Sequence[Column]
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return the numbers of the fields inside of columns, of those that ever changed inside."""
+    """Return the numbers of the fields inside, for each column that ever changed inside."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     numbers = dict(schema.inner)
     numbers |= {ids[name]: tuple(field.number for field in node.walk())[1:] for name, node in nodes.items()}
-    there = {column.id for column in columns}
-    return tuple(sorted((id_, of_column) for id_, of_column in numbers.items() if id_ in there))
+    remaining = {column.id for column in columns}
+    return tuple(sorted((id_, of_column) for id_, of_column in numbers.items() if id_ in remaining))
 
 
 def _check_codec(schema: CollectionSchema) -> None:

@@ -1,9 +1,9 @@
 """Fields inside of columns: their numbers, the paths that name them, and columns that get other fields.
 
-A field inside of a struct, a list or a map has a number that no other field of its column ever has. In a new column
-these are 0, 1, 2 … in the order of the type, depth first; the element of a list and the key and value of a map count,
-too. A field that is added gets the next number. So a column whose type changed is read by numbers, as a table is by
-ids (`persist.codecs.evolution`).
+A field inside of a struct, a list or a map has a number that no other field of its column ever has. A new column has
+the numbers 0, 1, 2 … in the order of its type, depth first. The element of a list and the key and value of a map have
+numbers, as the fields of structs do. A field that is added gets the next number. So a column whose type changed is
+read by numbers, as a table is by ids (`persist.codecs.evolution`).
 
 A path is a column's name, and then names of fields, or "element", "key" and "value", separated by dots. A name that
 has dots itself is quoted, "like.this"; within quotes, two quotes are one. A path that is exactly the name of a column
@@ -101,7 +101,7 @@ def _all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
 def reshape_column(column: pa.ChunkedArray, source: Node, target: Node, cast: Cast) -> pa.ChunkedArray:
     """Return a column with the fields of another node: by number, NULL where they are new, and cast at the leaves.
 
-    What is NULL stays NULL. Raises what the cast raises for values that do not fit.
+    NULL values stay NULL. Raises what the cast raises for values that do not fit.
     """
     try:
         chunks = [_reshape(chunk, source, target, cast) for chunk in column.chunks]
@@ -119,9 +119,11 @@ def _reshape(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Arra
         return cast(pa.chunked_array([array]), target.kind).combine_chunks()
     # Under a NULL struct may lie what does not fit.
     parts = array.flatten() if source.is_struct else inner_arrays(array)
-    found = {child.number: (part, child) for part, child in zip(parts, source.inner, strict=True)}
+    parts_by_number = {child.number: (part, child) for part, child in zip(parts, source.inner, strict=True)}
     inner = [
-        _reshape(*found[child.number], child, cast) if child.number in found else pa.nulls(len(array), child.kind)
+        _reshape(*parts_by_number[child.number], child, cast)
+        if child.number in parts_by_number
+        else pa.nulls(len(array), child.kind)
         for child in target.inner
     ]
     return rebuilt(array, target.kind, inner)
@@ -169,7 +171,7 @@ def quote_name(name: str) -> str:
 
 
 def split_names(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is given for new columns by their plain names.
+    """Return values for new columns, by their plain names.
 
     Raises:
         SchemaMismatch: it is for a field inside of a column.
@@ -206,16 +208,16 @@ def split_changes(
 
     for path, kind in add.items():
         if len(added[path]) > 1:
-            struct = _found(schema, added[path][:-1], path, "add")
+            struct = _find(schema, added[path][:-1], path, "add")
             if not struct.is_struct:
                 raise SchemaMismatch(
-                    f"add={path!r}: {_shown(added[path][:-1])} is of type {struct.kind}, and only a struct gets fields"
+                    f"add={path!r}: {_join(added[path][:-1])} is of type {struct.kind}, and only a struct gets fields"
                 )
             change(added[path][0]).add.setdefault(struct.number, {})[added[path][-1]] = kind
     for path in drop:
         if len(steps[path]) > 1:
             _check_field(schema, steps[path], path, "drop")
-            change(steps[path][0]).drop[_found(schema, steps[path], path, "drop").number] = path
+            change(steps[path][0]).drop[_find(schema, steps[path], path, "drop").number] = path
     for path, new in rename.items():
         if len(steps[path]) > 1:
             _check_field(schema, steps[path], path, "rename")
@@ -223,16 +225,16 @@ def split_changes(
             if target[:-1] != steps[path][:-1]:
                 raise SchemaMismatch(
                     f"rename={{{path!r}: {new!r}}} would move a field: give the whole path with another last name, "
-                    f"such as {_shown([*steps[path][:-1], target[-1]])!r}"
+                    f"such as {_join([*steps[path][:-1], target[-1]])!r}"
                 )
-            change(steps[path][0]).rename[_found(schema, steps[path], path, "rename").number] = target[-1]
+            change(steps[path][0]).rename[_find(schema, steps[path], path, "rename").number] = target[-1]
     for path, kind in widen.items():
         if len(steps[path]) > 1:
-            change(steps[path][0]).widen[_found(schema, steps[path], path, "widen").number] = kind
+            change(steps[path][0]).widen[_find(schema, steps[path], path, "widen").number] = kind
     return (
         {added[path][0]: kind for path, kind in add.items() if len(added[path]) == 1},
         [steps[path][0] for path in drop if len(steps[path]) == 1],
-        {steps[path][0]: _one_step(path, new) for path, new in rename.items() if len(steps[path]) == 1},
+        {steps[path][0]: _check_one_step(path, new) for path, new in rename.items() if len(steps[path]) == 1},
         {steps[path][0]: kind for path, kind in widen.items() if len(steps[path]) == 1},
         inner,
     )
@@ -243,7 +245,7 @@ def _steps(schema: CollectionSchema, path: str) -> list[str]:
     return [path] if is_plain else split_path(path)
 
 
-def _one_step(path: str, new: str) -> str:
+def _check_one_step(path: str, new: str) -> str:
     steps = split_path(new)
     if len(steps) > 1:
         raise SchemaMismatch(
@@ -253,11 +255,11 @@ def _one_step(path: str, new: str) -> str:
     return steps[0]
 
 
-def _shown(steps: Sequence[str]) -> str:
+def _join(steps: Sequence[str]) -> str:
     return ".".join(map(quote_name, steps))
 
 
-def _found(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
+def _find(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
     """Return the node at the end of a path."""
     if steps[0] not in schema.names:
         raise SchemaMismatch(
@@ -270,7 +272,7 @@ def _found(schema: CollectionSchema, steps: Sequence[str], path: str, what: str)
         if step not in named:
             has = f"has {[*named]}" if named else "has no fields inside"
             raise SchemaMismatch(
-                f"{what}={path!r}: {_shown(steps[:at])!r} is of type {node.kind}, which {has}"
+                f"{what}={path!r}: {_join(steps[:at])!r} is of type {node.kind}, which {has}"
                 f"{did_you_mean(step, named) or ''}"
             )
         node = named[step]
@@ -278,8 +280,8 @@ def _found(schema: CollectionSchema, steps: Sequence[str], path: str, what: str)
 
 
 def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> None:
-    parent = _found(schema, steps[:-1], path, what)
-    _found(schema, steps, path, what)
+    parent = _find(schema, steps[:-1], path, what)
+    _find(schema, steps, path, what)
     if not parent.is_struct:
         raise SchemaMismatch(
             f"{what}={path!r}: {steps[-1]!r} is what each {parent.kind} has, and no field of a struct; {what} the "
@@ -291,8 +293,8 @@ def changed_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path
     """Return a node with other fields inside; added ones get the next numbers.
 
     Raises:
-        SchemaMismatch: a struct would lose its last field, or have two fields of one name; or a field is dropped and
-            changed besides.
+        SchemaMismatch: a struct would lose its last field or have two fields of one name, or a field is both dropped
+            and changed.
     """
     path = f"{path}{quote_name(node.name)}"
     inner = []
@@ -343,3 +345,85 @@ def is_extended(before: Node, after: Node) -> bool:
     old, new = before.inner, [child for child in after.inner if child.number in {n.number for n in before.inner}]
     is_same = [(node.number, node.name) for node in old] == [(node.number, node.name) for node in new]
     return is_same and all(map(is_extended, old, new))
+
+
+# Fields by their names, of what comes from elsewhere.
+
+
+def node_by_names(name: str, kind: pa.DataType, wanted: Node) -> Node:
+    """Return a node of a type, whose fields have the numbers of those with their names in another node."""
+    return _match_names(name, kind, wanted, count(_UNKNOWN), COLUMN)
+
+
+_UNKNOWN = 1 << 32  # The first number of fields that the other node has not.
+
+
+def _match_names(name: str, kind: pa.DataType, wanted: Node, fresh: Iterator[int], number: int) -> Node:
+    if _family(kind) != _family(wanted.kind):
+        return Node(number, name, kind)
+    named, inner = {child.name: child for child in wanted.inner}, list[Node]()
+    for step, child in zip(step_names(kind), children(kind), strict=True):
+        match = named.get(step)
+        if match is None:
+            inner.append(make_node(step, child.type, fresh, next(fresh)))
+        else:
+            inner.append(_match_names(step, child.type, match, fresh, match.number))
+    return Node(number, name, kind, tuple(inner))
+
+
+def _family(kind: pa.DataType) -> str:
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        return "list"
+    return "struct" if pt.is_struct(kind) else "map" if pt.is_map(kind) else ""
+
+
+def find_new_fields(name: str, given: pa.DataType, wanted: pa.DataType) -> dict[str, pa.DataType]:
+    """Return the fields inside of a column that another type of it has not, with their types by path."""
+    if not _family(wanted) or not _family(given):
+        return {}
+    node = make_node(name, wanted, count())
+    differences = find_differences(node, node_by_names(name, given, node))
+    return {path: now.kind for path, was, now in differences if was is None and now is not None}
+
+
+def align_fields(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Return a column with the fields inside that a type has: others are left out, and missing ones are NULL."""
+    kind = _align_type(column.type, wanted)
+    if kind == column.type:
+        return column
+    target = make_node("", kind, count())
+    return reshape_column(column, node_by_names("", column.type, target), target, lambda piece, _: piece)
+
+
+def _align_type(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    if not _family(given) or _family(given) != _family(wanted):
+        return given
+    if pt.is_struct(given):
+        types = {child.name: child.type for child in children(given)}
+        return pa.struct([(f.name, _align_type(types.get(f.name, f.type), f.type)) for f in children(wanted)])
+    pairs = zip(children(given), children(wanted), strict=True)
+    return with_children(given, [_align_type(ours.type, target.type) for ours, target in pairs])
+
+
+def changes_by_path(before: Node, after: Node) -> dict[str, Any]:
+    """Return the arguments of `evolve` that make one node of a column another one."""
+    add: dict[str, pa.DataType] = {}
+    drop, rename, widen = list[str](), dict[str, str](), dict[str, pa.DataType]()
+
+    def compare(was: Node, now: Node, path: str) -> None:
+        old, new = ({child.number: child for child in node.inner} for node in (was, now))
+        drop.extend(f"{path}.{quote_name(child.name)}" for number, child in old.items() if number not in new)
+        for number, child in new.items():
+            place = f"{path}.{quote_name(child.name)}"
+            if number not in old:
+                add[place] = child.kind
+                continue
+            old_place = f"{path}.{quote_name(old[number].name)}"
+            if old_place != place:
+                rename[old_place] = place
+            if not child.inner and not old[number].inner and child.kind != old[number].kind:
+                widen[old_place] = child.kind
+            compare(old[number], child, old_place)
+
+    compare(before, after, quote_name(before.name))
+    return {"add": add, "drop": drop, "rename": rename, "widen": widen}

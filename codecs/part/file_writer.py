@@ -284,8 +284,8 @@ def file_schema(schema: CollectionSchema) -> pa.Schema:
     """Return the columns of a part as Parquet keeps them, with a field id each.
 
     It is the column's own id and 1, so it stays when the column is renamed. A field inside of a nested column has
-    1,000,000,000 + 2¹⁵ · the column's id + the field's number in the column (`persist.codecs.nested`), which no other
-    field of the column ever has. A column or field beyond these numbers has none.
+    1,000,000,000 + 2¹⁵ · the column's id + its number in the column (`persist.codecs.nested`). A column or field beyond
+    these numbers has none.
     """
     fields = []
     for field, id_ in zip(schema.arrow, (*schema.ids, None, None), strict=True):

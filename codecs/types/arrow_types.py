@@ -127,7 +127,7 @@ def leaf_types(t: pa.DataType) -> list[pa.DataType]:
 
 
 def inner_arrays(array: pa.Array) -> list[pa.Array]:
-    """Return the arrays of what `children` of its type has; those of lists and maps are not cut where it is a slice."""
+    """Return the arrays directly inside, as `children` of its type; of a sliced list or map, the whole ones."""
     if pat.is_struct(array.type):
         return [array.field(at) for at in range(array.type.num_fields)]
     return [array.keys, array.items] if pat.is_map(array.type) else [array.values]
