@@ -1,4 +1,4 @@
-"""Fields inside of columns that files and tables get later are added, refused or left out with a warning: never lost."""
+"""Fields inside of columns that files and tables get later are added, refused or left out with a warning."""
 
 import json
 from collections.abc import Callable
@@ -52,7 +52,8 @@ def test_a_new_field_in_a_file_is_never_lost_unnoticed(
             ingest()
         return
     caplog.clear()
-    more = [{"b": None}, {"b": "precious"}, {"b": None}] if drift == "add" else [{}, {}, {}]
+    added: list[dict[str, Any]] = [{"b": None}, {"b": "precious"}, {"b": None}]
+    more = added if drift == "add" else [{}, {}, {}]
     assert ingest() == [{"id": n, "v": value({"a": n, **field})} for n, field in enumerate(more, 1)]
     assert path in caplog.text
 
@@ -89,7 +90,7 @@ def test_fields_inside_of_an_iceberg_table_are_followed_by_their_ids(tmp_path: P
     inside = {"a": 1, "b": "x", "c": "old"}
     table.append(pa.Table.from_pylist([{"id": 1, "s": inside, "l": [inside, None]}], schema=schema))
     properties = {"name": "test", "type": "sql", **{k: v for k, v in catalog.properties.items() if k != "type"}}
-    options = {"source": "iceberg:shop.orders", "catalog": properties}
+    options: dict[str, Any] = {"source": "iceberg:shop.orders", "catalog": properties}
     ingested(tmp_path, **options)
     for path in (("s",), ("l", "element")):
         with table.update_schema() as update:
