@@ -28,6 +28,7 @@ from persist.codecs.part.part import Part
 from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
+from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
@@ -38,12 +39,15 @@ from persist.engine.collection.keyed_events import (
     Unchanged,
     check_upserts,
     deleting_events,
+    keyed_form,
+    keyed_update,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
     check_either,
     delete_steps,
     keyed_deletion,
+    plain_updates,
     restore_steps,
     rewrite_steps,
     upsert_steps,
@@ -302,6 +306,19 @@ class Commit:
         if pieces and pieces[0].at_commit != events.at_commit:
             raise InvalidUsage(_times_differ("rows", handle))
         pieces.append(events)
+
+    def update(
+        self, handle: CollectionHandle, rows: Any, *, time: int | Moment | None = None, missing: Missing = "error"
+    ) -> None:
+        """Change columns of the rows of keys; see `MultiWrite.update`."""
+        handle = self.dated(handle, time)
+        stamp = handle.stamp(time, None)
+        if handle.as_keyed().keyed is None:
+            self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
+            return
+        keyed_form(handle)
+        self.check_unwritten(handle)
+        self._draft(handle).change = keyed_update(handle, rows, stamp, missing)
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""

@@ -12,6 +12,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.order.digest import compute_digest
+from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.types.schema import TIME
 from persist.codecs.updates.inputs import as_table, opened
@@ -20,14 +22,17 @@ from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
 )
+from persist.core.keyed.events import prepared, resolved
 from persist.core.keyed.form import described
 from persist.core.keyed.intake import EventTable, to_events
-from persist.core.keyed.machine import DELETED, NAME
+from persist.core.keyed.machine import DELETED, NAME, SEQ, Replacing
+from persist.core.keyed.partial import Missing, completed, partial_events
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm
+from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
+from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
@@ -53,16 +58,22 @@ class KeyedChange:
     """What makes rows the contents of a keyed collection, or a part of them: after all events up to its time.
 
     Attributes:
-        new: rows as `differences` takes them, which nobody else changes; or what makes them of the contents.
+        new: rows as `differences` takes them, which nobody else changes; what makes them of the contents; or partial
+            events, which become whole with the rows of their keys.
         time: when; None for that of the commit.
         where: replaces only what it is true for; None for all.
         digest: of all that was asked for.
     """
 
-    new: NewRows | Rewritten
+    new: NewRows | Rewritten | EventTable
     time: int | None
     where: pc.Expression | None
     digest: int
+
+    @property
+    def watermarks(self) -> Watermarks | None:
+        """The least and the greatest watermark of partial events."""
+        return self.new.watermarks if isinstance(self.new, EventTable) else None
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
         """Yield the updates to add, given the contents after the events.
@@ -72,6 +83,9 @@ class KeyedChange:
         schema, time, form = handle.current_schema(after), self.time, keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
+        if isinstance(new, EventTable):
+            yield _resolved_partial(handle, after, new.at(time))
+            return
         if callable(new):
             rows = new(rows_in(snapshot_scan(after, schema, time, None), reader))
             if rows is None:
@@ -84,6 +98,34 @@ class KeyedChange:
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
         for updates in differences(scan, new, reader, of_keys.check, of_keys.replaced):
             yield with_time(updates, time, schema)
+
+
+def _resolved_partial(handle: CollectionHandle, after: CollectionState, new: EventTable) -> pa.Table:
+    """Return the updates of partial events at one time, given the contents after all other events up to it."""
+    schema, form, reader = handle.current_schema(after), keyed_form(handle), handle.engine.reader()
+    ready = prepared(schema, form, new.table)
+    scan = snapshot_scan(after, schema, int(new.table[TIME][0].as_py()), None, raw=True)
+    keys = Wanted(len(ready.keys), SortedKeys(ready.keys))
+    ready, held = completed(ready, without_diffs(Lookup(scan).contents(keys, "rows", reader), scan), form, handle.name)
+    return resolved(ready, Replacing.of(form), held)
+
+
+def keyed_update(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> KeyedChange | None:
+    """Return the change that partial events make of a keyed collection; None without events."""
+    check_upserts(handle, "update")
+    events = partial_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, missing)
+    check_event_times(handle, events)
+    times = pc.unique(events.table[TIME]).to_pylist()
+    if not times:
+        return None
+    if len(times) > 1:
+        raise InvalidUsage(
+            f"the rows have {len(times)} times, and an update of the keyed collection {handle.name!r} resolves and "
+            "seals one: give each time a call, or none to the rows"
+        )
+    columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
+    time = None if events.at_commit else times[0]
+    return KeyedChange(events, time, None, compute_digest(events.table, columns))
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,8 @@ from persist.core.errors import (
 from persist.core.keyed.events import prepared, replaced
 from persist.core.keyed.form import Keyed, form_of
 from persist.core.keyed.intake import EventTable, check_keys, to_events
-from persist.core.keyed.machine import DELETED, SEQ, Replacing
+from persist.core.keyed.machine import SEQ, Replacing
+from persist.core.keyed.partial import Missing, completed, partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
@@ -294,6 +295,13 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
             f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
             "that goes: give keys as a table or as dicts, and use delete() for those that go"
         )
+    _check_replaceable(handle)
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
+    return _checked_events(handle, events, "upsert")
+
+
+def _check_replaceable(handle: CollectionHandle) -> None:
+    schema = handle.schema
     if not schema.key_names:
         raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
             "Add rows with {write:call}, or replace all of them with {overwrite:call}."
@@ -303,16 +311,30 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
             f"the collection {handle.name!r} has a column {reserved[0]!r}, so rows cannot replace those of their keys: "
             "in such rows that column says what becomes of a key."
         ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
+
+
+def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
+    """Return rows of a plain collection that may lack columns, checked; see `Collection.update`.
+
+    Raises: as `plain_events`.
+    """
+    _check_replaceable(handle)
+    form = _upsert_form(handle.schema)
+    events = partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
+    return _checked_events(handle, events, "update")
+
+
+def _checked_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
+    schema = handle.schema
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
     if starts.all():
         return events
-    names = [*schema.key_names, DELETED, *schema.value_names, TIME]
+    names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     once = consolidate(events.table.select([*names, "_diff"]), names)  # A row may be given twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
-        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
+        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), action)
     return events
 
 
@@ -329,7 +351,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     """
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
-    columns = [name for name in (*events.schema.names, TIME) if name != SEQ]
+    columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     asked = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
@@ -343,6 +365,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         ready = prepared(schema, _upsert_form(schema), events.table)
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
+        ready, held = completed(ready, held, _upsert_form(schema), handle.name)
         updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
         return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
