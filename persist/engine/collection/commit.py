@@ -270,7 +270,7 @@ class Commit:
             self.overwrite(handle, held.to_batches(), time=time)
 
     def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
-        """Make the contents what a function makes of them, and of no others; see `rewrite`."""
+        """Replace rows of the contents as a function decides, and of no others; see `rewrite`."""
         if handle.keyed is None:
             self._add_difference(handle, time, partial(rewrite_steps, handle, rewritten, time))
             return
@@ -424,12 +424,12 @@ def commit_one(
 
 
 def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
-    """Commit what a function makes of the contents, and of no others: again if others come first.
+    """Replace rows of the contents as a function decides, in one commit: again if others come first.
 
-    They are those that were sealed last or, if the collection is keyed, those after all events up to the new time.
+    The contents are those that were sealed last or, if the collection is keyed, those after all events up to the time.
 
     Args:
-        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
+        rewritten: takes a function that reads the contents; returns the rows that go and come, or None to leave all.
         time: of the difference; None for that of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))

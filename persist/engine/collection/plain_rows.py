@@ -14,7 +14,7 @@ there, writing the difference and, of new rows that do not fit, writing and read
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -59,7 +59,7 @@ from persist.engine.collection.keyed_events import (
     Rewritten,
     check_event_times,
     check_upserts,
-    rows_in,
+    reading_rows,
 )
 from persist.engine.collection.reads import changes
 from persist.engine.follow.log_queries import say_whose
@@ -95,19 +95,24 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
 
 
 def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
-    """Return the steps that make the contents what a function makes of them; none if it leaves them.
+    """Return the steps that replace rows of the contents as a function decides; none if it leaves them.
 
     Args:
-        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
+        rewritten: takes a function that reads the contents, and returns the rows that go and come.
         time: of the difference; None for that of the commit.
     """
     contents = _settled(handle)
     with ExitStack() as stack:
-        rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
-    if rows is None:
-        return []
-    settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
-    return [*settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
+        rewrite = rewritten(reading_rows(_scans(handle, contents, stack), handle.engine.reader()))
+        if rewrite is None:
+            return []
+        settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
+        if rewrite.before is None:
+            return [*settled, *overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
+        at = None if time is None else handle.exact_time("time", time)
+        _check_beginning(handle, contents, at)
+        step = handle.engine.writer("sql").write_step(handle.id, handle.schema, rewrite.updates(handle.schema, at or 0))
+        return [*settled, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
 def overwrite_steps(
@@ -441,14 +446,22 @@ def _present(
     handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
+    return _scans(handle, contents, stack)(filter)
+
+
+def _scans(
+    handle: CollectionHandle, contents: CollectionState, stack: ExitStack
+) -> Callable[[pc.Expression | None], Scan]:
+    """Return a function that plans reads of the contents, by a filter; they can be read until the stack is left."""
     schema = handle.schema
     if contents.upper == 0:
-        return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
+        none = Scan(schema, (), 0, 0, schema.names)
+        return lambda filter: none if filter is None else replace(none, filter=with_both_zeros(filter))
     as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)
     stack.callback(reading.close)
-    return snapshot_scan(newest, schema, as_of, None, filter)
+    return partial(snapshot_scan, newest, schema, as_of, None)
 
 
 def _held_or_stored(
