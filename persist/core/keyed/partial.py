@@ -5,7 +5,7 @@
 `_given` is NULL for a whole row. For a partial row it has the policy for a key that holds nothing, a space, and "1" or
 "0" for each value column: whether the row has it. Columns that a row lacks are NULL in the table.
 
-`completed` adds the missing columns, once the rows that the keys hold are known. It takes the events of each key in the
+`complete_events` adds the missing columns, once the rows that the keys hold are known. It takes the events of each key in the
 order of `persist.core.keyed.events.prepared`. A missing column has the value of the row before the event. With
 `order_by`, an event changes nothing if an earlier row has a greater watermark. An event without the columns of the
 watermark keeps the watermark of its row. A deletion leaves no values for later events.
@@ -29,7 +29,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import tables_by_columns
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import Prepared, groups_of, in_order_of_arrival, is_tombstone
+from persist.core.keyed.events import Prepared, in_order_of_arrival, is_tombstone, number_groups
 from persist.core.keyed.intake import EventTable, joined_events, to_events
 from persist.core.keyed.machine import DELETED, GROUP, watermark_ranks, with_present_first
 from persist.core.log.fields import KeyedForm
@@ -42,7 +42,7 @@ Flags = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 
-def partial_events(
+def to_partial_events(
     data: Any,
     schema: CollectionSchema,
     form: KeyedForm,
@@ -166,7 +166,7 @@ class _Sequence:
         return np.where(places >= self.first, places, -1)
 
 
-def completed(ready: Prepared, present: pa.Table, form: KeyedForm, name: str) -> tuple[Prepared, pa.Table]:
+def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: str) -> tuple[Prepared, pa.Table]:
     """Return events with the columns that they lack, and the rows that their keys hold.
 
     Events that change nothing are left out, and keys without events.
@@ -180,7 +180,7 @@ def completed(ready: Prepared, present: pa.Table, form: KeyedForm, name: str) ->
     """
     if GIVEN not in ready.events.column_names or not len(ready.events):
         return ready, present
-    groups = groups_of(present, ready.keys)
+    groups = number_groups(present, ready.keys)
     rows = _Sequence.of(ready, present, groups, form)
     places, is_partial, is_event = np.arange(len(rows.order)), rows.codes >= 0, rows.order >= rows.start
     _check_one_row(ready, present, groups, rows.group[is_partial], name)

@@ -40,7 +40,7 @@ from persist.engine.collection.keyed_events import (
     check_upserts,
     deleting_events,
     keyed_form,
-    keyed_update,
+    plan_keyed_update,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
@@ -318,7 +318,7 @@ class Commit:
             return
         keyed_form(handle)
         self.check_unwritten(handle)
-        self._draft(handle).change = keyed_update(handle, rows, stamp, missing)
+        self._draft(handle).change = plan_keyed_update(handle, rows, stamp, missing)
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""

@@ -28,7 +28,7 @@ from persist.core.keyed.events import prepared, resolved
 from persist.core.keyed.form import described
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, NAME, SEQ, Replacing
-from persist.core.keyed.partial import Missing, completed, partial_events
+from persist.core.keyed.partial import Missing, complete_events, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.contents import CollectionState
@@ -174,14 +174,16 @@ def _resolved_partial(handle: CollectionHandle, after: CollectionState, new: Eve
     ready = prepared(schema, form, new.table)
     scan = snapshot_scan(after, schema, int(new.table[TIME][0].as_py()), None, raw=True)
     keys = Wanted(len(ready.keys), SortedKeys(ready.keys))
-    ready, held = completed(ready, without_diffs(Lookup(scan).contents(keys, "rows", reader), scan), form, handle.name)
+    ready, held = complete_events(
+        ready, without_diffs(Lookup(scan).contents(keys, "rows", reader), scan), form, handle.name
+    )
     return resolved(ready, Replacing.of(form), held)
 
 
-def keyed_update(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> KeyedChange | None:
+def plan_keyed_update(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> KeyedChange | None:
     """Return the change that partial events make of a keyed collection; None without events."""
     check_upserts(handle, "update")
-    events = partial_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, missing)
+    events = to_partial_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, missing)
     check_event_times(handle, events)
     times = pc.unique(events.table[TIME]).to_pylist()
     if not times:

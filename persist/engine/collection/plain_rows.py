@@ -42,11 +42,11 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
     with_timeline,
 )
-from persist.core.keyed.events import prepared, replaced
-from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.events import prepared, replace_by_event
+from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import EventTable, check_keys, to_events
 from persist.core.keyed.machine import SEQ, Replacing
-from persist.core.keyed.partial import Missing, completed, partial_events
+from persist.core.keyed.partial import Missing, complete_events, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
@@ -325,7 +325,7 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
     """
     _check_replaceable(handle)
     form = _upsert_form(handle.schema)
-    events = partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
+    events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
     return _checked_events(handle, events, "update")
 
 
@@ -346,7 +346,7 @@ def _checked_events(handle: CollectionHandle, events: EventTable, action: str) -
 @lru_cache(maxsize=64)
 def _upsert_form(schema: CollectionSchema) -> KeyedForm:
     """Return the form of events by which rows of a plain collection are upserted."""
-    return form_of(Keyed(), schema)
+    return build_form(Keyed(), schema)
 
 
 def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
@@ -370,8 +370,8 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         ready = prepared(schema, _upsert_form(schema), events.table)
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
-        ready, held = completed(ready, held, _upsert_form(schema), handle.name)
-        updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
+        ready, held = complete_events(ready, held, _upsert_form(schema), handle.name)
+        updates = consolidate(replace_by_event(ready, Replacing(), held), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
         return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
 
