@@ -5,8 +5,8 @@
 `_given` is NULL for a whole row. For a partial row it has the policy for a key that holds nothing, a space, and "1" or
 "0" for each value column: whether the row has it. Columns that a row lacks are NULL in the table.
 
-`complete_events` adds the missing columns, once the rows that the keys hold are known. It takes the events of each key in the
-order of `persist.core.keyed.events.prepared`. A missing column has the value of the row before the event. With
+`complete_events` adds the missing columns, once the rows that the keys hold are known. It takes the events of each key
+in the order of `persist.core.keyed.events.prepared`. A missing column has the value of the row before the event. With
 `order_by`, an event changes nothing if an earlier row has a greater watermark. An event without the columns of the
 watermark keeps the watermark of its row. A deletion leaves no values for later events.
 """

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -119,7 +120,7 @@ def test_a_statement_on_the_rows_it_touches_is_the_statement_on_the_table(keyed:
             table.upsert(rows, time=0, seal=1).result()
             client.create_or_load("s", like=source, key=[]).write(source, time=0, seal=1).result()
             expected = by_duckdb(rows, source, sql)
-            refused = refusal(lambda sql=sql, client=client: execute(client.engine, sql))
+            refused = refusal(partial(execute, client.engine, sql))
             if refused:
                 assert expected is None or "several rows" in refused or "repeat keys" in refused, sql
                 expected = contents(rows)
@@ -144,7 +145,7 @@ def test_the_statements_of_a_transaction_see_those_before_them(keyed: persist.Ke
                 after = by_duckdb(present, source, sql)
                 if after is None or (keyed is not None and "INSERT" in sql):
                     continue
-                if refused := refusal(lambda sql=sql, transaction=transaction: transaction.execute(sql)):
+                if refused := refusal(partial(transaction.execute, sql)):
                     assert "several rows" in refused, sql
                     continue
                 ran.append(sql)
