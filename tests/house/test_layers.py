@@ -39,6 +39,8 @@ FOREIGN_PRIVATES = {
         "_jsparkSession",
     ): "PySpark has no other way to the JVM's file systems",
     ("persist.connect.spark.read_functions.store", "_jvm"): "the same",
+    ("persist.connect.spark.catalog", "_jdf"): "the plan that takes the place of a table",
+    ("persist.connect.spark.catalog", "_gateway"): "PySpark has no other way to be called by the JVM",
 }
 
 

@@ -21,7 +21,6 @@ A driver without Python (`spark-sql`, Spark Connect) starts this module as a pro
 """
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -502,7 +501,6 @@ def main() -> None:
     context = SparkContext(gateway=gateway, jsc=java)
     register_planner(context)
     sys.stdin.read()  # The JVM closes it when it ends.
-    os._exit(0)
 
 
 if __name__ == "__main__":
