@@ -463,7 +463,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a collection of that name. Cost: one GET."""
         self.engine.check_open("in")
-        return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
+        return isinstance(name, str) and self.engine.newest_id_of(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all collections."""
