@@ -5,10 +5,12 @@ import os
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
+from persist.api.definitions import is_change, run
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of
 from persist.api.multi_write import MultiWrite
@@ -17,7 +19,7 @@ from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, execute, is_statement
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -286,15 +288,16 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
         A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO, MERGE INTO or TRUNCATE.
         It is done when this returns. Its answer is one row: the `collection`, the number of touched `rows`, the `seqno`
-        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed.
+        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed. CREATE, DROP,
+        ALTER and COMMENT define collections; COPY … TO writes a file. `docs/use/sql.md` lists them.
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
             as_of: a time for all collections, or a dict of times by name, where "" stands for all others. None means
                 the latest sealed time of each.
-            files: let the query read files, URLs and frames, too, with your rights: a table that is no collection is a
-                variable of the caller. Without it, it reads collections alone, and DuckDB loads no extension.
-            time: of the changes of a statement; None means the time of its commit.
+            files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is no
+                collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads no
+                extension.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a
@@ -307,12 +310,13 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         here = inspect.currentframe() if files else None
         caller = None if here is None else here.f_back
         variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
-        if is_statement(query):
+        if is_change(query):
             if as_of is not None:
                 raise InvalidUsage(
-                    "a statement that changes a collection takes no as_of=: it changes what is there now"
+                    "a statement takes no as_of=, because it changes what is there now: write orders VERSION AS OF … "
+                    "where it reads another time"
                 )
-            return Outcome(execute(self.engine, query, time, variables=variables))
+            return Outcome(asdict(run(self, query, time, variables=variables)))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, variables=variables)

@@ -3,22 +3,21 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
+from persist.api.definitions import Definer, define_for_postgres
 from persist.compute.query import QUERY_LIMITS, Queries, QueryLimits, ServedSql
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
-from persist.engine.location.engine import Engine
 from persist.services.serve.messages import check_certificate, check_token, parse_host_port
 
 if TYPE_CHECKING:
     from persist.services.serve.server import Server
 
 
-class Location(Protocol):
+class Location(Definer, Protocol):
     """The parts of a client that servers need."""
-
-    engine: Engine
 
     @property
     def url(self) -> str:
@@ -28,10 +27,6 @@ class Location(Protocol):
     @property
     def mode(self) -> str:
         """How the client was opened."""
-        ...
-
-    def load(self, name: str) -> Any:
-        """Return the collection of a name."""
         ...
 
     def collections(self) -> list[str]:
@@ -118,7 +113,7 @@ def serve(
             host, port = parse_host_port("postgres", postgres)
             served = PostgresServer(
                 client.load,
-                ServedSql(engine, options.limits),
+                ServedSql(engine, options.limits, partial(define_for_postgres, client, options.limits)),
                 host,
                 port,
                 token=token,

@@ -135,6 +135,15 @@ def is_statement(sql: str) -> bool:
     return isinstance(sql, str) and _BEGINNING.match(sql) is not None
 
 
+def split_at(sql: str, word: str) -> tuple[str, str] | None:
+    """Return what comes before and after the first such keyword outside of brackets; None if there is none."""
+    text = sql.encode()
+    for token in _tokens(sql):
+        if token.text == word and token.is_outside:
+            return text[: token.at].decode(), text[token.at + len(word) :].decode()
+    return None
+
+
 def _repeated(rows: str, key: Sequence[str]) -> str:
     """Return a query for the key of a row that is changed several times."""
     keys = ", ".join(f"first({quoted(f'persist_key_{at}')})" for at in range(len(key)))

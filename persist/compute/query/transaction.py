@@ -60,6 +60,8 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import required
 
+Running = Callable[[Callable[[], object]], object]  # Takes a function that ends a statement.
+
 
 @dataclass
 class _Table:
@@ -279,7 +281,12 @@ class ServedSql(Queries):
 
     Args:
         limits: of each query.
+        define: runs a statement that defines a collection; it returns what Postgres says of it.
     """
+
+    def __init__(self, engine: Engine, limits: QueryLimits, define: Callable[[str, Running], str]) -> None:
+        super().__init__(engine, limits)
+        self.define = define
 
     def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched. See `execute`."""

@@ -76,6 +76,10 @@ class Backend(Protocol):
         """Run a statement that changes a collection, as one commit; return how many rows it touched."""
         ...
 
+    def define(self, sql: str, running: Callable[[Callable[[], object]], object]) -> str:
+        """Run a statement that defines a collection; return its command tag."""
+        ...
+
     def begin(self, as_of: int | str | None) -> Block:
         """Begin a block of statements."""
         ...

@@ -54,6 +54,11 @@ class Queries(Protocol):
         """Run a statement that changes a collection, as one commit; return how many rows it touched."""
         ...
 
+    @property
+    def define(self) -> Callable[[str, Callable[[Callable[[], object]], object]], str]:
+        """Runs a statement that defines a collection; returns its command tag."""
+        ...
+
     def begin(self, as_of: int | str | None) -> Block:
         """Begin a block of statements."""
         ...
@@ -225,6 +230,10 @@ class PostgresServer(Closes):
     def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched."""
         return self._queries.execute(sql, running)
+
+    def define(self, sql: str, running: Callable[[Callable[[], object]], object]) -> str:
+        """Run a statement that defines a collection; return its command tag."""
+        return self._queries.define(sql, running)
 
     def begin(self, as_of: int | str | None) -> Block:
         """Begin a block of statements."""

@@ -37,6 +37,7 @@ from persist.services.serve.postgres.failures import find_position, to_failure
 from persist.services.serve.postgres.parameters import literal
 from persist.services.serve.postgres.settings import AS_OF, Settings, parse_set
 from persist.services.serve.postgres.statements import (
+    DEFINES,
     READS,
     REFUSED,
     WRITES,
@@ -337,6 +338,8 @@ class SessionOfClient:
             return Answer(lambda rows: "")
         if verb in WRITES:
             return self._change(sql, verb)
+        if verb in DEFINES:
+            return self._define(sql, verb)
         if verb == "SUBSCRIBE":
             return self._subscribe(parse_subscribe(sql))
         return self._read(sql)
@@ -369,18 +372,20 @@ class SessionOfClient:
             self._block = self._backend.begin(self._settings.as_of)
         return self._block
 
-    def _change(self, sql: str, verb: str) -> Answer:
-        if not self._may_write:
+    def _define(self, sql: str, verb: str) -> Answer:
+        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self._is_in_block)
+        if self._is_in_block:
             raise Failure(
-                "25006",
-                f"cannot execute {verb} in a read-only session",
-                "Start the server with --write, and connect with its write token if it has one.",
+                "25001",
+                f"{' '.join(words(sql)[:2])} cannot run inside a transaction block",
+                "It is a commit of its own: switch autocommit on, or COMMIT first.",
             )
-        if self._settings.as_of is not None:
-            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
-        prefix = "" if self._is_in_block else "default_"
-        if self._session.settings[f"{prefix}transaction_read_only"] == "on":
-            raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
+        with self._backend.turn():
+            tag = self._backend.define(sql, self._set_running)
+        return Answer(lambda rows: tag)
+
+    def _change(self, sql: str, verb: str) -> Answer:
+        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self._is_in_block)
         with self._backend.turn():
             if self._is_in_block:
                 block = self._in_block()
@@ -389,7 +394,7 @@ class SessionOfClient:
                 self._changes += 1
             else:
                 count = self._backend.execute(sql, self._set_running)
-        tag = f"INSERT 0 {count}" if verb == "INSERT" else f"{verb} {count}"
+        tag = {"INSERT": f"INSERT 0 {count}", "TRUNCATE": "TRUNCATE TABLE"}.get(verb, f"{verb} {count}")
         return Answer(lambda rows: tag)
 
     def _explain(self, sql: str) -> Answer:
