@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
-from persist.api.definitions import is_change, run
+from persist.api.definitions import run
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of
 from persist.api.multi_write import MultiWrite
@@ -19,7 +19,7 @@ from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, is_change
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -298,6 +298,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is no
                 collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads no
                 extension.
+            time: of the changes of a statement; None means the time of its commit.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or as_of is set for a statement, or time for a

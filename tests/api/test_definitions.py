@@ -126,7 +126,7 @@ def test_conditions_are_heard(client: persist.Client) -> None:
         ("ALTER TABLE orders ALTER n TYPE INT", persist.InvalidUsage, "changes nothing"),
         ("ALTER TABLE orders DROP COLUMN id", persist.errors.SchemaMismatch, "key column"),
         ("COMMENT ON COLUMN orders.x IS 'y'", persist.InvalidUsage, "does not have a column"),
-        ("REFRESH VIEW orders", persist.InvalidUsage, "is for views"),
+        ("REFRESH VIEW orders", persist.InvalidUsage, "is no view"),
         ("CREATE INDEX i ON orders (id)", persist.InvalidUsage, r"index\(columns\)"),
         ("CREATE SCHEMA s", persist.InvalidUsage, "before its dot"),
         ("DROP SCHEMA s", persist.InvalidUsage, "DROP TABLE"),

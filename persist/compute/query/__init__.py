@@ -5,33 +5,11 @@ one collection in one commit, on exactly the contents that it has read. Whoever 
 at nothing else that its user may read. Views, which are kept up to date, are in `persist.sql`.
 """
 
-from persist.compute.query.catalog import TableAbout, declare, table_about
-from persist.compute.query.copying import Copied, copy_rows, is_copy
-from persist.compute.query.parsing import refuse_statement
-from persist.compute.query.result import (
-    QUERY_LIMITS,
-    AsOf,
-    Queries,
-    QueryLimits,
-    QueryResult,
-    check_arrow_types,
-    check_reads,
-    sealed_connection,
-)
-from persist.compute.query.statement_text import is_statement, split_at
+from persist.compute.query.copying import copy_rows
+from persist.compute.query.definition import Definition, is_change
+from persist.compute.query.result import QUERY_LIMITS, AsOf, Queries, QueryLimits, QueryResult, check_reads
+from persist.compute.query.statement_text import is_statement
 from persist.compute.query.statements import Changed, Outcome, execute
-from persist.compute.query.tables import (
-    Path,
-    TimedTable,
-    add_functions,
-    collection_of,
-    parts_of,
-    path_of,
-    quoted,
-    table_at,
-    why_refused,
-    with_times,
-    words_of,
-)
+from persist.compute.query.tables import Path, TimedTable, add_functions, collection_of, quoted, with_times, words_of
 from persist.compute.query.time_windows import arguments_of, check_lengths, is_time_window, windowed_table
 from persist.compute.query.transaction import ServedSql

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,26 +17,13 @@ _COPY = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*COPY\b(?P<rest>.*)", re.I
 _TABLE = re.compile(r"(?P<table>[^()]+?)\s*(?:\((?P<columns>[^()]*)\))?", re.DOTALL)
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What a COPY has done.
-
-    Attributes:
-        file: that it wrote, as the statement names it.
-        rows: how many rows are in it.
-    """
-
-    file: str
-    rows: int
-
-
 def is_copy(sql: str) -> bool:
     """Return whether a text begins like a COPY."""
     return isinstance(sql, str) and _COPY.match(sql) is not None
 
 
-def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> Copied:
-    """Write rows to a file with the caller's rights, and return how many.
+def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> tuple[str, int]:
+    """Write rows to a file with the caller's rights; return its name, as it is written, and how many rows.
 
     DuckDB writes a file beside it first, and gives it the name when all rows are in it.
 
@@ -83,7 +69,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
                 raise failed[0] from error
             raise InvalidUsage(f"DuckDB refuses the statement: {why_refused(error)}") from error
     file = re.match(r"\s*'((?:[^']|'')*)'", target)
-    return Copied(target.strip() if file is None else file[1].replace("''", "'"), int(rows))
+    return target.strip() if file is None else file[1].replace("''", "'"), int(rows)
 
 
 def _query(source: str) -> str:

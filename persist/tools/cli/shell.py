@@ -75,7 +75,7 @@ def sql(
 
     Without a query, it is a shell, or carries out what comes from standard input.
     """
-    from persist.api.definitions import is_change
+    from persist.compute.query import is_change
     from persist.tools.cli.row_output import choose_format
 
     times: dict[str, Any] = {}
@@ -101,8 +101,8 @@ def sql(
 
 
 def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
-    from persist.api.definitions import run
-    from persist.compute.query import Changed, Copied
+    from persist.api.definitions import Copied, run
+    from persist.compute.query import Changed
 
     with at.writing() as client:
         when = None if time is None else parse_write_time(time)
@@ -139,7 +139,7 @@ class Shell:
 
     def run(self, text: str) -> bool:
         """Carry out a query, a statement, or a command of the shell; return False if that is the end."""
-        from persist.api.definitions import is_change
+        from persist.compute.query import is_change
 
         if text.startswith("."):
             return self._command(*text.removesuffix(";").split(None, 1))

@@ -375,11 +375,8 @@ class SessionOfClient:
     def _define(self, sql: str, verb: str) -> Answer:
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self._is_in_block)
         if self._is_in_block:
-            raise Failure(
-                "25001",
-                f"{' '.join(words(sql)[:2])} cannot run inside a transaction block",
-                "It is a commit of its own: switch autocommit on, or COMMIT first.",
-            )
+            hint = "It is a commit of its own: switch autocommit on, or COMMIT first."
+            raise Failure("25001", f"{' '.join(words(sql)[:2])} cannot run inside a transaction block", hint)
         with self._backend.turn():
             tag = self._backend.define(sql, self._set_running)
         return Answer(lambda rows: tag)
