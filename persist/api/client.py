@@ -5,7 +5,6 @@ import os
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
@@ -19,7 +18,7 @@ from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, is_change
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, statement_kind
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -266,13 +265,13 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
-        from persist.compute.sql import given_options, made_view  # Here: the dataflow takes long to load.
+        from persist.compute.sql import collect_options, load_or_create_view  # Here: the dataflow takes long to load.
 
         if indexes not in (None, "auto"):
             raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
-        options = given_options(memory_budget, spill_folder)
+        options = collect_options(memory_budget, spill_folder)
         with self.engine.follower.looks.once():
-            live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
+            live = load_or_create_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
             if indexes is not None:
                 live.make_indexes()
             return View(live)
@@ -311,13 +310,13 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         here = inspect.currentframe() if files else None
         caller = None if here is None else here.f_back
         variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
-        if is_change(query):
+        if statement_kind(query) is not None:
             if as_of is not None:
                 raise InvalidUsage(
                     "a statement takes no as_of=, because it changes what is there now: write orders VERSION AS OF … "
                     "where it reads another time"
                 )
-            return Outcome(asdict(run(self, query, time, variables=variables)))
+            return Outcome(run(self, query, time, variables=variables))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, variables=variables)
@@ -337,10 +336,10 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             InvalidUsage: it is not a view, or a value is not allowed.
         """
         self.engine.check_open("view")
-        from persist.compute.sql import given_options, live_view  # As above.
+        from persist.compute.sql import collect_options, live_view  # As above.
 
         with self.engine.follower.looks.once():
-            return View(live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+            return View(live_view(self.engine, name, collect_options(memory_budget, spill_folder)))
 
     def publish(
         self,
@@ -455,9 +454,22 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 mode "exclusive", whose commits nobody else could make.
             ReadOnly: this client only reads, and one of the servers writes.
         """
-        flags = {"commits": commits, "insecure": insecure, "store": store, "write": write}
-        options = ServeOptions(token, write_token, certificate, insecure, sql, slow_s)
-        servers = serve(self, flight, postgres, iceberg, options, iceberg_properties, flags)
+        options = ServeOptions(
+            flight,
+            postgres,
+            iceberg,
+            token,
+            write_token,
+            certificate,
+            insecure,
+            write,
+            commits,
+            store,
+            sql,
+            iceberg_properties,
+            slow_s,
+        )
+        servers = serve(self, options)
         self._ends.append(servers.close)
         return servers
 

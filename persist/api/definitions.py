@@ -12,7 +12,7 @@ COPY … TO 'file'                   rows of a query into a file
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Protocol
 
@@ -23,16 +23,15 @@ from persist.api.view import View
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import sides_like
 from persist.compute.query import (
-    Changed,
     Definition,
     QueryLimits,
     QueryResult,
     copy_rows,
     execute,
-    is_statement,
+    statement_kind,
 )
 from persist.core.errors import CollectionExists, InvalidUsage
-from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.form import Keyed, build_form
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
@@ -74,30 +73,22 @@ class Defined:
     seqno: int
 
 
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What a COPY has done.
-
-    Attributes:
-        file: that it wrote, as the statement names it.
-        rows: how many rows are in it.
-    """
-
-    file: str
-    rows: int
-
-
 def run(
     client: Definer, sql: str, time: int | Moment | None = None, *, variables: Mapping[str, Any] | None = None
-) -> Changed | Defined | Copied:
-    """Run a statement of any kind. Arguments and errors are those of `execute`, `define` and `copy_rows`."""
-    if is_statement(sql):
-        return execute(client.engine, sql, time, variables=variables)
+) -> dict[str, Any]:
+    """Run a statement of any kind; return what it has done, by name.
+
+    Arguments and errors are those of `execute`, `define` and `copy_rows`.
+    """
+    kind = statement_kind(sql)
+    if kind == "change":
+        return asdict(execute(client.engine, sql, time, variables=variables))
     if time is not None:
         raise InvalidUsage("time= is of UPDATE, DELETE, INSERT and MERGE: leave it out")
-    if Definition.is_begun(sql):
-        return define(client, sql, variables=variables)
-    return Copied(*copy_rows(client.engine, sql, variables))
+    if kind == "definition":
+        return asdict(define(client, sql, variables=variables))
+    file, rows = copy_rows(client.engine, sql, variables)
+    return {"file": file, "rows": rows}
 
 
 def define(
@@ -174,7 +165,7 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
     """Create a collection with the columns of a table, which can be read from then on, in one commit."""
     columns, key = statement.new_columns(name)
     schema = CollectionSchema.of(*sides_like(columns, key), "ms")
-    form = form_of(Keyed(), schema) if key else None
+    form = build_form(Keyed(), schema) if key else None
     id_ = uuid.uuid4().hex
     create = kinds.Create(id_, name, schema.to_json(), form)
     handle = CollectionHandle(client.engine, id_, name, schema, form, create=create)
@@ -201,14 +192,18 @@ def _create_table_of(client: Definer, name: str, result: QueryResult) -> int:
 
 
 def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> None:
-    from persist.compute.sql import given_options, live_view, made_view  # Here: the dataflow takes long to load.
+    from persist.compute.sql import (  # Here: the dataflow takes long to load.
+        collect_options,
+        live_view,
+        load_or_create_view,
+    )
 
-    options = given_options(None, None)
+    options = collect_options(None, None)
     with client.engine.follower.looks.once():
         live = (
             live_view(client.engine, name, options)
             if exists
-            else made_view(client.engine, name, query, None, None, options)
+            else load_or_create_view(client.engine, name, query, None, None, options)
         )
         view = View(live)
         if exists:
@@ -219,11 +214,11 @@ def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> Non
 def _change(collection: Collection, statement: Definition) -> None:
     """Do to a collection what a statement does to its table."""
     if statement.verb == "REFRESH":
-        from persist.compute.sql import given_options, live_view  # As above.
+        from persist.compute.sql import collect_options, live_view  # As above.
 
         if statement.rest.strip(" \n\t;"):
             raise InvalidUsage(f"REFRESH VIEW … {statement.rest:.40}: write REFRESH VIEW and the name alone")
-        View(live_view(collection.handle.engine, collection.name, given_options(None, None))).refresh()
+        View(live_view(collection.handle.engine, collection.name, collect_options(None, None))).refresh()
         return
     change = statement.change_table(collection.handle.contents())
     if change.name is not None:

@@ -8,7 +8,7 @@ have, such as a CHECK, is seen and refused.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -70,11 +70,6 @@ class Definition:
             " ".join((match[part] or "").upper().split()) for part in ("verb", "kind", "condition")
         )
         return cls(verb, kind, condition, parts_of(match["path"]), match["rest"], match["replace"] is not None)
-
-    @staticmethod
-    def is_begun(sql: str) -> bool:
-        """Return whether a text begins like such a statement."""
-        return _BEGINNING.match(sql) is not None
 
     @property
     def words(self) -> str:
@@ -251,9 +246,13 @@ class _Catalog:
         return cls(table, comment or "", facts, {name: comment or "" for name, *_, comment in columns})
 
 
-def is_change(sql: str) -> bool:
-    """Return whether a text begins like a statement of any kind, and not like a query."""
-    return is_statement(sql) or is_copy(sql) or (isinstance(sql, str) and Definition.is_begun(sql))
+def statement_kind(sql: str) -> Literal["change", "definition", "copy"] | None:
+    """Return the kind of statement that a text begins like; None for a query."""
+    if is_statement(sql):
+        return "change"
+    if is_copy(sql):
+        return "copy"
+    return "definition" if isinstance(sql, str) and _BEGINNING.match(sql) else None
 
 
 def _refuse(name: str, text: str) -> InvalidUsage:

@@ -12,7 +12,7 @@ import re
 import threading
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -41,8 +41,8 @@ from persist.compute.query.tables import (
     with_catalogs,
 )
 from persist.compute.query.time_windows import windowed_table
-from persist.core.errors import InvalidUsage, PersistError
-from persist.core.rendering import some_of
+from persist.core.errors import InvalidUsage, PersistError, Unavailable
+from persist.core.rendering import list_some
 from persist.core.timeline import Moment
 from persist.engine.collection.reads import snapshots_together
 from persist.engine.location.collection_handle import CollectionHandle
@@ -55,6 +55,8 @@ from persist.engine.read.results.snapshot import Snapshot
 BATCH_ROWS = 100_000
 MEMORY_BYTES_MIN = 16 << 20
 INTERRUPT_AGAIN_S = 0.05
+QUERIES_MAX = 8  # Queries that run at a time.
+TURN_S = 10.0
 
 _CHANGING = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:ALTER|COMMENT|COPY|CREATE|DROP|REFRESH)\b", re.I | re.S)
 _WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
@@ -298,7 +300,7 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
-        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}.")
+        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {list_some(self._collections)}.")
         raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
 
     def __repr__(self) -> str:
@@ -368,7 +370,7 @@ def _tables_of(parsed: Any) -> list[Path]:
 
 
 class Queries:
-    """The queries of a server of SQL.
+    """The queries of servers of SQL; for any thread.
 
     Args:
         limits: of each query.
@@ -378,6 +380,21 @@ class Queries:
         required(DUCKDB)
         self._engine = engine
         self._limits = limits
+        self._turns = threading.BoundedSemaphore(QUERIES_MAX)
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Wait for a turn to run a query, so that there are not many at a time.
+
+        Raises:
+            Unavailable: all turns were in use for `TURN_S`.
+        """
+        if not self._turns.acquire(timeout=TURN_S):
+            raise Unavailable(f"{QUERIES_MAX} queries have been running for {TURN_S:g} s: try again later")
+        try:
+            yield
+        finally:
+            self._turns.release()
 
     def ask(
         self,

@@ -47,7 +47,7 @@ from persist.core.errors import (
     UpperMismatch,
     with_timeline,
 )
-from persist.core.rendering import some_of
+from persist.core.rendering import list_some
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
@@ -106,7 +106,9 @@ class Transaction:
         result = QueryResult(self._engine, sql, self._as_of, limits=self._limits, pins=pins, changes=changes)
         try:
             for name in result.names:
-                self._check_there(name)
+                began = self._check_there(name)
+                if began.upper == 0 and self._as_of is None and name not in self._changed:
+                    raise AsOfNotSealed(None, to_antichain(0), 0.0)  # Later times are not those of the beginning.
         except InvalidUsage:
             result.close()
             raise
@@ -136,7 +138,7 @@ class Transaction:
                 if failed:
                     raise failed[0] from error
                 raise InvalidUsage(
-                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {some_of(names)}"
+                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {list_some(names)}"
                 ) from error
         if count:
             self._changed.setdefault(handle.name, changed)
@@ -215,11 +217,12 @@ class Transaction:
     def _conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
         return with_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
 
-    def _check_there(self, name: str) -> None:
-        """Raise InvalidUsage if a collection was made after the transaction began."""
+    def _check_there(self, name: str) -> CollectionState:
+        """Return a collection as it was when the transaction began. Raises InvalidUsage if it was made later."""
         began, ids = self._began.get(name), self._engine.follower.state.ids
         if began is None or ids.get(name) != began.id:
             raise InvalidUsage(f"{name!r} was made after the transaction began: begin again to use it")
+        return began
 
     def _table(
         self, connection: Any, statement: StatementText, handle: CollectionHandle, failed: list[PersistError]
@@ -262,7 +265,10 @@ class Transaction:
                 stack.callback(connection.execute, f"DROP VIEW {path_of(path)}")
             return
         self._read.add(at.name)
-        with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
+        began = self._began.get(at.name)
+        if is_present and began is not None and began.upper == 0:
+            return  # DuckDB refuses it, if it is a table.
+        with suppress(AsOfNotSealed, CollectionNotFound):  # Likewise.
             as_of = self._pins.get(at.name) if is_present else at.as_of
             contents = stack.enter_context(snapshot(loaded(self._engine, at.name), as_of, timeout_s=0.0))
             register(connection, path, contents.dataset())

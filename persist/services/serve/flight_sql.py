@@ -16,23 +16,22 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
+from persist.compute.query import QUERIES_MAX, Queries, QueryResult
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER
 from persist.services.serve.messages import encode_fields, group_fields
-from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, Facts, result_schema
+from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, result_schema
 
 PREPARED_MAX = 1024
-QUERIES_MAX = 8  # That run at a time, and as many that are bound.
-BIND_S = 10.0
 SQL_ACTIONS = ("CreatePreparedStatement", "ClosePreparedStatement", "CancelFlightInfo", "CancelQuery", "CloseSession")
 PARAMETER_ROWS_MAX = 1024
 PARAMETER_BYTES_MAX = 1 << 20
@@ -40,43 +39,6 @@ TEXT_MAX = 128 << 10
 _PREFIX = "type.googleapis.com/arrow.flight.protocol.sql."
 _CONTINUATION = b"\xff\xff\xff\xff"
 _CANCELLED, _NOT_CANCELLABLE, _CLOSED = 1, 3, 1  # Values of Flight's enumerations.
-
-Path = tuple[str, ...]
-
-
-class Answered(Protocol):
-    """The answer of a query; see `persist.compute.query.QueryResult`."""
-
-    times: dict[Path, int]
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Its columns."""
-        ...
-
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield its rows."""
-        ...
-
-    def interrupt(self, why: str) -> None:
-        """End its reading."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what it reads."""
-        ...
-
-
-class Queries(Facts, Protocol):
-    """Answers queries; see `persist.compute.query.Queries`."""
-
-    def ask(self, sql: str, parameters: Sequence[Any] = (), times: Mapping[Path, int] | None = None) -> Answered:
-        """Return the answer of a query."""
-        ...
-
-    def parameters(self, sql: str) -> int:
-        """Return how many parameters a query has."""
-        ...
 
 
 class _Statement(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -108,7 +70,6 @@ class FlightSql:
         self._prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
         self._running: dict[bytes, list[_Running]] = {}
         self._free = QUERIES_MAX
-        self._turns = threading.BoundedSemaphore(QUERIES_MAX)
         self._lock = threading.Lock()
 
     def info(self, command: bytes) -> flight.FlightInfo:
@@ -190,7 +151,10 @@ class FlightSql:
     def _bound(self, statement: _Statement) -> tuple[pa.Schema, _Statement]:
         """Return the columns of a statement, and the statement with the times that it reads."""
         rows = _parameters(statement)
-        with self._binding(), contextlib.closing(self._queries.ask(statement.sql, rows[0] if rows else ())) as answer:
+        with (
+            self._queries.turn(),
+            contextlib.closing(self._queries.ask(statement.sql, rows[0] if rows else ())) as answer,
+        ):
             times = [([*path], at) for path, at in answer.times.items()]
             return answer.schema, msgspec.structs.replace(statement, times=times)
 
@@ -223,21 +187,11 @@ class FlightSql:
         context.add_callback(partial(running.interrupt, "its client has gone"))
         return running.schema, close, running.batches()
 
-    @contextlib.contextmanager
-    def _binding(self) -> Iterator[None]:
-        """Wait for one of the turns in which queries are bound, so that there are not many at a time."""
-        if not self._turns.acquire(timeout=BIND_S):
-            raise Unavailable(f"{QUERIES_MAX} queries are being bound, for more than {BIND_S:g} s: try again later")
-        try:
-            yield
-        finally:
-            self._turns.release()
-
     def _prepare(self, sql: str) -> bytes:
         count = self._queries.parameters(sql)
         schema = b""
         try:
-            with self._binding(), contextlib.closing(self._queries.ask(sql, [None] * count)) as answer:
+            with self._queries.turn(), contextlib.closing(self._queries.ask(sql, [None] * count)) as answer:
                 schema = answer.schema.serialize().to_pybytes()
         except InvalidUsage:
             if not count:
@@ -282,7 +236,7 @@ class FlightSql:
 class _Running:
     """A query at work: for each row of its parameters an answer, one after the other."""
 
-    def __init__(self, ask: Callable[[Sequence[Any]], Answered], rows: Sequence[Sequence[Any]]) -> None:
+    def __init__(self, ask: Callable[[Sequence[Any]], QueryResult], rows: Sequence[Sequence[Any]]) -> None:
         """Begin with the answer for the first row; raises the errors of `Queries.ask`."""
         self._ask = ask
         self._rows = rows

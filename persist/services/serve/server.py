@@ -27,6 +27,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from persist.blob.served import SERVED_PUT_BYTES_MAX, BlobPut
+from persist.compute.query import Queries
 from persist.core.closing import Closes
 from persist.core.errors import (
     AsOfNotSealed,
@@ -49,7 +50,7 @@ from persist.services.serve.flight_calls import (
     cut,
     schema_message,
 )
-from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql, Queries, is_sql
+from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql, is_sql
 from persist.services.serve.messages import (
     Address,
     CommitRequest,

@@ -6,26 +6,15 @@ part of the names of collections before the last dot, and `main` for those witho
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
 from persist import __version__
+from persist.compute.query import Queries
 from persist.services.serve.messages import read_fields, read_numbers
 
 PREPARED_S = 600.0  # How long an unused prepared statement is kept.
-
-
-class Facts(Protocol):
-    """Lists the collections, tags and columns of a location."""
-
-    def catalogs(self) -> list[str]:
-        """Return the times that have a name."""
-        ...
-
-    def tables(self) -> Sequence[Any]:
-        """Return what is known of each collection as a table, as `persist.compute.query.result.TableAbout` has it."""
-        ...
 
 
 _TEXT = pa.string()
@@ -154,7 +143,7 @@ class Asked:
                 self.every.setdefault(number, []).append(self.texts[number])
 
 
-def _infos(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _infos(queries: Queries, asked: Asked) -> pa.RecordBatch:
     requested = read_numbers(asked.message, 1) or [*_INFOS]
     supported = [number for number in requested if number in _INFOS]
     children: list[list[Any]] = [[] for _ in _INFO_VALUE]
@@ -174,49 +163,49 @@ def _infos(facts: Facts, asked: Asked) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(supported, pa.uint32()), union], schema=_INFO)
 
 
-def _catalogs(facts: Facts, asked: Asked) -> pa.RecordBatch:
-    return _rows(_CATALOGS, [[catalog] for catalog in facts.catalogs()])
+def _catalogs(queries: Queries, asked: Asked) -> pa.RecordBatch:
+    return _rows(_CATALOGS, [[catalog] for catalog in queries.catalogs()])
 
 
-def _schemas(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _schemas(queries: Queries, asked: Asked) -> pa.RecordBatch:
     fits = _like(asked.texts.get(2))
-    schemas = [schema for schema in dict.fromkeys(about.schema for about in facts.tables()) if fits(schema)]
-    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(facts, asked) for schema in schemas])
+    schemas = [schema for schema in dict.fromkeys(about.schema for about in queries.tables()) if fits(schema)]
+    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(queries, asked) for schema in schemas])
 
 
-def _tables(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _tables(queries: Queries, asked: Asked) -> pa.RecordBatch:
     fits_schema, fits_table, kinds = _like(asked.texts.get(2)), _like(asked.texts.get(3)), asked.every.get(4)
     rows = []
-    for about in facts.tables():
+    for about in queries.tables():
         kind = "VIEW" if about.is_view else "TABLE"
         if fits_schema(about.schema) and fits_table(about.table) and (kinds is None or kind in kinds):
             rows.append([about.schema, about.table, kind, about.columns.serialize().to_pybytes()])
     with_columns = asked.flags.get(5, False)
     schema = _WITH_COLUMNS if with_columns else _TABLES
-    every = [[catalog, *row] for catalog in _match_catalogs(facts, asked) for row in rows]
+    every = [[catalog, *row] for catalog in _match_catalogs(queries, asked) for row in rows]
     return _rows(schema, [row[: len(schema)] for row in every])
 
 
-def _types(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _types(queries: Queries, asked: Asked) -> pa.RecordBatch:
     return _rows(_TYPES, [["TABLE"], ["VIEW"]])
 
 
-def _keys(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _keys(queries: Queries, asked: Asked) -> pa.RecordBatch:
     catalog, schema, table = asked.texts.get(1), asked.texts.get(2), asked.texts.get(3)
     rows = [
         [catalog, about.schema, about.table, column, None, at]
-        for about in facts.tables()
+        for about in queries.tables()
         if about.table == table and schema in (None, about.schema)
         for at, column in enumerate(about.key, 1)
     ]
     return _rows(_KEYS, rows)
 
 
-def _references(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _references(queries: Queries, asked: Asked) -> pa.RecordBatch:
     return _rows(_REFERENCES, [])  # Collections have no foreign keys.
 
 
-def _xdbc_types(facts: Facts, asked: Asked) -> pa.RecordBatch:
+def _xdbc_types(queries: Queries, asked: Asked) -> pa.RecordBatch:
     requested = read_numbers(asked.message, 1)
     rows = []
     for name, (number, size) in _SQL_TYPES.items():
@@ -228,14 +217,14 @@ def _xdbc_types(facts: Facts, asked: Asked) -> pa.RecordBatch:
     return _rows(_XDBC_TYPES, rows)
 
 
-def _match_catalogs(facts: Facts, asked: Asked) -> list[str]:
+def _match_catalogs(queries: Queries, asked: Asked) -> list[str]:
     """Return the requested catalogs: the named one, which may be any time, or all with a name."""
     catalog = asked.texts.get(1)
     return (
-        facts.catalogs()
+        queries.catalogs()
         if catalog is None
         else [catalog]
-        if catalog.startswith("@") or catalog in facts.catalogs()
+        if catalog.startswith("@") or catalog in queries.catalogs()
         else []
     )
 
@@ -256,7 +245,7 @@ def _rows(schema: pa.Schema, rows: Iterable[Sequence[Any]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-Answer = Callable[[Facts, Asked], pa.RecordBatch]
+Answer = Callable[[Queries, Asked], pa.RecordBatch]
 ANSWERS: dict[str, tuple[pa.Schema, Answer]] = {
     "CommandGetSqlInfo": (_INFO, _infos),
     "CommandGetCatalogs": (_CATALOGS, _catalogs),

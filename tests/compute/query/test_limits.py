@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.compute.query import Queries, QueryLimits
-from persist.errors import InvalidUsage
+from persist.errors import InvalidUsage, Unavailable
 
 ENDLESS = "SELECT sum(a.range + b.range) FROM range(1000000) a, range(1000000) b"
 LIMITS = QueryLimits(64 << 20, 600.0, 1000)
@@ -46,3 +46,15 @@ def test_an_answer_that_is_closed_while_it_is_read_ends_the_reading() -> None:
         with pytest.raises(InvalidUsage, match="its answer was closed"):
             answer.to_arrow()
         closing.join()
+
+
+def test_only_so_many_queries_have_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("persist.compute.query.result.QUERIES_MAX", 2)
+    monkeypatch.setattr("persist.compute.query.result.TURN_S", 0.01)
+    with persist.open(MemoryBlob()) as client:
+        queries = Queries(client.engine, QueryLimits())
+        refused = pytest.raises(Unavailable, match=r"2 queries have been running for 0\.01 s")
+        with queries.turn(), queries.turn(), refused, queries.turn():
+            pass
+        with queries.turn(), queries.turn():
+            pass

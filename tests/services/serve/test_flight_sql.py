@@ -14,8 +14,8 @@ from adbc_driver_manager import Error
 import persist
 from persist.api.client import Client
 from persist.blob.protocol import MemoryBlob
-from persist.compute.query import QueryResult
-from persist.services.serve.flight_sql import PREPARED_MAX, QUERIES_MAX
+from persist.compute.query import QUERIES_MAX, QueryResult
+from persist.services.serve.flight_sql import PREPARED_MAX
 from persist.services.serve.messages import encode_fields, group_fields
 from persist.sql import QueryLimits
 from tests.support.stepped import WAIT_S

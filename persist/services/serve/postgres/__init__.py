@@ -5,6 +5,7 @@ A value that its Postgres type cannot hold is refused, never rounded. A client t
 thread and bounded memory, and only itself.
 """
 
+from persist.services.serve.postgres.backend import Backend
 from persist.services.serve.postgres.server import PostgresServer
 
-__all__ = ["PostgresServer"]
+__all__ = ["Backend", "PostgresServer"]

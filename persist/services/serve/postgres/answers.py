@@ -7,11 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.compute.query import Queries
 from persist.services.serve.postgres import wire
-from persist.services.serve.postgres.backend import Backend, Channel
+from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.statements import Copy
 from persist.services.serve.postgres.values import copy_rows, copy_text_rows, data_rows, describe_column
-from persist.services.serve.postgres.wire import Column, Failure
+from persist.services.serve.postgres.wire import Column
 
 _COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 _ROWS_AT_ONCE = 10_000
@@ -19,29 +20,27 @@ _LOOK_S = 0.2
 _OWN = ("_time", "_progressed", "_diff")
 
 
-def _nothing() -> None:
-    """Do nothing."""
-
-
 @dataclass
 class Answer:
     """The answer of a statement.
 
     Attributes:
-        tag: returns the text of CommandComplete, from the number of rows.
+        tag: the text of CommandComplete, with `{}` for the number of rows.
         columns: None if it has no rows.
         copy: how its rows are copied, for COPY.
         is_live: rows come as they happen, so each batch is sent at once.
         start: runs the statement, if it is not run yet, and returns its answer.
+        is_change: whether that changes a collection.
     """
 
-    tag: Callable[[int], str]
+    tag: str
     columns: list[Column] | None = None
     batches: Iterator[pa.RecordBatch] = field(default_factory=lambda: iter(()))
-    close: Callable[[], object] = _nothing
+    close: Callable[[], object] = lambda: None
     copy: Copy | None = None
     is_live: bool = False
     start: "Callable[[], Answer] | None" = None
+    is_change: bool = False
 
 
 @dataclass
@@ -65,30 +64,30 @@ class Prepared:
 
 def rows_answer(table: pa.Table, tag: str = "SELECT") -> Answer:
     """Return the answer that has the rows of a table."""
-    return Answer(lambda rows: f"{tag} {rows}", [*map(describe_column, table.schema)], iter(table.to_batches()))
-
-
-def _cancelled() -> Failure:
-    return Failure("57014", "canceling statement due to user request")
+    return Answer(f"{tag} {{}}", [*map(describe_column, table.schema)], iter(table.to_batches()))
 
 
 class RowSender:
-    """Sends the rows of answers to a client."""
+    """Sends the rows of answers to a client.
 
-    def __init__(self, channel: Channel, backend: Backend, is_cancelled: Callable[[], bool]) -> None:
-        self._channel = channel
-        self._backend = backend
-        self._is_cancelled = is_cancelled
+    Args:
+        check: raises Failure if the statement is cancelled.
+    """
+
+    def __init__(self, connection: Connection, queries: Queries, check: Callable[[], None]) -> None:
+        self._connection = connection
+        self._queries = queries
+        self._check = check
 
     def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
         """Send the description of rows; columns is None if there are none."""
-        self._channel.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
+        self._connection.send(wire.message(b"n") if columns is None else wire.row_description(columns, formats))
 
     def send_rows(self, portal: Portal, limit: int) -> None:
         """Send rows of a portal: all, or at most so many; and that it is done, or not."""
         answer = portal.answer
         if portal.is_done:
-            self._channel.send(wire.command_complete(answer.tag(0)))
+            self._connection.send(wire.command_complete(answer.tag.format(0)))
             return
         if answer.copy is not None:
             self._send_copy(answer, answer.copy)
@@ -97,15 +96,15 @@ class RowSender:
         sent = 0
         for batch in self.pieces(portal, limit) if answer.columns is not None else ():
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                self._channel.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
+                self._connection.send(data_rows(batch.slice(start, _ROWS_AT_ONCE), portal.formats))
             if answer.is_live:
-                self._channel.flush()
+                self._connection.flush()
             sent += batch.num_rows
         if limit and sent == limit:
-            self._channel.send(wire.message(b"s"))
+            self._connection.send(wire.message(b"s"))
             return
         portal.is_done = True
-        self._channel.send(wire.command_complete(answer.tag(sent)))
+        self._connection.send(wire.command_complete(answer.tag.format(sent)))
 
     def pieces(self, portal: Portal, limit: int) -> Iterator[pa.RecordBatch]:
         """Yield the next rows of a portal: all, or at most so many; limit is 0 for all."""
@@ -121,22 +120,20 @@ class RowSender:
             yield batch
 
     def _next(self, answer: Answer) -> pa.RecordBatch | None:
-        if self._is_cancelled():
-            raise _cancelled()
-        with contextlib.nullcontext() if answer.is_live else self._backend.turn():
+        self._check()
+        with contextlib.nullcontext() if answer.is_live else self._queries.turn():
             batch = next(answer.batches, None)
-        if self._is_cancelled():
-            raise _cancelled()
+        self._check()
         return batch
 
     def _send_copy(self, answer: Answer, copy: Copy) -> None:
         columns = answer.columns or []
-        self._channel.send(wire.copy_out(len(columns), copy.form == "binary"))
+        self._connection.send(wire.copy_out(len(columns), copy.form == "binary"))
         if copy.header:
             names = pa.record_batch(
                 [pa.array([column.name]) for column in columns], [column.name for column in columns]
             )
-            self._channel.send(copy_text_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
+            self._connection.send(copy_text_rows(names, copy.separator, "\0", csv=copy.form == "csv"))
         rows, head = 0, _COPY_HEADER
         while (batch := self._next(answer)) is not None:
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
@@ -145,17 +142,17 @@ class RowSender:
                     data = copy_rows(piece)
                     if head:  # Clients take the header and the first row as one message.
                         length = int.from_bytes(data[1:5], "big") + 1
-                        self._channel.send(wire.message(b"d", head + bytes(data[5:length])))
+                        self._connection.send(wire.message(b"d", head + bytes(data[5:length])))
                         data, head = data[length:], b""
-                    self._channel.send(data)
+                    self._connection.send(data)
                 else:
-                    self._channel.send(copy_text_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
+                    self._connection.send(copy_text_rows(piece, copy.separator, copy.null, csv=copy.form == "csv"))
             rows += batch.num_rows
             if answer.is_live:
-                self._channel.flush()
+                self._connection.flush()
         if copy.form == "binary":
-            self._channel.send(wire.message(b"d", head + b"\xff\xff"))
-        self._channel.send(wire.message(b"c"), wire.command_complete(f"COPY {rows}"))
+            self._connection.send(wire.message(b"d", head + b"\xff\xff"))
+        self._connection.send(wire.message(b"c"), wire.command_complete(f"COPY {rows}"))
 
 
 def subscription_batches(

@@ -1,118 +1,77 @@
-"""The interfaces between a session, its server and its client."""
+"""The location behind all sessions of a server: its queries, its catalog, and its subscriptions."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 
-from persist.services.serve.postgres.catalog import Session
+from persist.compute.query import ServedSql
+from persist.core.errors import CollectionNotFound
+from persist.services.serve.postgres.catalog import Catalog, Session
+from persist.services.serve.postgres.failures import to_failure
 from persist.services.serve.postgres.statements import Subscribe
-from persist.services.serve.postgres.wire import Column
+from persist.services.serve.postgres.values import describe_listed_column
+from persist.services.serve.postgres.wire import Column, Failure
+
+DATABASES = ("latest", "persist", "postgres")
 
 
-class Answered(Protocol):
-    """The answer of a query; see `persist.compute.query.QueryResult`."""
+class Backend:
+    """Answers the statements of sessions; for any thread.
 
-    @property
-    def schema(self) -> pa.Schema:
-        """Its columns."""
-        ...
+    Args:
+        load: returns the collection of a name, for SUBSCRIBE.
+        queries: run statements, each at one point of the log.
+    """
 
-    def to_batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield its rows."""
-        ...
-
-    def interrupt(self, why: str) -> None:
-        """End its reading."""
-        ...
-
-    def explain(self) -> str:
-        """Return how it is read."""
-        ...
+    def __init__(self, load: Callable[[str], Any], queries: ServedSql) -> None:
+        self.queries = queries
+        self._load = load
+        self._catalog = Catalog(queries.empty_database())
 
     def close(self) -> None:
-        """Release the snapshots."""
-        ...
+        """Close the catalog; idempotent."""
+        self._catalog.close()
 
-
-class Block(Protocol):
-    """A block of statements; see `persist.compute.query.transaction.Transaction`."""
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether a statement has changed a collection."""
-        ...
-
-    def ask(self, sql: str) -> Answered:
-        """Return the answer of a query, with the changes of the block."""
-        ...
-
-    def execute(self, sql: str) -> int:
-        """Run a statement that changes a collection; return how many rows it touched."""
-        ...
-
-    def commit(self, *, is_serializable: bool) -> None:
-        """Commit all changes at once."""
-        ...
-
-    def interrupt(self, why: str) -> None:
-        """End the statement that runs."""
-        ...
-
-    def close(self) -> None:
-        """Release the snapshots, and drop changes that are not committed."""
-        ...
-
-
-class Backend(Protocol):
-    """Answers the statements of sessions; see `persist.services.serve.postgres.server`."""
-
-    def ask(self, sql: str, as_of: int | str | None) -> Answered:
-        """Return the answer of a query."""
-        ...
-
-    def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
-        """Run a statement that changes a collection, as one commit; return how many rows it touched."""
-        ...
-
-    def define(self, sql: str, running: Callable[[Callable[[], object]], object]) -> str:
-        """Run a statement that defines a collection; return its command tag."""
-        ...
-
-    def begin(self, as_of: int | str | None) -> Block:
-        """Begin a block of statements."""
-        ...
+    def check_database(self, database: str, user: str) -> None:
+        """Raise Failure if a database is not a time of the location."""
+        catalogs = self.queries.catalogs()
+        if database in (*DATABASES, user, *catalogs) or (len(database) > 1 and database.startswith("@")):
+            return
+        examples = ", ".join(catalogs[:20])
+        raise Failure(
+            "3D000",
+            f'there is no database "{database}": a database is a time, such as {examples}, or "@2026-11-23T12:00Z"',
+        )
 
     def catalog(self, sql: str, session: Session, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
         """Return the answer of a query of Postgres's catalogs; None if it reads something else."""
-        ...
+        with self.queries.turn():
+            return self._catalog.answer(sql, self.queries.tables(), session, running)
 
     def columns(self, sql: str) -> Mapping[str, Sequence[Column]]:
         """Return the columns of the collections that a statement may name, by their names."""
-        ...
+        text = sql.lower()
+        tables = [about for about in self.queries.tables() if about.table.lower() in text]
+        return {about.name: [*map(describe_listed_column, about.columns)] for about in tables}
 
     def listen(self, subscribe: Subscribe) -> tuple[Any, int | None, pa.Schema]:
-        """Return a listener of a collection, the requested end, and the columns."""
-        ...
+        """Return a listener of a collection, the requested end, and the columns.
 
-    def turn(self) -> AbstractContextManager[object]:
-        """Wait for a turn to run a statement."""
-        ...
+        Raises:
+            Failure: the collection does not exist.
+        """
+        try:
+            collection = self._load(subscribe.name.removeprefix("main."))
+        except CollectionNotFound as error:
+            raise to_failure(error) from error
+        handle = collection.handle
+        as_of = None if subscribe.as_of is None else handle.as_time("as_of", _time(subscribe.as_of))
+        end = None if subscribe.up_to is None else handle.as_time("until", _time(subscribe.up_to))
+        schema = pa.schema([collection.schema.arrow.field(column) for column in collection.schema.columns])
+        listen = collection.subscribe(as_of, timeout_s=0.0) if subscribe.snapshot else collection.listen(as_of)
+        return listen, end, schema
 
 
-class Channel(Protocol):
-    """Sends messages to a client; see `persist.services.serve.postgres.server`."""
-
-    def send(self, *pieces: bytes | memoryview) -> None:
-        """Send messages, soon."""
-        ...
-
-    def flush(self) -> None:
-        """Send all messages that wait."""
-        ...
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the client has closed the connection."""
-        ...
+def _time(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text

@@ -111,6 +111,26 @@ def rewrite(sql: str, user: str) -> str:
     return _REWRITES.sub(replace, sql)
 
 
+_OF_SESSION = re.compile(
+    r"""'(?:[^']|'')*+(?:'|\Z)|"(?:[^"]|"")*+(?:"|\Z)|--[^\n]*|/\*.*?(?:\*/|\Z)
+    |(?<![\w."])(?:(?P<user>current_user|session_user|current_role)\b(?!\s*\()
+    |(?:pg_catalog\s*\.\s*)?(?:(?P<database>current_database)|(?P<pid>pg_backend_pid)|(?P<version>version))\s*\(\s*\))""",
+    re.IGNORECASE | re.VERBOSE | re.DOTALL,
+)
+
+
+def with_session(sql: str, session: Session) -> str:
+    """Return a statement that reads collections with constants in place of what it asks about its session."""
+    values = {"user": session.user, "database": session.database, "version": f"PostgreSQL {SERVER_VERSION} (persist)"}
+
+    def replace(match: re.Match[str]) -> str:
+        if match.lastgroup is None:
+            return match[0]
+        return f"({session.pid})" if match["pid"] else f"({_quoted(values[match.lastgroup])})"
+
+    return _OF_SESSION.sub(replace, sql)
+
+
 def _quoted(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 

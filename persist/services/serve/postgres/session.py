@@ -1,4 +1,4 @@
-"""One connection of a Postgres client: its settings, its block, its prepared statements, and what it runs.
+"""One session of a Postgres client: its settings, its block, its prepared statements, and what it runs.
 
 A statement becomes an `Answer`: columns and batches of rows, or a tag alone. Both protocols run it: the simple one,
 with a text of several statements, and the extended one, with parameters, portals and pieces of an answer. After an
@@ -10,17 +10,19 @@ error, the extended one skips to `Sync`, and a block waits for its end.
 | in a block | reads what was sealed at its first statement, with the changes of the block; COMMIT is one commit |
 | in a block that failed | is refused, until ROLLBACK |
 
-A text of several statements without BEGIN is a block, as Postgres has it.
+A text of several statements without BEGIN is a block, and so are the statements of the extended protocol until `Sync`,
+from the first change on. A change waits for the message after it: if that is `Sync`, it needs no block.
 """
 
 import contextlib
 import logging
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import pyarrow as pa
 
+from persist.compute.query import QueryResult
 from persist.core.errors import PersistError
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.answers import (
@@ -31,8 +33,10 @@ from persist.services.serve.postgres.answers import (
     rows_answer,
     subscription_batches,
 )
-from persist.services.serve.postgres.backend import Answered, Backend, Block, Channel
-from persist.services.serve.postgres.catalog import Session, asks_catalog
+from persist.services.serve.postgres.backend import DATABASES, Backend
+from persist.services.serve.postgres.block import Block
+from persist.services.serve.postgres.catalog import Session, asks_catalog, with_session
+from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.failures import find_position, to_failure
 from persist.services.serve.postgres.parameters import literal
 from persist.services.serve.postgres.settings import AS_OF, Settings, parse_set
@@ -41,7 +45,6 @@ from persist.services.serve.postgres.statements import (
     READS,
     REFUSED,
     WRITES,
-    Savepoints,
     Subscribe,
     check_chain,
     check_length,
@@ -64,63 +67,80 @@ logger = logging.getLogger(__name__)
 
 PREPARED_MAX = 1_000
 PORTALS_MAX = 50
+BY_USER = "canceling statement due to user request"
+BY_TIMEOUT = "canceling statement due to statement timeout"
 
 
 class SessionOfClient:
-    """Runs the messages of one client.
+    """Runs the messages of one client. `block` is the block that it has open, if any.
 
     Args:
         may_write: whether statements may change collections.
     """
 
-    def __init__(self, backend: Backend, channel: Channel, session: Session, *, may_write: bool) -> None:
+    def __init__(self, backend: Backend, connection: Connection, session: Session, *, may_write: bool) -> None:
         self._backend = backend
-        self._channel = channel
+        self._queries = backend.queries
+        self._connection = connection
         self._session = session
         self._may_write = may_write
-        is_time = session.database not in ("latest", "persist", "postgres", session.user)
+        is_time = session.database not in (*DATABASES, session.user)
         self._settings = Settings(session.settings, session.user, session.database if is_time else "")
-        self._block: Block | None = None
-        self._is_in_block = self._has_failed = self._skips = False
-        self._savepoints = Savepoints()
-        self._changes = 0
+        self.block = Block(self._queries)
+        self._skips = False
+        self._waiting: Portal | None = None  # Of a change, until the next message.
         self._prepared: dict[str, Prepared] = {}
         self._portals: dict[str, Portal] = {}
         self._cursors: dict[str, Portal] = {}
         self._running: Callable[[], object] | None = None  # Ends what runs.
         self._text = ""  # The newest statement, for the positions of errors.
-        self._is_cancelled = False
+        self._cancelled = ""  # Why the statement ends.
         self._lock = threading.Lock()
-        self._sender = RowSender(channel, backend, lambda: self._is_cancelled)
+        self._sender = RowSender(connection, self._queries, self._check_cancelled)
 
     def start(self, options: Mapping[str, str]) -> None:
-        """Tell the client the settings, which it may have changed by its first message.
-
-        Raises:
-            Failure: a setting is not possible.
-        """
+        """Send the settings, which the first message may have changed. Raises Failure if one is not possible."""
         for name, value in self._settings.begin(options):
-            self._channel.send(wire.parameter_status(name, value))
+            self._connection.send(wire.parameter_status(name, value))
 
     def close(self) -> None:
         """Let go of everything; idempotent."""
         self.cancel()
         self._end_block()
 
-    def cancel(self) -> None:
+    def cancel(self, why: str = BY_USER) -> None:
         """End the statement that runs, from any thread."""
         with self._lock:
-            self._is_cancelled = True
+            self._cancelled = self._cancelled or why
             if self._running is not None:
                 with contextlib.suppress(Exception):  # DuckDB refuses it when the statement has ended.
                     self._running()
 
-    # Messages.
+    def _check_cancelled(self) -> None:
+        if self._cancelled:
+            raise Failure("57014", self._cancelled)
 
-    @property
-    def is_in_block(self) -> bool:
-        """Whether a block is open."""
-        return self._is_in_block
+    def _set_running(self, interrupt: Callable[[], object]) -> None:
+        with self._lock:
+            self._running = interrupt
+        self._check_cancelled()
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Cancel the statement at its `statement_timeout`."""
+        timeout_s = self._settings.timeout_s
+        if not timeout_s:
+            yield
+            return
+        timer = threading.Timer(timeout_s, self.cancel, [BY_TIMEOUT])
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    # Messages.
 
     def handle(self, kind: bytes, body: bytes) -> None:
         """Process a message, and answer it.
@@ -128,25 +148,22 @@ class SessionOfClient:
         Raises:
             ProtocolViolation: it does not follow the protocol.
         """
-        reader = Reader(body)
-        if kind == b"S":
-            self._skips = False
-            self._sync()
+        if self._skips and kind != b"S":
             return
-        if self._skips:
-            return
+        self._skips = False
         with self._lock:
-            self._is_cancelled = False
+            self._cancelled, self._running = "", None
         try:
+            self._finish_waiting(is_last=kind in (b"S", b"Q"))
             if kind == b"Q":
-                self._query(reader.text())
+                self._query(Reader(body).text())
             elif kind in _EXTENDED:
-                _EXTENDED[kind](self, reader)
+                _EXTENDED[kind](self, Reader(body))
             elif kind == b"H":
-                self._channel.flush()
+                self._connection.flush()
             elif kind == b"F":
                 raise Failure("0A000", "function calls are not served: call functions in SQL")
-            elif kind not in (b"d", b"c", b"f"):  # Data of a COPY that was refused come after the refusal.
+            elif kind not in (b"S", b"d", b"c", b"f"):  # Data of a COPY that was refused come after the refusal.
                 raise ProtocolViolation(f"there is no message of the kind {kind!r}")
         except (ProtocolViolation, OSError):
             raise
@@ -154,62 +171,59 @@ class SessionOfClient:
             if not isinstance(error, (Failure, PersistError, pa.ArrowException)):
                 logger.exception("A statement of a Postgres client failed.")
             self._fail(error)
-            self._skips = kind != b"Q"
-        if kind == b"Q":
+            self._skips = kind not in (b"Q", b"S")
+        if kind in (b"Q", b"S"):
             self._sync()
 
     def _fail(self, error: Exception) -> None:
-        is_cancelled = self._is_cancelled
-        self._set_running(None)
-        failure = Failure("57014", "canceling statement due to user request") if is_cancelled else to_failure(error)
+        failure = Failure("57014", self._cancelled) if self._cancelled else to_failure(error)
         if failure.position is None:
             failure.position = find_position(error, self._text)
-        self._has_failed = self._is_in_block
-        self._channel.send(wire.error(failure))
+        self._waiting = None
+        if self.block.is_implicit:
+            self._end_block()
+        self.block.has_failed = self.block.is_open
+        self._connection.send(wire.error(failure))
 
     def _sync(self) -> None:
-        if not self._is_in_block:
+        if not self.block.is_open:
             self._drop_portals()
-        status = b"E" if self._has_failed else b"T" if self._is_in_block else b"I"
-        self._channel.send(wire.ready(status))
-        self._channel.flush()
+        self._connection.send(wire.ready(self.block.status))
+        self._connection.flush()
+
+    def _finish_waiting(self, *, is_last: bool) -> None:
+        """Run the change that waits; commit an implicit block if nothing follows."""
+        portal, self._waiting = self._waiting, None
+        if portal is not None:
+            if not is_last:
+                self.block.begin(is_implicit=True)
+            self._send_portal(portal, 0)
+        if is_last and self.block.is_implicit:
+            self._commit()
 
     def _query(self, sql: str) -> None:
         check_length(sql)
         self._text = sql
         statements = split(sql)
         if not statements:
-            self._channel.send(wire.message(b"I"))
-        is_block = len(statements) > 1 and not self._is_in_block
-        if is_block:
-            self._begin()
-        try:
-            for statement in statements:
-                if is_block and words(statement)[:1] in (["BEGIN"], ["START"]):
-                    is_block = False  # From here on, it is the client's.
-                    self._settings.begin_block(statement)
-                    self._channel.send(wire.command_complete("BEGIN"))
-                    continue
+            self._connection.send(wire.message(b"I"))
+        for statement in statements:
+            if len(statements) > 1 and not self.block.is_open:
+                self.block.begin(is_implicit=True)
+            with self._timed():
                 self._send(self._run(with_parameters(statement, [])))
-                if is_block and not self._is_in_block:  # A COMMIT: the statements after it are another block.
-                    self._begin()
-            if is_block:
-                self._commit()
-        finally:
-            if is_block:
-                self._end_block()
+        if self.block.is_implicit:
+            self._commit()
 
     def _send(self, answer: Answer) -> None:
         """Send a whole answer of the simple protocol."""
         portal = Portal(answer, [0] * len(answer.columns or ()))
         try:
             if answer.columns is not None and answer.copy is None:
-                self._channel.send(wire.row_description(answer.columns, portal.formats))
+                self._connection.send(wire.row_description(answer.columns, portal.formats))
             self._sender.send_rows(portal, 0)
         finally:
             answer.close()
-
-    # The extended protocol.
 
     def _parse(self, reader: Reader) -> None:
         name, sql, oids = reader.text(), reader.text(), reader.int32s()
@@ -223,7 +237,7 @@ class SessionOfClient:
             raise Failure("53000", f"a session has at most {PREPARED_MAX:,} prepared statements: close some")
         count_parameters(sql)
         self._prepared[name] = Prepared(sql.rstrip().rstrip(";"), oids)
-        self._channel.send(wire.message(b"1"))
+        self._connection.send(wire.message(b"1"))
 
     def _find(self, name: str) -> Prepared:
         if name not in self._prepared:
@@ -247,7 +261,8 @@ class SessionOfClient:
             if portal:
                 raise Failure("42P03", f'the portal "{portal}" exists already')
             self._portals.pop(portal).answer.close()
-        answer = self._bound(with_parameters(prepared.sql, constants))
+        with self._timed():
+            answer = self._bound(with_parameters(prepared.sql, constants))
         columns = answer.columns or []
         if prepared.described is not None and [c.oid for c in prepared.described] != [c.oid for c in columns]:
             answer.close()
@@ -257,13 +272,13 @@ class SessionOfClient:
             raise ProtocolViolation(f"{len(formats)} formats were sent for {len(columns)} columns")
         formats = formats * len(columns) if len(formats) == 1 else formats or [0] * len(columns)
         self._portals[portal] = Portal(answer, formats)
-        self._channel.send(wire.message(b"2"))
+        self._connection.send(wire.message(b"2"))
 
     def _bound(self, sql: str) -> Answer:
         """Return the answer of a statement. One without rows is run when it is executed, and not before."""
         first_words = words(sql)
         if first_words and first_words[0] not in {*READS, "SUBSCRIBE", "FETCH", "EXPLAIN", "COPY"}:
-            return Answer(lambda rows: "", start=lambda: self._run(sql))
+            return Answer("", start=lambda: self._run(sql), is_change=first_words[0] in WRITES)
         return self._run(sql)
 
     def _describe(self, reader: Reader) -> None:
@@ -275,7 +290,7 @@ class SessionOfClient:
         prepared = self._find(name)
         if 0 in prepared.oids or count_parameters(prepared.sql) > len(prepared.oids):
             prepared.oids = parameter_types(prepared.sql, prepared.oids, self._backend.columns(prepared.sql))
-        self._channel.send(wire.parameter_description(prepared.oids))
+        self._connection.send(wire.parameter_description(prepared.oids))
         columns = self._columns(prepared)
         prepared.described = columns
         self._sender.send_columns(columns, [0] * len(columns or ()))
@@ -296,12 +311,19 @@ class SessionOfClient:
 
     def _execute(self, reader: Reader) -> None:
         portal, limit = self._find_portal(reader.text()), reader.int32()
-        if portal.answer.start is not None:
-            portal.answer = portal.answer.start()
-        if portal.answer.columns is None and not portal.answer.tag(0):
-            self._channel.send(wire.message(b"I"))
-            return
-        self._sender.send_rows(portal, max(limit, 0))
+        if portal.answer.is_change and not self.block.is_open:
+            self._waiting = portal
+        else:
+            self._send_portal(portal, max(limit, 0))
+
+    def _send_portal(self, portal: Portal, limit: int) -> None:
+        with self._timed():
+            if portal.answer.start is not None:
+                portal.answer = portal.answer.start()
+            if portal.answer.columns is None and not portal.answer.tag:
+                self._connection.send(wire.message(b"I"))
+            else:
+                self._sender.send_rows(portal, limit)
 
     def _close(self, reader: Reader) -> None:
         kind, name = reader.take(1), reader.text()
@@ -309,7 +331,7 @@ class SessionOfClient:
             self._prepared.pop(name, None)
         elif name in self._portals:
             self._portals.pop(name).answer.close()
-        self._channel.send(wire.message(b"3"))
+        self._connection.send(wire.message(b"3"))
 
     def _drop_portals(self) -> None:
         for portal in [*self._portals.values(), *self._cursors.values()]:
@@ -320,7 +342,7 @@ class SessionOfClient:
     @property
     def _ends(self) -> bool:
         """Whether a subscription ends: its client has gone, or has cancelled it."""
-        return self._is_cancelled or self._channel.is_gone
+        return bool(self._cancelled) or self._connection.is_gone
 
     # Statements.
 
@@ -328,14 +350,14 @@ class SessionOfClient:
         """Begin a statement. Raises the errors of what it does."""
         first = words(sql)[:1]
         verb = first[0] if first else ""
-        if self._has_failed and verb not in ("ROLLBACK", "ABORT", "COMMIT", "END"):
+        if self.block.has_failed and verb not in ("ROLLBACK", "ABORT", "COMMIT", "END"):
             raise Failure("25P02", "the block has failed, and runs nothing more: end it with ROLLBACK")
         if not verb and not is_empty(sql) and sql.lstrip()[:1] == "(":
             verb = "SELECT"
         if verb in _COMMANDS:
             return _COMMANDS[verb](self, sql)
         if not verb and is_empty(sql):
-            return Answer(lambda rows: "")
+            return Answer("")
         if verb in WRITES:
             return self._change(sql, verb)
         if verb in DEFINES:
@@ -345,58 +367,52 @@ class SessionOfClient:
         return self._read(sql)
 
     def _read(self, sql: str) -> Answer:
-        if asks_catalog(sql) and (table := self._backend.catalog(sql, self._session, self._set_running)) is not None:
-            return rows_answer(table)
-        with self._backend.turn():
+        if asks_catalog(sql):
+            if (table := self._backend.catalog(sql, self._session, self._set_running)) is not None:
+                return rows_answer(table)
+            sql = with_session(sql, self._session)
+        with self._queries.turn():
             result = self._ask(sql)
         try:
             columns = [*map(describe_column, result.schema)]
+            self._set_running(lambda: result.interrupt("canceled"))
         except BaseException:
             result.close()
             raise
-        self._set_running(lambda: result.interrupt("canceled"))
-        return Answer(lambda rows: f"SELECT {rows}", columns, result.to_batches(), result.close)
+        return Answer("SELECT {}", columns, result.to_batches(), result.close)
 
-    def _set_running(self, interrupt: Callable[[], object] | None) -> None:
-        with self._lock:
-            self._running = interrupt
-
-    def _ask(self, sql: str) -> Answered:
-        if not self._is_in_block:
-            return self._backend.ask(sql, self._settings.as_of)
-        return self._in_block().ask(sql)
-
-    def _in_block(self) -> Block:
-        """Return the block of statements, which begins with the first of them."""
-        if self._block is None:
-            self._block = self._backend.begin(self._settings.as_of)
-        return self._block
+    def _ask(self, sql: str) -> QueryResult:
+        if not self.block.is_open:
+            return self._queries.ask(sql, as_of=self._settings.as_of)
+        return self.block.transaction(self._settings.as_of).ask(sql)
 
     def _define(self, sql: str, verb: str) -> Answer:
-        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self._is_in_block)
-        if self._is_in_block:
+        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
+        if self.block.is_open:
             hint = "It is a commit of its own: switch autocommit on, or COMMIT first."
             raise Failure("25001", f"{' '.join(words(sql)[:2])} cannot run inside a transaction block", hint)
-        with self._backend.turn():
-            tag = self._backend.define(sql, self._set_running)
-        return Answer(lambda rows: tag)
+        with self._queries.turn():
+            tag = self._queries.define(sql, self._set_running)
+        return Answer(tag)
 
     def _change(self, sql: str, verb: str) -> Answer:
-        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self._is_in_block)
-        with self._backend.turn():
-            if self._is_in_block:
-                block = self._in_block()
-                self._set_running(lambda: block.interrupt("canceled"))
-                count = block.execute(sql)
-                self._changes += 1
+        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
+        if asks_catalog(sql):
+            sql = with_session(sql, self._session)
+        with self._queries.turn():
+            if self.block.is_open:
+                transaction = self.block.transaction(None)
+                self._set_running(lambda: transaction.interrupt("canceled"))
+                count = transaction.execute(sql)
+                self.block.changes += 1
             else:
-                count = self._backend.execute(sql, self._set_running)
+                count = self._queries.execute(sql, self._set_running)
         tag = {"INSERT": f"INSERT 0 {count}", "TRUNCATE": "TRUNCATE TABLE"}.get(verb, f"{verb} {count}")
-        return Answer(lambda rows: tag)
+        return Answer(tag)
 
     def _explain(self, sql: str) -> Answer:
         query = re.sub(r"^\s*EXPLAIN\s*(?:\([^)]*\)|(?:ANALYZE|VERBOSE)\b\s*)*", "", sql, flags=re.IGNORECASE)
-        with self._backend.turn(), contextlib.closing(self._ask(query)) as result:
+        with self._queries.turn(), contextlib.closing(self._ask(query)) as result:
             lines = result.explain().splitlines()
         return rows_answer(pa.table({"QUERY PLAN": pa.array(lines, pa.string())}), "EXPLAIN")
 
@@ -411,75 +427,59 @@ class SessionOfClient:
         listen, end, schema = self._backend.listen(subscribe)
         times = [pa.field("_time", pa.int64())] + [pa.field("_progressed", pa.bool_())] * subscribe.progress
         row_schema = pa.schema([*times, pa.field("_diff", pa.int64()), *schema])
-
         columns = [*map(describe_column, row_schema)]
         batches = subscription_batches(listen, end, row_schema, subscribe.progress, lambda: self._ends)
-        return Answer(lambda rows: f"SUBSCRIBE {rows}", columns, batches, listen.close, is_live=True)
+        return Answer("SUBSCRIBE {}", columns, batches, listen.close, is_live=True)
 
     # Blocks.
 
-    def _begin(self) -> None:
-        self._is_in_block, self._has_failed = True, False
-
     def _begin_command(self, sql: str) -> Answer:
-        if not self._is_in_block:
-            self._begin()
+        if self.block.is_open and not self.block.is_implicit:
+            self._connection.send(wire.notice("25001", "there is already a transaction in progress"))
+        else:  # An implicit block is the client's from here on.
+            self.block.begin()
             self._settings.begin_block(sql)
-        else:
-            self._channel.send(wire.notice("25001", "there is already a transaction in progress"))
-        return Answer(lambda rows: "BEGIN")
+        return Answer("BEGIN")
 
     def _commit_command(self, sql: str) -> Answer:
         check_chain(sql)
-        if not self._is_in_block:
-            self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
-            return Answer(lambda rows: "COMMIT")
-        if self._has_failed:
+        if not self.block.is_open:
+            self._connection.send(wire.notice("25P01", "there is no transaction in progress"))
+        elif self.block.has_failed:
             self._end_block()
-            return Answer(lambda rows: "ROLLBACK")
-        self._commit()
-        return Answer(lambda rows: "COMMIT")
+            return Answer("ROLLBACK")
+        else:
+            self._commit()
+        return Answer("COMMIT")
 
     def _commit(self) -> None:
-        block, self._block = self._block, None
+        is_committed = False
         try:
-            if block is not None and block.has_changed:
-                with self._backend.turn():
-                    level = self._session.settings["transaction_isolation"]
-                    block.commit(is_serializable=level == "serializable")
-            self._end_block(is_committed=True)
+            self.block.commit(is_serializable=self._session.settings["transaction_isolation"] == "serializable")
+            is_committed = True
         finally:
-            if block is not None:
-                block.close()
-            self._end_block()
+            self._end_block(is_committed=is_committed)
 
     def _rollback_command(self, sql: str) -> Answer:
         check_chain(sql)
         match = re.search(r"\bTO\s+(?:SAVEPOINT\s+)?(\"[^\"]+\"|\w+)", sql, re.IGNORECASE)
         if match is not None:
-            self._savepoints.restore(match[1], self._changes)
-            self._has_failed = False
-            return Answer(lambda rows: "ROLLBACK")
-        if not self._is_in_block:
-            self._channel.send(wire.notice("25P01", "there is no transaction in progress"))
+            self.block.restore(match[1])
+            return Answer("ROLLBACK")
+        if not self.block.is_open:
+            self._connection.send(wire.notice("25P01", "there is no transaction in progress"))
         self._end_block()
-        return Answer(lambda rows: "ROLLBACK")
+        return Answer("ROLLBACK")
 
     def _savepoint(self, sql: str) -> Answer:
-        if not self._is_in_block:
+        if not self.block.is_open or self.block.is_implicit:
             raise Failure("25P01", "SAVEPOINT is for a block: say BEGIN first")
-        verb = words(sql)[0]
-        change = self._savepoints.add if verb == "SAVEPOINT" else self._savepoints.release
-        change(sql.split()[-1], self._changes)
-        return Answer(lambda rows: verb)
+        verb, name = words(sql)[0], sql.split()[-1]
+        self.block.save(name) if verb == "SAVEPOINT" else self.block.release(name)
+        return Answer(verb)
 
     def _end_block(self, *, is_committed: bool = False) -> None:
-        block, self._block = self._block, None
-        self._is_in_block = self._has_failed = False
-        self._savepoints = Savepoints()
-        self._changes = 0
-        if block is not None:
-            block.close()
+        self.block.end()
         self._drop_portals()
         self._settings.end_block(is_committed=is_committed)
 
@@ -488,23 +488,23 @@ class SessionOfClient:
     def _set_command(self, sql: str) -> Answer:
         is_local = words(sql)[1:2] == ["LOCAL"]
         for name, value in parse_set(sql):
-            if self._is_in_block:
+            if self.block.is_open:
                 self._settings.remember(name, is_local=is_local)
-            if self._is_in_block or not is_local:
+            if self.block.is_open or not is_local:
                 self._set(name, value)
-        return Answer(lambda rows: "SET")
+        return Answer("SET")
 
     def _set(self, name: str, value: str | None) -> None:
         """Change a setting, and send it to the client; None is its value at the start."""
-        if name.lower() == AS_OF and self._block is not None:
+        if name.lower() == AS_OF and self.block.has_begun:
             raise Failure("25001", f"{AS_OF} is set before the first statement of a block")
         if status := self._settings.set(name, value):
-            self._channel.send(wire.parameter_status(*status))
+            self._connection.send(wire.parameter_status(*status))
 
     def _reset(self, sql: str) -> Answer:
         name = sql.split()[-1]
         self._settings.reset() if name.upper() == "ALL" else self._set(name, None)
-        return Answer(lambda rows: "RESET")
+        return Answer("RESET")
 
     def _show(self, sql: str) -> Answer:
         setting = self._settings.find(re.sub(r"^\s*SHOW\s+", "", sql, flags=re.IGNORECASE))
@@ -513,27 +513,27 @@ class SessionOfClient:
         return rows_answer(pa.table({setting[0]: pa.array([setting[1]], pa.string())}), "SHOW")
 
     def _discard(self, sql: str) -> Answer:
-        if self._is_in_block:
+        if self.block.is_open:
             raise Failure("25001", "DISCARD cannot run inside a transaction block")
         self._prepared.clear()
         self._drop_portals()
         self._settings.reset()
-        return Answer(lambda rows: "DISCARD ALL")
+        return Answer("DISCARD ALL")
 
     def _deallocate(self, sql: str) -> Answer:
         name = sql.split()[-1].strip('"')
         if name.upper() == "ALL":
             self._prepared.clear()
-            return Answer(lambda rows: "DEALLOCATE ALL")
+            return Answer("DEALLOCATE ALL")
         if self._prepared.pop(name, None) is None:
             raise Failure("26000", f'there is no prepared statement "{name}"')
-        return Answer(lambda rows: "DEALLOCATE")
+        return Answer("DEALLOCATE")
 
     # Cursors.
 
     def _declare(self, sql: str) -> Answer:
         name, query, is_binary = parse_declare(sql)
-        if not self._is_in_block:
+        if not self.block.is_open:
             raise Failure("25P01", "DECLARE CURSOR can only be used in transaction blocks")
         if name in self._cursors:
             raise Failure("42P03", f'the cursor "{name}" exists already')
@@ -541,7 +541,7 @@ class SessionOfClient:
             raise Failure("53000", f"a session has at most {PORTALS_MAX} portals and cursors: close some")
         answer = self._run(query)
         self._cursors[name] = Portal(answer, [int(is_binary)] * len(answer.columns or ()))
-        return Answer(lambda rows: "DECLARE CURSOR")
+        return Answer("DECLARE CURSOR")
 
     def _find_cursor(self, name: str) -> Portal:
         for cursor, portal in self._cursors.items():
@@ -555,8 +555,8 @@ class SessionOfClient:
         batches = iter(()) if limit == 0 else self._sender.pieces(portal, limit or 0)
         if verb == "MOVE":
             moved = sum(batch.num_rows for batch in batches)
-            return Answer(lambda rows: f"MOVE {moved}")
-        return Answer(lambda rows: f"FETCH {rows}", portal.answer.columns, batches, is_live=portal.answer.is_live)
+            return Answer(f"MOVE {moved}")
+        return Answer("FETCH {}", portal.answer.columns, batches, is_live=portal.answer.is_live)
 
     def _close_command(self, sql: str) -> Answer:
         name = sql.split()[-1]
@@ -564,7 +564,7 @@ class SessionOfClient:
         for portal in closed:
             portal.answer.close()
         self._cursors = {cursor: portal for cursor, portal in self._cursors.items() if portal not in closed}
-        return Answer(lambda rows: "CLOSE CURSOR")
+        return Answer("CLOSE CURSOR")
 
 
 _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
@@ -587,7 +587,7 @@ _COMMANDS: dict[str, Callable[[SessionOfClient, str], Answer]] = {
     "CLOSE": SessionOfClient._close_command,
     "COPY": SessionOfClient._copy,
     "EXPLAIN": SessionOfClient._explain,
-    "UNLISTEN": lambda session, sql: Answer(lambda rows: "UNLISTEN"),
+    "UNLISTEN": lambda session, sql: Answer("UNLISTEN"),
     **dict.fromkeys(REFUSED, refuse),
 }
 _EXTENDED: dict[bytes, Callable[[SessionOfClient, Reader], None]] = {

@@ -1,6 +1,7 @@
 """The settings of a session, with the time that its statements read."""
 
 import re
+import threading
 from collections.abc import Iterator, Mapping
 
 from persist.services.serve.postgres.catalog import SERVER_VERSION
@@ -8,6 +9,7 @@ from persist.services.serve.postgres.wire import Failure
 
 _NO_SETTINGS = ("user", "database", "replication", "options")
 AS_OF = "persist.as_of"
+TIMEOUT = "statement_timeout"
 # Settings with their values at the start and the possible ones; None if any is possible.
 _SETTINGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "server_version": (SERVER_VERSION, ()),
@@ -32,54 +34,26 @@ _SETTINGS: dict[str, tuple[str, tuple[str, ...] | None]] = {
     "max_identifier_length": ("63", ()),
     "max_index_keys": ("32", ()),
     "bytea_output": ("hex", ("HEX",)),
-    "statement_timeout": ("0", None),
+    TIMEOUT: ("0", None),
     "row_security": ("off", None),
     "lc_collate": ("C", ()),
     "lc_monetary": ("C", None),
     "jit": ("off", None),
     AS_OF: ("", None),
 }
-_TOLD = [
-    "server_version",
-    "server_encoding",
-    "client_encoding",
-    "DateStyle",
-    "IntervalStyle",
-    "TimeZone",
-    "integer_datetimes",
-    "is_superuser",
-    "standard_conforming_strings",
-    "session_authorization",
-    "in_hot_standby",
-    "default_transaction_read_only",
-    "application_name",
-]
-_IGNORED = frozenset(
-    [
-        "work_mem",
-        "lock_timeout",
-        "idle_in_transaction_session_timeout",
-        "client_min_messages",
-        "enable_seqscan",
-        "synchronous_commit",
-        "random_page_cost",
-        "default_tablespace",
-        "default_table_access_method",
-        "xmloption",
-        "check_function_bodies",
-        "geqo",
-        "idle_session_timeout",
-        "max_parallel_workers_per_gather",
-        "plan_cache_mode",
-        "backslash_quote",
-        "escape_string_warning",
-        "timezone_abbreviations",
-        "lc_messages",
-        "lc_numeric",
-        "lc_time",
-        "ssl_renegotiation_limit",
-    ]
-)
+_SENT = (
+    "server_version", "server_encoding", "client_encoding", "DateStyle", "IntervalStyle", "TimeZone",
+    "integer_datetimes", "is_superuser", "standard_conforming_strings", "session_authorization", "in_hot_standby",
+    "default_transaction_read_only", "application_name",
+)  # fmt: skip
+_IGNORED = (
+    "work_mem", "lock_timeout", "idle_in_transaction_session_timeout", "client_min_messages", "enable_seqscan",
+    "synchronous_commit", "random_page_cost", "default_tablespace", "default_table_access_method", "xmloption",
+    "check_function_bodies", "geqo", "idle_session_timeout", "max_parallel_workers_per_gather", "plan_cache_mode",
+    "backslash_quote", "escape_string_warning", "timezone_abbreviations", "lc_messages", "lc_numeric", "lc_time",
+    "ssl_renegotiation_limit",
+)  # fmt: skip
+_UNITS_S = {"us": 1e-6, "": 1e-3, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Settings:
@@ -107,7 +81,7 @@ class Settings:
         for name, value in [*chosen, *parse_options(options.get("options", ""))]:
             self.set(name, value)
         self._defaults = dict(self.values)
-        return [(name, self.values[name]) for name in _TOLD]
+        return [(name, self.values[name]) for name in _SENT]
 
     def set(self, name: str, value: str | None) -> tuple[str, str] | None:
         """Change a setting; return it if it is sent to the client.
@@ -128,12 +102,14 @@ class Settings:
         if allowed is not None and value.upper() not in (default.upper(), *allowed):
             possible = f"the values are {', '.join(allowed)}" if allowed else "it cannot be changed"
             raise Failure("22023", f'{name} = "{value}": {possible}', "Moments are sent in UTC, and texts in UTF8.")
+        if name == TIMEOUT:
+            _parse_timeout(value)
         if name.endswith("read_only"):
             value = "on" if value.lower() in ("on", "true", "yes", "1") else "off"
         if name.endswith("isolation"):
             value = "serializable" if value.lower() == "serializable" else "repeatable read"
         self.values[name] = default if allowed else value
-        return (name, self.values[name]) if name in _TOLD and self._defaults else None
+        return (name, self.values[name]) if name in _SENT and self._defaults else None
 
     def reset(self) -> None:
         """Set all to what they were at the start."""
@@ -185,6 +161,18 @@ class Settings:
             raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
         if self.values["transaction_read_only" if is_in_block else "default_transaction_read_only"] == "on":
             raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
+
+    @property
+    def timeout_s(self) -> float:
+        """How long a statement may take; 0 for no limit but the server's."""
+        return _parse_timeout(self.values[TIMEOUT])
+
+
+def _parse_timeout(value: str) -> float:
+    match = re.fullmatch(r"\s*(\d{1,10}(?:\.\d{1,10})?)\s*(us|ms|s|min|h|d|)\s*", value)
+    if match is None:
+        raise Failure("22023", f'{TIMEOUT} = "{value}": it is milliseconds, or a number with a unit, such as 5s')
+    return min(float(match[1]) * _UNITS_S[match[2]], threading.TIMEOUT_MAX)
 
 
 def _modes(sql: str, prefix: str) -> Iterator[tuple[str, str]]:

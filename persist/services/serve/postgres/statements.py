@@ -205,8 +205,11 @@ _COPY = re.compile(
     r"COPY\s*(?:\((?P<query>.*)\)|(?P<table>[\w.\"]+)\s*(?:\((?P<columns>[^()]*)\))?)\s*TO\s+STDOUT\b(?P<options>.*)",
     re.IGNORECASE | re.DOTALL,
 )
-_OPTION = re.compile(r"\s*(\w+)(?:\s+AS)?\s*('(?:[^']|'')*'|\w+)?\s*(?:,|$)")
-_OLD_OPTION = re.compile(r"\s*(CSV|BINARY|HEADER|(?:DELIMITER|NULL)\s+(?:AS\s+)?'(?:[^']|'')*')", re.IGNORECASE)
+_OPTION = re.compile(
+    r"\s*(?P<name>FORMAT|DELIMITERS?|NULL|HEADER|ENCODING|CSV|BINARY|TEXT|\w+)(?:\s+AS\b)?"
+    r"\s*(?P<value>'(?:[^']|'')*'|(?<=\s)(?!CSV|HEADER|DELIMITER|NULL|ENCODING)\w+)?\s*(?:,|(?=\s|$))",
+    re.IGNORECASE,
+)
 
 
 def parse_copy(sql: str) -> Copy:
@@ -243,22 +246,16 @@ def parse_copy(sql: str) -> Copy:
 
 
 def _copy_options(text: str) -> Iterator[tuple[str, str]]:
-    bare = re.sub(r"^WITH\b\s*", "", text, flags=re.IGNORECASE)
-    is_list = bare.startswith("(") and bare.endswith(")")
-    bare, pattern, at = (bare[1:-1] if is_list else bare), (_OPTION if is_list else _OLD_OPTION), 0
+    """Yield the options of a COPY, in the form `(FORMAT csv, HEADER)` or the older `CSV HEADER`."""
+    bare, at = re.sub(r"^WITH\b\s*", "", text, flags=re.IGNORECASE).strip(), 0
+    bare = bare[1:-1] if bare.startswith("(") and bare.endswith(")") else bare
     while bare[at:].strip():
-        match = pattern.match(bare, at)
+        match = _OPTION.match(bare, at)
         if match is None:
             raise Failure("42601", f"the options of COPY are not understood at {bare[at:].strip()[:40]!r}")
         at = match.end()
-        if is_list:
-            yield match[1].lower(), _unquote(match[2] or "")
-            continue
-        name, _, value = match[1].partition(" ")
-        if name.upper() in ("CSV", "BINARY"):
-            yield "format", name
-        else:
-            yield name.lower(), _unquote(value[value.find("'") :] if value else "")
+        name = match["name"].lower()
+        yield ("format", name) if name in ("csv", "binary") else (name, _unquote(match["value"] or ""))
 
 
 def _unquote(text: str) -> str:
@@ -350,34 +347,6 @@ def parse_fetch(sql: str) -> tuple[str, str, int | None]:
         raise Failure("0A000", "cursors are read forward: FETCH [FORWARD] count FROM name, or FETCH ALL FROM name")
     count = (match["count"] or "1").upper()
     return match["verb"].upper(), match["name"], None if count == "ALL" else int(count)
-
-
-class Savepoints:
-    """The savepoints of a block, with how many changes came before each.
-
-    The changes after a savepoint cannot be undone alone. So a savepoint is restored only if nothing was changed since.
-    """
-
-    def __init__(self) -> None:
-        self._points: list[tuple[str, int]] = []
-
-    def add(self, name: str, changes: int) -> None:
-        """Begin a savepoint."""
-        self._points.append((name, changes))
-
-    def release(self, name: str, changes: int) -> None:
-        """Forget a savepoint, and those after it."""
-        while self._points and self._points.pop()[0] != name:
-            pass
-
-    def restore(self, name: str, changes: int) -> None:
-        """Check that a savepoint is there, and that nothing has changed since. Raises Failure if not."""
-        while self._points and self._points[-1][0] != name:
-            self._points.pop()
-        if not self._points:
-            raise Failure("3B001", f"there is no savepoint {name}")
-        if self._points[-1][1] != changes:
-            raise Failure("0A000", "changes after a savepoint cannot be taken back alone: end the block with ROLLBACK")
 
 
 def check_chain(sql: str) -> None:

@@ -20,7 +20,6 @@ import binascii
 import json
 import struct
 from collections.abc import Callable, Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -521,56 +520,24 @@ def _numeric_binary(array: pa.Array) -> pa.Array:
     """Return decimals as groups of four digits, which Postgres aligns to the decimal point."""
     if pat.is_uint64(array.type):
         array = array.cast(pa.decimal128(20, 0))
-    kind = array.type
-    if not pat.is_decimal128(kind) or kind.scale < 0 or kind.scale > kind.precision:
-        values = [None if value is None else _encode_numeric(value) for value in array.to_pylist()]
-        return pa.array(values, pa.large_binary())
-    halves = np.frombuffer(array.buffers()[1], "<u8")[2 * array.offset : 2 * (array.offset + len(array))].reshape(-1, 2)
-    nulls = _nulls(array)
-    halves = np.where(nulls[:, None], 0, halves).astype(np.uint64)
-    is_negative = halves[:, 1] >> np.uint64(63) == 1
-    low = np.where(is_negative, ~halves[:, 0] + np.uint64(1), halves[:, 0])
-    high = np.where(is_negative, ~halves[:, 1] + (low == 0), halves[:, 1])
-    mask = np.uint64(0xFFFFFFFF)
-    # Pieces of 32 bits, the least first; a fifth is for the digits that the scale is filled up with.
-    limbs = [low & mask, low >> np.uint64(32), high & mask, high >> np.uint64(32), np.zeros_like(low)]
-    fill, carry = np.uint64(10 ** (-kind.scale % 4)), np.zeros_like(low)
-    for at, limb in enumerate(limbs):
-        product = limb * fill + carry
-        limbs[at], carry = product & mask, product >> np.uint64(32)
-    whole, fraction = -(-(kind.precision - kind.scale) // 4), -(-kind.scale // 4)
-    groups = max(whole + fraction, 1)
-    digits = np.empty((len(array), groups), ">u2")
-    for group in reversed(range(groups)):
-        remainder = np.zeros_like(low)
-        for at in reversed(range(len(limbs))):
-            value = remainder << np.uint64(32) | limbs[at]
-            limbs[at], remainder = value // np.uint64(10_000), value % np.uint64(10_000)
-        digits[:, group] = remainder
-    is_digit = digits != 0
+    nulls, kind = _nulls(array), array.type
+    scale, digits_max = max(kind.scale, 0), kind.precision + max(-kind.scale, 0)
+    text = _numeric_text(array).fill_null("0")
+    fraction = -(-scale // 4)
+    groups = fraction + max(-(-(digits_max - scale) // 4), 1)
+    digits = pc.binary_join_element_wise(pc.replace_substring_regex(text, "[-.]", ""), "0" * (-scale % 4), "")
+    padded = pc.utf8_lpad(digits, 4 * groups, "0").cast(pa.binary(4 * groups))
+    matrix = np.frombuffer(padded.buffers()[1], np.uint8).reshape(len(array), groups, 4)
+    numbers = (matrix - ord("0")).astype(np.int64) @ np.array([1000, 100, 10, 1])
+    is_digit = numbers != 0
     first = np.where(is_digit.any(axis=1), is_digit.argmax(axis=1), groups)
     rows = np.empty((len(array), 4 + groups), ">u2")
     rows[:, 0] = groups - first
-    rows[:, 1] = (whole - 1 - first).astype(np.int64) & 0xFFFF
-    rows[:, 2] = np.where(is_negative, 0x4000, 0)
-    rows[:, 3] = kind.scale
-    rows[:, 4:] = digits
+    rows[:, 1] = (groups - fraction - 1 - first).astype(np.int64) & 0xFFFF
+    rows[:, 2] = np.where(np.asarray(pc.starts_with(text, "-")), 0x4000, 0)
+    rows[:, 3] = scale
+    rows[:, 4:] = numbers
     is_sent = np.arange(4 + groups)[None, :] - 4 >= first[:, None]
     is_sent[:, :4] = True
     offsets = np.concatenate([[0], np.cumsum(is_sent.sum(axis=1) * 2)])
     return _from_buffers(offsets, rows[is_sent].tobytes(), nulls)
-
-
-def _encode_numeric(value: Decimal) -> bytes:
-    sign, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
-    digit_text = "".join(map(str, digits)) + "0" * max(exponent, 0)
-    scale = max(-exponent, 0)
-    digit_text = digit_text.rjust(scale, "0")
-    whole, fraction = digit_text[: len(digit_text) - scale], digit_text[len(digit_text) - scale :]
-    whole, fraction = whole.zfill(-(-len(whole) // 4) * 4), fraction.ljust(-(-scale // 4) * 4, "0")
-    groups = [int((whole + fraction)[at : at + 4]) for at in range(0, len(whole + fraction), 4)]
-    weight = len(whole) // 4 - 1
-    while groups and not groups[0]:
-        groups, weight = groups[1:], weight - 1
-    return struct.pack(f"!hhHH{len(groups)}H", len(groups), weight, 0x4000 * sign, scale, *groups)

@@ -338,3 +338,78 @@ def test_values_that_arrow_would_change_are_refused(served: tuple[persist.Client
         with pytest.raises(psycopg.Error, match="cast it to VARCHAR"):
             connection.execute(f"SELECT {value}")
         assert connection.execute(f"SELECT ({value})::VARCHAR").fetchone() is not None
+
+
+def pipeline(raw: Raw, *statements: str) -> bytes:
+    """Send statements by the extended protocol with one Sync; return the kinds of the answers."""
+    for sql in statements:
+        raw.message(b"P", b"\0" + sql.encode() + b"\0\0\0")
+        raw.message(b"B", b"\0\0\0\0\0\0\0\0")
+        raw.message(b"E", b"\0\0\0\0\0")
+    raw.message(b"S")
+    return b"".join(kind for kind, _ in raw.read_until(b"Z"))
+
+
+def test_a_pipeline_is_one_commit_or_none(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    raw = Raw(servers, startup())
+    raw.read_until(b"Z")
+    insert = "INSERT INTO orders VALUES ({}, 'a', 1)"
+    assert pipeline(raw, insert.format(3), "SELECT nothing FROM orders", insert.format(4)) == b"12C1EZ"
+    assert client["orders"].count() == 2
+    assert pipeline(raw, insert.format(3), "SELECT id FROM orders WHERE id = 3") == b"12C12DCZ"  # It reads its own.
+    appended = sum("append" in row["operations"] for row in client.history().to_pylist())
+    assert pipeline(raw, insert.format(4), "UPDATE users SET name = 'zoe'", insert.format(5)) == b"12C12C12CZ"
+    records = [row["collections"] for row in client.history().to_pylist() if "append" in row["operations"]]
+    assert (len(records), sorted(records[-1])) == (appended + 1, ["orders", "users"])
+    assert pipeline(raw, insert.format(6), "BEGIN", insert.format(7)) == b"12C12C12CZ"  # The block is the client's.
+    assert client["orders"].count() == 5
+    assert pipeline(raw, "ROLLBACK") == b"12CZ"
+    assert pipeline(raw, insert.format(8)) == b"12CZ"
+    raw.message(b"P", b"\0DELETE FROM orders\0\0\0")
+    raw.message(b"B", b"\0\0\0\0\0\0\0\0")
+    raw.message(b"E", b"\0\0\0\0\0")
+    raw.message(b"H")
+    assert raw.read_until(b"C")[-1][1] == b"DELETE 6\0"
+    raw.message(b"X")  # Without a Sync, nothing is committed.
+    raw.read()
+    assert client["orders"].count() == 6
+
+
+def test_a_statement_ends_at_its_timeout(served: tuple[persist.Client, Servers]) -> None:
+    slow = "SELECT count(*) FROM range(100000000) a, range(1000) b WHERE a.range + b.range = 7"
+    with connect(served[1], autocommit=True, options="-c statement_timeout=200ms") as connection:
+        for sql in (slow, f"UPDATE orders SET amount = ({slow})", "SUBSCRIBE TO orders", f"{slow}; SELECT 1"):
+            with pytest.raises(psycopg.errors.QueryCanceled, match="due to statement timeout"):
+                connection.execute(sql)
+        connection.execute("SET statement_timeout = '1min'")
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2,)
+        assert state_of(lambda: connection.execute("SET statement_timeout = 'soon'")) == "22023"
+        connection.execute("BEGIN; SET LOCAL statement_timeout = 100")
+        assert state_of(lambda: connection.execute(slow)) == "57014"
+
+
+def test_the_user_of_a_session_is_one_beside_collections(served: tuple[persist.Client, Servers]) -> None:
+    with connect(served[1], autocommit=True) as connection:
+        query = "SELECT current_user, session_user, current_database(), 'current_user' FROM orders LIMIT 1"
+        assert connection.execute(query).fetchone() == ("me", "me", "latest", "current_user")
+        connection.execute("UPDATE orders SET status = current_user WHERE id = 1")
+        assert connection.execute("SELECT status FROM orders WHERE id = 1").fetchone() == ("me",)
+        assert "PostgreSQL 15" in str(connection.execute("SELECT version() FROM orders").fetchone())
+
+
+def test_a_block_never_reads_a_collection_that_was_sealed_later(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    late = client.create_or_load("late", key={"id": int}, value={"v": int})
+    with connect(servers) as connection:
+        connection.execute("SELECT count(*) FROM orders")
+        late.write([(1, 10)], time=1, seal=2).result()
+        assert state_of(lambda: connection.execute("SELECT * FROM late")) == "22023"
+        connection.rollback()
+        assert connection.execute("SELECT v FROM late").fetchall() == [(10,)]
+        connection.rollback()
+    later = client.create_or_load("later", key={"id": int}, value={"v": int})
+    with connect(servers) as connection:
+        connection.execute("SELECT count(*) FROM orders")
+        later.write([(1, 10)], time=1, seal=2).result()
+        assert state_of(lambda: connection.execute("DELETE FROM orders WHERE id IN (SELECT id FROM later)")) == "42P01"
