@@ -58,7 +58,7 @@ class Definer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """What a statement that defines a collection has done.
+    """The effect of a statement that defines a collection.
 
     Attributes:
         statement: its first words, such as "CREATE TABLE".
@@ -157,7 +157,7 @@ def _create(
         answer = QueryResult(client.engine, query, None, variables=variables, limits=limits)
         with closing(answer):
             running(lambda: answer.interrupt("canceled"))
-            return _create_table_of(client, name, answer)
+            return _create_filled_table(client, name, answer)
     return 0
 
 
@@ -172,7 +172,7 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
     handle.submit("sql", [handle.at_commit()]).result()
 
 
-def _create_table_of(client: Definer, name: str, result: QueryResult) -> int:
+def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:
     """Create a collection without a key of the rows of a query, in one commit; return how many there are."""
     count = 0
 

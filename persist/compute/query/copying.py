@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.query.result import QueryResult
-from persist.compute.query.statement_text import split_at
+from persist.compute.query.statement_text import split_by
 from persist.compute.query.tables import DUCKDB, why_refused
 from persist.core.errors import InvalidUsage, PersistError
 from persist.engine.location.engine import Engine
@@ -25,7 +25,7 @@ def is_copy(sql: str) -> bool:
 def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> tuple[str, int]:
     """Write rows to a file with the caller's rights; return its name, as it is written, and how many rows.
 
-    DuckDB writes a file beside it first, and gives it the name when all rows are in it.
+    DuckDB writes a file beside it first, and renames that when all rows are in it.
 
     Args:
         variables: as for `QueryResult`; None allows no file.
@@ -38,7 +38,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
         raise InvalidUsage("COPY writes a file, which queries may not.").with_remedy(
             "{files:option:True} lets it, with your rights; without, take the rows with to_arrow() or to_pandas()."
         )
-    parts = None if match is None else split_at(match["rest"], "to")
+    parts = None if match is None else split_by(match["rest"], "to")
     if parts is None:
         raise InvalidUsage(
             f"{sql!r:.100} is not COPY table TO 'file' or COPY (query) TO 'file'. To load a file, use INSERT INTO "

@@ -1,8 +1,8 @@
-"""What statements of SQL that define collections mean: CREATE, DROP, ALTER and COMMENT.
+"""The meaning of statements of SQL that define collections: CREATE, DROP, ALTER and COMMENT.
 
 DuckDB carries a statement out on an empty table, or view, with the columns of the collection. The differences of its
-catalog before and after then say what the statement means. So the grammar is DuckDB's, and what a collection does not
-have, such as a CHECK, is seen and refused.
+catalog before and after are the meaning of the statement. So the grammar is DuckDB's. Parts that a collection cannot
+have, such as a CHECK, are found and refused.
 """
 
 import re
@@ -17,7 +17,7 @@ from persist.compute.query.catalog import declare, table_about
 from persist.compute.query.copying import is_copy
 from persist.compute.query.parsing import refuse_statement
 from persist.compute.query.result import QUERY_LIMITS, check_arrow_types, sealed_connection
-from persist.compute.query.statement_text import is_statement, split_at
+from persist.compute.query.statement_text import is_statement, split_by
 from persist.compute.query.tables import MAIN, Path, parts_of, path_of, table_at, why_refused
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
@@ -41,7 +41,7 @@ _TABLES = (
     "UNION ALL SELECT view_name, comment FROM duckdb_views() WHERE NOT internal"
 )
 _CONSTRAINTS = "SELECT constraint_type, constraint_column_names, constraint_text FROM duckdb_constraints()"
-_FACTS = ("VARCHAR", None, True)  # Of a column that has a type alone.
+_FACTS = ("VARCHAR", None, True)  # The facts of a column without a DEFAULT or NOT NULL.
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class Definition:
         Raises:
             InvalidUsage: columns have names before it.
         """
-        parts = split_at(self.rest, "as") if self.verb == "CREATE" else None
+        parts = split_by(self.rest, "as") if self.verb == "CREATE" else None
         if parts is not None and parts[0].strip():
             raise InvalidUsage(f"{self.words} … {parts[0].strip()[:40]}: name columns in the query, by AS")
         return None if parts is None else parts[1].strip().rstrip(";")
@@ -111,7 +111,7 @@ class Definition:
         return name, False
 
     def new_columns(self, name: str) -> tuple[pa.Schema, list[str]]:
-        """Return the columns of a CREATE TABLE, and those of its primary key.
+        """Return the columns of a CREATE TABLE, and the names of its primary key.
 
         Raises:
             InvalidUsage: DuckDB refuses it, or a collection cannot have something of it.
@@ -127,7 +127,7 @@ class Definition:
                     raise _refuse(name, text)
                 not_null |= {*names}
                 key = names if kind == "PRIMARY KEY" else key
-            for column, (_, default, _) in _Catalog.of(connection).columns.items():
+            for column, (_, default, _) in _Catalog.read(connection).columns.items():
                 if default is not None:
                     raise _refuse(name, f"{column} … {default}")
             relation = connection.sql(f"FROM {path_of(path)} LIMIT 0")
@@ -145,7 +145,7 @@ class Definition:
         path = (about.schema, about.table)
         with sealed_connection(QUERY_LIMITS) as connection:
             declare(connection, [about], ())
-            before = _Catalog.of(connection)
+            before = _Catalog.read(connection)
             self._run(connection, path)
             if self.verb == "DROP":
                 if re.search(r"\bcascade\b", self.rest, re.IGNORECASE):
@@ -153,7 +153,7 @@ class Definition:
                         f"DROP … CASCADE: drop the views that read {about.name!r} first, each by its name"
                     )
                 return TableChange()
-            after = _Catalog.of(connection)
+            after = _Catalog.read(connection)
             if self.verb == "COMMENT ON":
                 if self.kind != "COLUMN":
                     return TableChange(comments={"": after.comment})
@@ -165,7 +165,7 @@ class Definition:
             return TableChange(evolution=self._evolution(before.columns, after.columns, types))
 
     def _evolution(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
-        """Return arguments of `evolve`; none if an IF EXISTS says that nothing happens."""
+        """Return arguments of `evolve`; none if an IF EXISTS does not apply."""
         added = [name for name in after if name not in before]
         dropped = [name for name in before if name not in after]
         changed = [name for name, facts in after.items() if name in before and facts != before[name]]
@@ -175,7 +175,7 @@ class Definition:
                 f"ALTER TABLE{self.rest:.100}: columns have no DEFAULT, and NOT NULL only from the beginning. "
                 "evolve(add=…, defaults=…) adds a column with a value in older records"
             )
-        if changed and split_at(self.rest, "using"):
+        if changed and split_by(self.rest, "using"):
             raise InvalidUsage("ALTER … TYPE … USING computes values: add a column, and UPDATE it")
         if added and dropped:
             return {"rename": dict(zip(dropped, added, strict=True))}
@@ -208,12 +208,12 @@ class Definition:
 
 @dataclass(frozen=True, slots=True)
 class TableChange:
-    """What a statement changes of a collection: one of these, or all of it if nothing is set.
+    """The change of a collection: one of these, or its end if nothing is set.
 
     Attributes:
         name: the new name.
         evolution: arguments of `evolve`.
-        comments: texts by column; "" stands for the collection.
+        comments: texts by column; "" is the key of the text of the collection.
     """
 
     name: str | None = None
@@ -226,7 +226,7 @@ _Columns = Mapping[str, tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class _Catalog:
-    """What DuckDB knows of the only table of a connection.
+    """The only table of a connection, in the catalog of DuckDB.
 
     Attributes:
         columns: the type, default and nullability of each, by name.
@@ -239,7 +239,8 @@ class _Catalog:
     comments: Mapping[str, str]
 
     @classmethod
-    def of(cls, connection: Any) -> "_Catalog":
+    def read(cls, connection: Any) -> "_Catalog":
+        """Read the catalog of a connection."""
         (table, comment), *_ = connection.execute(_TABLES).fetchall() or [("", None)]
         columns = connection.execute(_COLUMNS).fetchall()
         facts = {name: tuple(facts) for name, *facts, _ in columns}

@@ -78,7 +78,7 @@ class Changed:
 
 
 class Outcome(ArrowResult):
-    """What a statement has done, as one row.
+    """The effect of a statement, as one row.
 
     Args:
         facts: names of columns, with a text, or a number or None.

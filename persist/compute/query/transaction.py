@@ -287,7 +287,7 @@ class ServedSql(Queries):
 
     Args:
         limits: of each query.
-        define: runs a statement that defines a collection; it returns what Postgres says of it.
+        define: runs a statement that defines a collection, and returns its command tag.
     """
 
     def __init__(self, engine: Engine, limits: QueryLimits, define: Callable[[str, Running], str]) -> None:
