@@ -292,10 +292,10 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" stands for all others. None means
+            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means
                 the latest sealed time of each.
-            files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is no
-                collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads no
+            files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
+                not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads no
                 extension.
             time: of the changes of a statement; None means the time of its commit.
 
@@ -436,12 +436,12 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             postgres: `host:port`. psql, drivers and tools for reports query the location there; see `docs/use/sql.md`.
             iceberg: `host:port` of an Iceberg REST catalog; see `docs/use/publish.md`. This client must write.
             token: clients send it; without one, everybody who reaches a port may read everything.
-            write_token: lets its holders write; those of the token only read then.
+            write_token: lets its holders write; holders of the token only read then.
             certificate: the chain and the key as PEM, for `grpc+tls://` and for Postgres.
             insecure: allow an address that other machines reach without a token.
             write: let Postgres clients change collections. This client must write.
             commits: commit for clients that were opened with `commit_through=`, in mode "shared". Holders of the write
-                token, or of the token if there is no other, may then write and drop collections.
+                token, or of the token if it is the only one, may then write and drop collections.
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
             sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
                 `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres

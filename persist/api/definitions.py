@@ -1,12 +1,14 @@
 """Statements of SQL by the call of the same meaning.
 
-UPDATE, DELETE, INSERT, MERGE      one commit of what they change
-CREATE TABLE t (…)                 create_or_load; PRIMARY KEY makes it a keyed collection
-CREATE TABLE t AS query            write, to a new collection without a key
-CREATE VIEW v AS query             create_view and refresh; OR REPLACE is redefine
-REFRESH VIEW v                     refresh
-DROP, ALTER, COMMENT               drop, evolve and rename, describe
-COPY … TO 'file'                   rows of a query into a file
+| statement | here |
+|---|---|
+| UPDATE, DELETE, INSERT, MERGE | one commit of the changes |
+| CREATE TABLE t (…) | create_or_load; PRIMARY KEY makes it a keyed collection |
+| CREATE TABLE t AS query | write, to a new collection without a key |
+| CREATE VIEW v AS query | create_view and refresh; OR REPLACE is redefine |
+| REFRESH VIEW v | refresh |
+| DROP, ALTER, COMMENT | drop, evolve and rename, describe |
+| COPY … TO 'file' | rows of a query into a file |
 """
 
 import uuid
@@ -78,7 +80,7 @@ def run(
 ) -> dict[str, Any]:
     """Run a statement of any kind; return what it has done, by name.
 
-    Arguments and errors are those of `execute`, `define` and `copy_rows`.
+    It takes the arguments of `execute`, `define` and `copy_rows`, and raises their errors.
     """
     kind = statement_kind(sql)
     if kind == "change":

@@ -36,7 +36,7 @@ class Location(Definer, Protocol):
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `Client.serve` takes; see there."""
+    """The options of `Client.serve`; see there."""
 
     flight: str | None
     postgres: str | None

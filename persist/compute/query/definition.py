@@ -17,7 +17,7 @@ from persist.compute.query.catalog import declare, table_about
 from persist.compute.query.copying import is_copy
 from persist.compute.query.parsing import refuse_statement
 from persist.compute.query.result import QUERY_LIMITS, check_arrow_types, sealed_connection
-from persist.compute.query.statement_text import is_statement, split_by
+from persist.compute.query.statement_text import is_statement, split_text
 from persist.compute.query.tables import MAIN, Path, parts_of, path_of, table_at, why_refused
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
@@ -83,7 +83,7 @@ class Definition:
         Raises:
             InvalidUsage: columns have names before it.
         """
-        parts = split_by(self.rest, "as") if self.verb == "CREATE" else None
+        parts = split_text(self.rest, "as") if self.verb == "CREATE" else None
         if parts is not None and parts[0].strip():
             raise InvalidUsage(f"{self.words} … {parts[0].strip()[:40]}: name columns in the query, by AS")
         return None if parts is None else parts[1].strip().rstrip(";")
@@ -175,7 +175,7 @@ class Definition:
                 f"ALTER TABLE{self.rest:.100}: columns have no DEFAULT, and NOT NULL only from the beginning. "
                 "evolve(add=…, defaults=…) adds a column with a value in older records"
             )
-        if changed and split_by(self.rest, "using"):
+        if changed and split_text(self.rest, "using"):
             raise InvalidUsage("ALTER … TYPE … USING computes values: add a column, and UPDATE it")
         if added and dropped:
             return {"rename": dict(zip(dropped, added, strict=True))}

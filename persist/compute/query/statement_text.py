@@ -196,7 +196,7 @@ def is_statement(sql: str) -> bool:
     return isinstance(sql, str) and _BEGINNING.match(sql) is not None
 
 
-def split_by(sql: str, word: str) -> tuple[str, str] | None:
+def split_text(sql: str, word: str) -> tuple[str, str] | None:
     """Return what comes before and after the first such keyword outside of brackets; None if there is none."""
     text = sql.encode()
     for token in _tokens(sql):
