@@ -295,8 +295,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             as_of: a time for all collections, or a dict of times by name, where "" means all others. None means
                 the latest sealed time of each.
             files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
-                not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads no
-                extension.
+                not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads
+                no extension.
             time: of the changes of a statement; None means the time of its commit.
 
         Raises:
