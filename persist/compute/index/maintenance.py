@@ -49,7 +49,7 @@ from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import handle_on, loaded_by_id
+from persist.engine.location.opening import loaded_by_id, open_handle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.planning.snapshot_plan import changes_scan
 from persist.engine.read.results.snapshot import Snapshot
@@ -173,7 +173,7 @@ def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
 
 def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
     contents = handle.contents()
-    schema = handle.schema_in(contents, None)
+    schema = handle.load_schema(contents, None)
     stale = [index for index in load_indexes(handle) if _is_due(index, contents, least_rows)]
     going_on = [index for index in stale if index.fits(schema) and _can_continue(index, contents)]
     for index in stale:
@@ -199,7 +199,7 @@ def _can_continue(index: Index, contents: CollectionState) -> bool:
 def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
     id_, index_id = handle.id, index.handle.id
     until = contents.upper
-    schema = handle.schema_in(contents, None)
+    schema = handle.load_schema(contents, None)
     names = index.map_names(schema)
     commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])
     commit.add(index.handle, [ExpectDefinition(index_id, 1), ExpectUpper(index_id, index.contents.upper_times)])
@@ -231,5 +231,5 @@ def _keep(engine: Engine, contents: CollectionState) -> bool:
             engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
         return True
     if any(hold.startswith(INDEX_HOLD) for hold in contents.holds):
-        bring_up(handle_on(engine, contents, contents.schema), least_rows=LAG_ROWS)
+        bring_up(open_handle(engine, contents, contents.schema), least_rows=LAG_ROWS)
     return False

@@ -19,7 +19,7 @@ from persist.compute.sql.view import LiveView, ViewsTogether, live_view
 from persist.core.errors import InvalidUsage
 from persist.core.names import VIEW_HOLD, check_free_name, owner_of_groups
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, engine_of, loaded, loaded_by_id
+from persist.engine.location.opening import OnEngine, loaded, loaded_by_id, to_engine
 from persist.engine.write.operations import Step
 
 Found = TypeVar("Found")
@@ -95,7 +95,7 @@ def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune
         InvalidUsage: a definition is none, they read each other in a circle, a collection that is no view has such a
             name, or a view that is not wanted reads one that has to be replaced.
     """
-    return _Planner(engine_of("plan_views", client), wanted).plan(prune)
+    return _Planner(to_engine("plan_views", client), wanted).plan(prune)
 
 
 class _Planner:

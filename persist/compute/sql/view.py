@@ -151,7 +151,7 @@ class LiveView:
             return None
         seqno, view_upper = follower.state.seqno, peeked[0].upper
         uppers = [contents.upper for contents in peeked[1:] if contents.view is None]
-        if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.put_off():
+        if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.skip_refresh():
             return None
         try:
             refreshed = self._refresh(policy, first)
@@ -271,7 +271,7 @@ class LiveView:
         state, name = self.engine.follower.refresh(), self.handle.name
         if self.handle.id in state.entries:
             return False
-        new = loaded(self.engine, name) if self.engine.follower.id_of(name) is not None else None
+        new = loaded(self.engine, name) if self.engine.follower.find_id(name) is not None else None
         definition = None if new is None else load_definition(new)
         if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
             raise CollectionNotFound(name, self.engine.url, state.names_in_memory())

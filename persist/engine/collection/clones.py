@@ -45,7 +45,7 @@ from persist.engine.collection.failures import is_of_failures
 from persist.engine.compact import Rewrite
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
-from persist.engine.location.opening import handle_on
+from persist.engine.location.opening import open_handle
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
@@ -64,24 +64,24 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         time = _last_change(source.known())
 
     def plan() -> CollectionHandle:
-        if engine.follower.newest_id_of(name) is not None:
+        if engine.follower.load_newest_id(name) is not None:
             raise CollectionExists(name)
         if time >= source.known().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)
         contents = source.known()
         check_readable(contents, time)
         id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
-        made: Sequence[Part] = ()
+        new_parts: Sequence[Part] = ()
         try:
-            made = _rewritten(source, contents, id_, shares)
-            steps = _steps(contents, id_, name, shares, made)
+            new_parts = _rewritten(source, contents, id_, shares)
+            steps = _steps(contents, id_, name, shares, new_parts)
             engine.submit("clone", steps, {id_: name, source.id: source.name}).result()
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
-                writer.part_writer().discard(made)
+                writer.part_writer().discard(new_parts)
             raise
-        known = engine.follower.known(id_, name)
-        return handle_on(engine, known, newest_like(source.schema, known), source.machine)
+        clone_contents = engine.follower.known(id_, name)
+        return open_handle(engine, clone_contents, newest_like(source.schema, clone_contents), source.machine)
 
     def raise_if_needed(error: PersistError) -> None:
         if isinstance(error, MissingBlob) and source.needs(error.key):
@@ -187,6 +187,9 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
     if contents.view is not None:
         properties[DERIVED_FROM] = " ".join([contents.id, *contents.view.get("inputs", ())])
     if about.comment or properties or about.columns:
-        columns = {column: Words(said.comment, {**said.properties}) for column, said in about.columns.items()}
+        columns = {
+            column: Words(column_words.comment, {**column_words.properties})
+            for column, column_words in about.columns.items()
+        }
         steps.append(kinds.Describe(id_, Words(about.comment, {**properties}), columns))
     return steps if contents.retention is None else [*steps, kinds.SetRetention(id_, contents.retention)]

@@ -111,7 +111,7 @@ class _Draft:
             raise with_timeline(error, self.handle.schema.timeline)
         self.end = end
 
-    def asked(self, token: str | None) -> AskedEvents:
+    def to_request(self, token: str | None) -> AskedEvents:
         """Return it for `submit_all`."""
         events, end = joined_events(self.events) if self.events else None, self.end
         if self.change is not None and self.change.time is not None:
@@ -246,8 +246,10 @@ class Commit:
                 self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
-        wanted = None if keys is None else distinct_keys(keys, handle.schema)
-        self._add_difference(handle, time, partial(delete_steps, handle, wanted, where, time, self.options.token))
+        keys_to_delete = None if keys is None else distinct_keys(keys, handle.schema)
+        self._add_difference(
+            handle, time, partial(delete_steps, handle, keys_to_delete, where, time, self.options.token)
+        )
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
         """Make the contents what they were; see `Collection.restore`."""
@@ -262,8 +264,8 @@ class Commit:
             self._add_difference(handle, time, partial(restore_steps, handle, then, time, self.options.token))
             return
         # The updates of a keyed collection are made of events, so an overwrite takes rows, of which each key has one.
-        with snapshot(handle, then) as held:
-            self.overwrite(handle, held.to_batches(), time=time)
+        with snapshot(handle, then) as contents_then:
+            self.overwrite(handle, contents_then.to_batches(), time=time)
 
     def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
         """Make the contents what a function makes of them, and of no others; see `rewrite`."""
@@ -368,11 +370,11 @@ class Commit:
     def submit(self) -> CommitFuture:
         """Queue all that was added as one commit, and return its future."""
         with self._needed as needed:
-            asks = [(draft.handle, draft.asked(self.options.token)) for draft in self._drafts.values()]
+            asks = [(draft.handle, draft.to_request(self.options.token)) for draft in self._drafts.values()]
             changes = [*self._changes.values(), *(self._upserting(*upsert) for upsert in self._upserts.values())]
             asks += [(handle, self._with_steps_beside(handle, change)) for handle, change in changes]
-            asked = {handle.id for handle, _ in asks}
-            plain = [id_ for id_ in self._names if id_ not in asked]
+            keyed_ids = {handle.id for handle, _ in asks}
+            plain = [id_ for id_ in self._names if id_ not in keyed_ids]
             steps = [*with_token(self.options.token, plain, self._steps), *self.options.notes(self._names)]
             future = submit_all(self._engine, self._action, asks, steps, self._names)
             until_done = needed.pop_all()

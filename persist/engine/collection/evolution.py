@@ -40,7 +40,7 @@ from persist.engine.write.retrying import commit_with_retry
 KEYS_NAMED = 10
 
 
-def declared(keyed: Any, schema: CollectionSchema) -> KeyedForm:
+def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
     """Return the declaration that a user gives for a collection, after checking that it fits its schema to be."""
     if not isinstance(keyed, Keyed):
         raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
@@ -115,25 +115,25 @@ def _evolve(
         ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
         return _only_commented(handle, contents.schema, comments, beside)
     # From what the user has seen: a name may be that of another column by now.
-    before = among_versions(handle.schema, contents)
-    after = _after(before, wanted, contents)
+    schema_before = among_versions(handle.schema, contents)
+    after = _evolve_schema(schema_before, wanted, contents)
     check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
-    if wanted.keyed is None and replace(after, version=before.version) == before:
-        return _only_commented(handle, before, comments, beside)
+    if wanted.keyed is None and replace(after, version=schema_before.version) == schema_before:
+        return _only_commented(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
-    form = None if wanted.keyed is None else declared(wanted.keyed, after)
+    form = None if wanted.keyed is None else parse_declaration(wanted.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
     then = apply_step(contents, step)  # What it may not do is said before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
-    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
-        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
+    if risky := [n for n, kind in wanted.widen.items() if may_overflow(schema_before.arrow.field(n).type, kind)]:
+        _check_fits(handle, contents, schema_before, {name: wanted.widen[name] for name in risky})
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
     steps += _comment_steps(handle, after, comments)
     handle.submit("evolve", [*steps, *beside]).result()
     if wanted.keyed is not None and wanted.keyed.machine is not None:
         handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
         handle = replace(handle, machine=wanted.keyed.machine)
-    return handle.as_in(then)  # What others have made of it since is not what this user has seen.
+    return handle.adapt_to(then)  # What others have made of it since is not what this user has seen.
 
 
 def _only_commented(
@@ -146,7 +146,7 @@ def _only_commented(
     return handle
 
 
-def _after(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
+def _evolve_schema(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
     if not wanted.changes_columns:
         return replace(before, version=before.version + 1, known=())
     try:
@@ -188,9 +188,9 @@ _EXAMPLES = {
 
 def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:
     for what in _EXAMPLES:
-        if not isinstance(given := getattr(wanted, what), Mapping):
+        if not isinstance(value := getattr(wanted, what), Mapping):
             raise InvalidUsage(
-                f"{what}={given!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
+                f"{what}={value!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
     if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
@@ -216,8 +216,8 @@ def _comment_steps(
 ) -> list[record_kinds.Describe]:
     names = schema.distinct("comments", [*comments])
     ids = dict(zip(schema.names, schema.ids, strict=True))
-    said = {str(ids[name]): Words(comments[name]) for name in names}
-    return [record_kinds.Describe(handle.id, columns=said)] if said else []
+    words_by_id = {str(ids[name]): Words(comments[name]) for name in names}
+    return [record_kinds.Describe(handle.id, columns=words_by_id)] if words_by_id else []
 
 
 def _check_fits(

@@ -52,16 +52,16 @@ class Failure(msgspec.Struct, frozen=True):
     error: str
 
 
-def failures_of(contents: CollectionState) -> dict[str, Failure]:
+def load_failures(contents: CollectionState) -> dict[str, Failure]:
     """Return the last failure of each sink, by its hold, and of what fills the collection, by ""; none that is over.
 
     A property that a user wrote under such a name is left out.
     """
     failures = {}
-    for name, told in contents.about.properties.items():
+    for name, text in contents.about.properties.items():
         if is_of_failures(name):
             with suppress(msgspec.MsgspecError):
-                failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(told, type=Failure)
+                failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(text, type=Failure)
     return failures
 
 
@@ -94,9 +94,9 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
     now_ms = engine.clock.wall_ms()
     try:
         columns = {name for handle in handles for name in handle.schema.names}
-        told = _text_of(error, {*engine.follower.state.names(), *columns})
-        failure = Failure(now_ms, engine.writer("tell_failure").name, told)
-        stale = [handle for handle in handles if _is_news(failures_of(handle.known()).get(sink), failure)]
+        text = _redact_error(error, {*engine.follower.state.names(), *columns})
+        failure = Failure(now_ms, engine.writer("tell_failure").name, text)
+        stale = [handle for handle in handles if _is_news(load_failures(handle.known()).get(sink), failure)]
         _say(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
         logger.warning("the location could not be told of a failure: %s", problem)
@@ -105,7 +105,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     """Remove the failure from those collections that tell of one. Cost: nothing if none does."""
     try:
-        _say([handle for handle in handles if sink in failures_of(handle.known())], sink, None)
+        _say([handle for handle in handles if sink in load_failures(handle.known())], sink, None)
     except CollectionNotFound:
         pass  # It says nothing any more.
     except PersistError as problem:
@@ -123,7 +123,7 @@ def _say(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> No
         handles[0].engine.submit("failed", steps, {handle.id: handle.name for handle in handles}).result()
 
 
-def _text_of(error: Exception, names: set[str]) -> str:
+def _redact_error(error: Exception, names: set[str]) -> str:
     """Return an error as a text that may be kept: one line, without what may be a secret or the value of a row."""
     if isinstance(error, OperatorFailed):
         text, is_ours = f"operator {error.operator} failed: {error.problem}", False
@@ -131,10 +131,10 @@ def _text_of(error: Exception, names: set[str]) -> str:
         text, is_ours = str(error), isinstance(error, PersistError)
     text = _ASKED.sub(r"\1?…", without_secrets(" ".join(plain(text).split())))
 
-    def kept(quoted: re.Match[str]) -> str:
+    def redact(quoted: re.Match[str]) -> str:
         return quoted[0] if quoted[2] in names else f"{quoted[1]}…{quoted[1]}"
 
-    text = _QUOTED.sub(kept, text)
+    text = _QUOTED.sub(redact, text)
     if not is_ours:
         text = _NUMBER.sub("…", text)
     text = f"{type(error).__name__}: {text}"

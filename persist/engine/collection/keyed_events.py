@@ -42,7 +42,7 @@ class Unchanged(InvalidUsage):
     """Contents are to be left as they are, so there is nothing to commit; it never leaves the engine."""
 
 
-def rows_in(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+def read_rows(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
     """Yield the rows of a snapshot, slice by slice."""
     for scan_slice in scan.slices_within(reader.slice_bytes):
         yield from read_snapshot(scan_slice, "rows", reader)
@@ -73,7 +73,7 @@ class KeyedChange:
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
         if callable(new):
-            rows = new(rows_in(snapshot_scan(after, schema, time, None), reader))
+            rows = new(read_rows(snapshot_scan(after, schema, time, None), reader))
             if rows is None:
                 raise Unchanged("nothing of it changes")
             new = to_updates(stamped(rows, schema, Stamp(time, 1)), schema)
@@ -156,7 +156,7 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
     return handle.keyed
 
 
-def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
+def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
     form, timeline = keyed_form(handle), handle.clocked_timeline
     events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)

@@ -58,7 +58,7 @@ from persist.engine.collection.keyed_events import (
     Rewritten,
     check_event_times,
     check_upserts,
-    rows_in,
+    read_rows,
 )
 from persist.engine.collection.reads import changes
 from persist.engine.follow.log_queries import say_whose
@@ -80,17 +80,17 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
     Raises: as `overwrite_steps`; AsOfCompacted, if what it was cannot be told any more.
     """
     contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
-    asked = Asked(handle.id, overwrite_digest(then, at, "what was there"))
+    request = Asked(handle.id, overwrite_digest(then, at, "what was there"))
     if handle.remembers(contents, token):
-        return [asked, *_stamping(handle, at)]
+        return [request, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     writer = handle.engine.writer("restore").part_writer()
     with ExitStack() as stack:
         later = stack.enter_context(changes(handle, then + 1, contents.upper))
         back = (with_time(negated(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
-        new, _ = _held_or_stored(handle, back, None, (), writer, stack)
+        new, _ = _hold_or_store_rows(handle, back, None, (), writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
-        return [asked, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
+        return [request, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
 
 
 def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
@@ -102,7 +102,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
     """
     contents = _settled(handle)
     with ExitStack() as stack:
-        rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
+        rows = rewritten(read_rows(_present(handle, contents, None, stack), handle.engine.reader()))
     if rows is None:
         return []
     settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
@@ -186,11 +186,11 @@ class NewContents:
         with ExitStack() as stack:
             present = _present(handle, contents, where, stack)
             new, rows_digest = self._new()
-            asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
+            request = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
             replaced = self._without_repetitions if self._by_key else None
             writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
-            return [asked, *_alone(handle, contents, self._at, writes)]
+            return [request, *_alone(handle, contents, self._at, writes)]
 
     def read(self) -> None:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
@@ -223,7 +223,7 @@ class NewContents:
         if self._held is None:
             by = () if self._token is None else self._handle.schema.names
             stamp = Stamp(self._at, 1)
-            self._held = _held_or_stored(self._handle, self._given, stamp, by, self._writer, self._stack)
+            self._held = _hold_or_store_rows(self._handle, self._given, stamp, by, self._writer, self._stack)
             self._given = None
             if isinstance(self._held[0], pa.Table):  # Others are looked at key by key when they are compared.
                 self._check(self._held[0])
@@ -252,18 +252,18 @@ def delete_steps(
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = compute_digest(once, handle.schema.key_names)
-    asked = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
+    request = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
     if handle.remembers(contents, token):
-        return [asked, *_stamping(handle, at)]
+        return [request, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
         present = _present(handle, contents, where, stack)
         if keys is None:
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
-            return [asked, *_alone(handle, contents, at, writes)]
+            return [request, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
-        return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
+        return [request, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
 def keyed_deletion(
@@ -330,22 +330,22 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
     columns = [name for name in (*events.schema.names, TIME) if name != SEQ]
-    asked = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
+    request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):
-        return [asked, *([handle.at_commit()] if events.at_commit else [])]
+        return [request, *([handle.at_commit()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
-        return [*_creating(handle), asked]
+        return [*_creating(handle), request]
     with ExitStack() as stack:
         present = _present(handle, contents, None, stack)
         ready = prepared(schema, _upsert_form(schema), events.table)
-        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
-        updates = consolidate(replace_by_event(ready, Replacing(), held), [*schema.names, TIME])
+        keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        present_rows = Lookup(present).contents(keys_to_replace, "diff", handle.engine.reader())
+        updates = consolidate(replace_by_event(ready, Replacing(), present_rows), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
-        return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
+        return [request, *_alone(handle, contents, last, [] if step is None else [step])]
 
 
 def check_either(keys: Any, where: pc.Expression | None) -> None:
@@ -428,7 +428,7 @@ def _present(
     return snapshot_scan(newest, schema, as_of, None, filter)
 
 
-def _held_or_stored(
+def _hold_or_store_rows(
     handle: CollectionHandle,
     rows: Any,
     stamp: Stamp | None,
@@ -441,7 +441,7 @@ def _held_or_stored(
     A digest is taken by some columns; there is none without any.
     """
     committer = handle.engine.writer("overwrite").committer
-    new, digest = committer.write_steps.held_or_stored(handle.id, handle.schema, rows, stamp, by=by)
+    new, digest = committer.write_steps.hold_or_store_updates(handle.id, handle.schema, rows, stamp, by=by)
     if isinstance(new, tuple):
         stack.callback(writer.discard, new)
     return new, digest

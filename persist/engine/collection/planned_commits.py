@@ -91,22 +91,22 @@ def submit_all(
         beside: come before what is asked. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
-    writer, asks = engine.writer(action), [(handle, _prepared(handle, asked)) for handle, asked in asks]
+    writer, asks = engine.writer(action), [(handle, _prepared(handle, request)) for handle, request in asks]
     ids = [handle.id for handle, _ in asks]
     commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
-    if any(asked.at_commit and asked.end is not None for _, asked in asks):
+    if any(request.at_commit and request.end is not None for _, request in asks):
         engine.abandon(beside)
         raise InvalidUsage(
             "a seal is given with events that have no time: the commit gives them one, and seals just after it. Leave "
             "the seal out, or give them times, too."
         )
-    is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
+    is_decided = not any(request.late is not None or request.is_least for _, request in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
-    if asks and all(asked.plain is not None for _, asked in asks):
-        return commit.here()
+    if asks and all(request.plain is not None for _, request in asks):
+        return commit.run()
     future = writer.new_future()
-    size = sum(asked.events.table.nbytes for _, asked in asks if asked.events is not None)
+    size = sum(request.events.table.nbytes for _, request in asks if request.events is not None)
     try:
         return writer.keyed.submit(ids, future, lambda: commit.in_queue(future), size)
     except ClientClosed:
@@ -203,7 +203,7 @@ class _Commit:
         self._tell_late(future)
         return committed
 
-    def here(self) -> CommitFuture:
+    def run(self) -> CommitFuture:
         """Plan and commit in this thread until that is not lost to others; return the future of the last commit.
 
         It is resolved, unless this thread may not wait: then there is one attempt. What a plan raises is raised.
@@ -260,20 +260,20 @@ class _Commit:
     def _submit(self) -> CommitFuture:
         """Plan what has no plan, and submit all plans with the steps beside."""
         self.times = self.times or self._times()
-        for handle, asked in self.asks:
+        for handle, request in self.asks:
             if handle.id not in self.plans:
                 contents = self.contents.get(handle.id) or handle.known()
-                self.plans[handle.id] = _planned(handle, contents, asked, self.times.get(handle.id))
+                self.plans[handle.id] = _planned(handle, contents, request, self.times.get(handle.id))
         return self._submitted()
 
     def _times(self) -> dict[str, int]:
         """Return which time the commit gives to those that named none, if some of them are resolved with it."""
-        if not any(asked.at_commit and asked.plain is None for _, asked in self.asks):
+        if not any(request.at_commit and request.plain is None for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
-        asks += [handle.at_commit() for handle, asked in self.asks if asked.at_commit]
-        uppers = {asked.collection: self._upper(asked.collection) for asked in asks}
-        return times_together({asked.collection: asked for asked in asks}, uppers, self.engine.clock.wall_ms())
+        asks += [handle.at_commit() for handle, request in self.asks if request.at_commit]
+        uppers = {request.collection: self._upper(request.collection) for request in asks}
+        return times_together({request.collection: request for request in asks}, uppers, self.engine.clock.wall_ms())
 
     def _upper(self, collection: str) -> int:
         contents = self.engine.follower.load(collection)
@@ -287,18 +287,20 @@ class _Commit:
     def _submitted(self) -> CommitFuture:
         plans, times = self.plans, self.times
         # What is the difference to the contents of before comes first, and says that they are still there.
-        first = [step for handle, asked in self.asks if asked.plain is not None for step in plans[handle.id].steps]
-        rest = [step for handle, asked in self.asks if asked.plain is None for step in plans[handle.id].steps]
-        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *rest]
+        first = [step for handle, request in self.asks if request.plain is not None for step in plans[handle.id].steps]
+        keyed_steps = [
+            step for handle, request in self.asks if request.plain is None for step in plans[handle.id].steps
+        ]
+        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *keyed_steps]
         if times:
             steps = [
                 msgspec.structs.replace(step, time=times[step.collection]) if isinstance(step, AtCommit) else step
                 for step in steps
             ]
         # Kept when the record is refused: the next attempt may need it again.
-        kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
+        marked_steps = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
         names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
-        return self.engine.submit(self.action, kept, names)
+        return self.engine.submit(self.action, marked_steps, names)
 
     def _may_succeed(
         self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
@@ -312,7 +314,7 @@ class _Commit:
             return False  # A condition among the steps beside does not hold, and will not.
         if isinstance(error, FrontierRegression | UpdateNotBeyondUpper | LateEvents):
             # What is late has to be decided anew; and whoever is refused is told the newest upper.
-            decides = any(asked.late is not None or asked.is_least for _, asked in self.asks)
+            decides = any(request.late is not None or request.is_least for _, request in self.asks)
             return decides or any(newest[id_].upper != before[id_].upper for id_ in before)
         return True
 
@@ -325,10 +327,10 @@ class _Commit:
             self.engine.abandon(plan.steps)
 
     def _tell_late(self, future: CommitFuture) -> None:
-        for handle, asked in self.asks:
+        for handle, request in self.asks:
             late = self.plans[handle.id].late
-            if asked.late is not None and late is not None:
-                asked.late.update(late[REASON].to_pylist())
+            if request.late is not None and late is not None:
+                request.late.update(late[REASON].to_pylist())
                 future.late = late
 
 
@@ -370,8 +372,8 @@ def _timely(
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
     if asked.late is None or asked.events is None or handle.remembers(contents, asked.token):
         return asked, None
-    kept, late = split_late(asked.events, contents, keyed_form(handle))
-    return replace(asked, events=kept if len(kept.table) else None), late
+    timely_events, late = split_late(asked.events, contents, keyed_form(handle))
+    return replace(asked, events=timely_events if len(timely_events.table) else None), late
 
 
 def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
@@ -381,8 +383,8 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     if handle.remembers(contents, asked.token):
         return [*asked.marks]  # It was done before, which the committer will find.
     sealing = kinds.Seal(handle.id, to_stored(end))
-    before, after = _cut(asked.events, end)
-    first = [] if before is None else [pc.min(before["_time"]).as_py()]
+    due_events, after = _split_events(asked.events, end)
+    first = [] if due_events is None else [pc.min(due_events["_time"]).as_py()]
     if asked.change is not None:
         first.append(asked.change.time or 0)
     if first and min(first) < contents.upper:
@@ -392,16 +394,16 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
     resolving: list[Step] = [sealing]
     change = None if asked.change is None else partial(asked.change.updates, handle)
-    if before is not None or change is not None or due(contents, end):
-        watermarks = None if asked.events is None or before is None else asked.events.watermarks
+    if due_events is not None or change is not None or due(contents, end):
+        watermarks = None if asked.events is None or due_events is None else asked.events.watermarks
         resolver = handle.engine.writer("seal").resolver
-        machine = handle.machine_in(contents)
-        made = resolver.made(contents, contents.schema, machine, end, before, watermarks, change)
-        resolving = [ExpectErasures(handle.id, erasure_number(contents)), made]
+        machine = handle.load_machine(contents)
+        resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
+        resolving = [ExpectErasures(handle.id, erasure_number(contents)), resolution]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
         # What is told of watermarks is of all these events, and once.
-        watermarks = asked.events.watermarks if before is None else None
+        watermarks = asked.events.watermarks if due_events is None else None
         pending = [handle.pend_step(replace(asked.events, table=after, watermarks=watermarks))]
     return [*asked.also, *resolving, *pending, *asked.marks]
 
@@ -427,7 +429,7 @@ def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tok
     return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
 
 
-def _cut(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:
+def _split_events(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:
     """Return the events before end, and the others."""
     if events is None:
         return None, None

@@ -66,7 +66,7 @@ def snapshot(
     checked_filter(handle.reading_schema(schema), where, columns, form)
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s)
     try:
-        read_as = handle.schema_in(contents, schema)
+        read_as = handle.load_schema(contents, schema)
         filter = checked_filter(read_as, where, columns, form)
         scan = snapshot_scan(contents, read_as, time, columns, filter)
         scan.check_columns()
@@ -89,14 +89,14 @@ def snapshots_together(
     if not wanted:
         return []
     engine = wanted[0][0].engine
-    with engine.follower.looks.once(), ExitStack() as made, ExitStack() as claimed:
+    with engine.follower.looks.once(), ExitStack() as listens, ExitStack() as claimed:
         for handle, as_of in wanted:
             if as_of is not None:
                 handle.sealed(as_of, timeout_s)
         engine.settle()
         engine.follower.refresh()
         _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle, _ in wanted])
-        times = [handle.time_in(state, as_of) for (handle, as_of), state in zip(wanted, states, strict=True)]
+        times = [handle.choose_time(state, as_of) for (handle, as_of), state in zip(wanted, states, strict=True)]
         least: dict[str, WantedClaim] = {}
         for (handle, _), state, time in zip(wanted, states, times, strict=True):
             check_readable(state, time)
@@ -105,9 +105,9 @@ def snapshots_together(
         for claim in engine.claim_all([*least.values()]):
             claimed.callback(claim.release)
         snapshots = [
-            made.enter_context(snapshot(handle, time)) for (handle, _), time in zip(wanted, times, strict=True)
+            listens.enter_context(snapshot(handle, time)) for (handle, _), time in zip(wanted, times, strict=True)
         ]
-        made.pop_all()
+        listens.pop_all()
     return snapshots
 
 
@@ -178,7 +178,7 @@ def _changes(
     contents, reading = handle.claim(max(0, lower - 1), end=upper)
     try:
         check_changes_readable(contents, lower)
-        read_as = handle.schema_in(contents, schema)
+        read_as = handle.load_schema(contents, schema)
         filter = checked_filter(read_as, where, columns)
         scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
@@ -224,7 +224,7 @@ def upserts(
     return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
 
 
-def listen_from(
+def open_listen(
     handle: CollectionHandle,
     lower: int,
     reading: ClaimedRead,
@@ -269,7 +269,7 @@ def listen_from(
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, plan, first)
 
 
-def contents_as_of(
+def read_as_updates(
     handle: CollectionHandle,
     contents: CollectionState,
     time: int,
@@ -315,7 +315,7 @@ def begun_listen(
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
+    return open_listen(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
 
 
 def begun_subscription(
@@ -328,11 +328,11 @@ def begun_subscription(
     """Return a listen of the contents as of a time, then of what follows; see `Collection.subscribe`."""
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
     try:
-        first = contents_as_of(handle, contents, time, reading, moments, whole_times=bool(consumer))
+        first = read_as_updates(handle, contents, time, reading, moments, whole_times=bool(consumer))
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, time + 1, reading, first, moments, whole_times=bool(consumer))
+    return open_listen(handle, time + 1, reading, first, moments, whole_times=bool(consumer))
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,23 +360,23 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
     handles = [want.handle for want in wanted]
     engine = handles[0].engine
     engine.follower.refresh()
-    _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
-    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, known, strict=True)]
+    _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, states, strict=True)]
     claims = engine.claim_all(
         [WantedClaim(handle.id, handle.name, max(0, lower - 1)) for handle, lower in zip(handles, lowers, strict=True)]
     )
     readings = [ClaimedRead(engine.reader, claim, handle.needs) for claim, handle in zip(claims, handles, strict=True)]
     try:
-        _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+        _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
         listens = []
-        for want, state, lower, reading in zip(wanted, known, lowers, readings, strict=True):
+        for want, state, lower, reading in zip(wanted, states, lowers, readings, strict=True):
             first: Sequence[Piece] = ()
             if contents:
                 check_readable(state, lower - 1)
-                first = contents_as_of(want.handle, state, lower - 1, reading, want.moments)
+                first = read_as_updates(want.handle, state, lower - 1, reading, want.moments)
             else:
                 check_changes_readable(state, lower)
-            listens.append(listen_from(want.handle, lower, reading, first, want.moments))
+            listens.append(open_listen(want.handle, lower, reading, first, want.moments))
         return listens
     except BaseException:
         for reading in readings:
@@ -406,31 +406,31 @@ def as_of_join(
     """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
     schema = handle.schema
     table = _frame(frame)
-    wanted = schema.value_names if columns is None else schema.distinct("columns", columns)
+    value_columns = schema.value_names if columns is None else schema.distinct("columns", columns)
     keys, times = _keys(table, on, time, handle), _times(table, time, handle)
-    if clashing := [name for name in wanted if name in table.column_names]:
+    if clashing := [name for name in value_columns if name in table.column_names]:
         raise SchemaMismatch(
             f"the frame has a column {clashing[0]!r}, as the collection has: rename it in the frame, or leave it "
             "out of columns"
         )
     ends = pc.min_max(times).as_py()
     if ends["min"] is None:  # No row has a time, so none has a record.
-        return joined(table, keys, times, schema.arrow.empty_table(), schema, wanted)
+        return joined(table, keys, times, schema.arrow.empty_table(), schema, value_columns)
     handle.sealed(ends["max"], timeout_s)
     contents, reading = handle.claim(ends["min"])
     try:
         check_readable(contents, ends["min"])
         with reading.explained():
-            before = Lookup(snapshot_scan(contents, schema, ends["min"], None))
-            records = before.contents(before.wanted(keys), "diff", reading())
+            lookup = Lookup(snapshot_scan(contents, schema, ends["min"], None))
+            records = lookup.contents(lookup.to_lookup_keys(keys), "diff", reading())
             first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
             changes = changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
             after = Lookup(changes, keeps_time=True)
-            later = after.updates(after.wanted(keys), reading())
+            later = after.updates(after.to_lookup_keys(keys), reading())
     finally:
         reading.close()
     updates = pa.concat_tables([first.select(schema.arrow.names), later])
-    return joined(table, keys, times, updates, schema, wanted)
+    return joined(table, keys, times, updates, schema, value_columns)
 
 
 def _frame(frame: Any) -> pa.Table:

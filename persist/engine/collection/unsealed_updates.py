@@ -63,13 +63,13 @@ class UnsealedUpdates:
             if key not in self._told
         }
         # Nothing is forgotten before all has been read, because reading may fail and is repeated then.
-        gone = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
+        retracted = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
         self._told |= come
         futures = {key: piece[1] for key, piece in pieces.items() if not isinstance(piece, int)}
         self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
-        return pa.concat_tables([*come.values(), *gone]) if come or gone else None
+        return pa.concat_tables([*come.values(), *retracted]) if come or retracted else None
 
-    def pass_to(self, upper: int) -> pa.Table | None:
+    def retract_before(self, upper: int) -> pa.Table | None:
         """Return the updates that take back all that was told of times before upper; forget it."""
         passed = []
         for key, table in self._told.items():

@@ -220,7 +220,7 @@ class Compactor:
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
         attempt = _Attempt(contents)
         if isinstance(work, Thin):
-            self._put(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
+            self._commit_step(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
             return CompactionReport(keyframes_dropped=len(work.keyframes))
         try:
             if isinstance(work, MakeKeyframe):
@@ -229,7 +229,7 @@ class Compactor:
                 step, report = self._merge(contents, work.runs, attempt)
             else:
                 step, report = self._forget(contents, work, attempt)
-            self._put(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
+            self._commit_step(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
         except BaseException as error:
             if attempt.may_be_committed:
                 raise
@@ -241,12 +241,12 @@ class Compactor:
 
     def _needs(self, contents: CollectionState, blob: str) -> bool:
         try:
-            known = self._follower.current(contents.id, contents.name)
+            contents_now = self._follower.current(contents.id, contents.name)
         except CollectionNotFound:
             return False
-        return any(part.blob == blob for part in known.stored_parts)
+        return any(part.blob == blob for part in contents_now.stored_parts)
 
-    def _put(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
+    def _commit_step(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
         """Commit step, which names what was made for it, as long as what it replaces is there."""
         conditions = attempt.conditions(step)
 
@@ -280,8 +280,8 @@ class Compactor:
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
     ) -> list[MadeRun]:
         made_runs = self._maker.make(contents.id, runs, contents.parts)
-        for made in made_runs:
-            attempt.parts += made.new
+        for maker_output in made_runs:
+            attempt.parts += maker_output.new
         return made_runs
 
     def _keyframe(
@@ -290,11 +290,11 @@ class Compactor:
         scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
         pieces = keyframe_pieces(scan, numbers, self._tuning.part_bytes, self._maker)
-        [made] = self._make(contents, [pieces], attempt)
-        listed = attempt.numbers(made)
+        [maker_output] = self._make(contents, [pieces], attempt)
+        listed = attempt.numbers(maker_output)
         shared = {number for number in listed if number >= 0}
         rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
-        attempt.check(listed, made.added + sum(part.diff_sum for part in scan.base))
+        attempt.check(listed, maker_output.added + sum(part.diff_sum for part in scan.base))
         step = kinds.Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
         report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
         return step, with_read([*scan.parts, *rewritten], report)
@@ -319,7 +319,7 @@ class Compactor:
                 return None
             keyed.append((keys[0], keys[-1], number))
         keyed.sort(key=lambda entry: entry[:2])
-        if any(one[1] >= other[0] for one, other in pairwise(keyed)):
+        if any(earlier[1] >= later[0] for earlier, later in pairwise(keyed)):
             return None
         return tuple(number for _, _, number in keyed)
 
@@ -331,10 +331,12 @@ class Compactor:
         parts = [contents.list_parts(run) for run in runs]
         scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
         rewritten = []
-        for old, made in zip(parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True):
-            new = attempt.numbers(made)
-            attempt.check(new, made.added)
-            if lower == 0 and made.added != sum(part.diff_sum for part in old):
+        for old, maker_output in zip(
+            parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True
+        ):
+            new = attempt.numbers(maker_output)
+            attempt.check(new, maker_output.added)
+            if lower == 0 and maker_output.added != sum(part.diff_sum for part in old):
                 raise AssertionError("slices of a merge did not read every update once")
             rewritten += [new] if new else []
         return tuple(rewritten)
@@ -397,5 +399,5 @@ class _Attempt:
             raise AssertionError(f"the diffs of the result sum to {total}, and those of its sources to {diff_sum}")
         schema = self._contents.schema
         keyed = [keys for part in parts if (keys := comparable_keys(part, schema)) is not None]
-        if any(one[-1] >= other[0] for one, other in pairwise(keyed)):
+        if any(earlier[-1] >= later[0] for earlier, later in pairwise(keyed)):
             raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")

@@ -63,7 +63,7 @@ class ErasedRecords:
     @classmethod
     def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
         """Return the records of a schema for which a condition is true."""
-        return cls(None, where, _ids_of(referenced_columns(where, schema.arrow), schema))
+        return cls(None, where, _list_ids(referenced_columns(where, schema.arrow), schema))
 
     @cached_property
     def _sorted(self) -> SortedKeys:
@@ -122,7 +122,7 @@ class ErasedRecords:
             return False
         return True
 
-    def kept(self, rows: pa.Table) -> pa.Table:
+    def drop_erased(self, rows: pa.Table) -> pa.Table:
         """Return the rows that stay."""
         return self.split(rows)[1]
 
@@ -131,7 +131,9 @@ class ErasedRecords:
 
         A column of the same name that is another one decides nothing: in a clone, names may have been exchanged.
         """
-        if self.where is not None and not (self.is_about(schema) and _ids_of(self.columns(schema), schema) == self.ids):
+        if self.where is not None and not (
+            self.is_about(schema) and _list_ids(self.columns(schema), schema) == self.ids
+        ):
             raise InvalidUsage(
                 f"what is to be erased cannot be told of the rows of {name}, whose columns are "
                 f"{list(schema.names)}, or were renamed: erase by keys instead"
@@ -143,7 +145,7 @@ class _Outcome:
     """What is known of a part: how many rows go, and what takes its place; None if it stays as it is."""
 
     rows: int
-    made: tuple[Part, ...] | None
+    parts: tuple[Part, ...] | None
 
 
 _Known = tuple[str, str, int, int]
@@ -202,9 +204,9 @@ class PartEraser:
         updates = 0
 
         def take(number: int, part: Part, outcome: _Outcome) -> None:
-            if outcome.made is not None:
-                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.made)))))
-                parts.extend(outcome.made)
+            if outcome.parts is not None:
+                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.parts)))))
+                parts.extend(outcome.parts)
 
         counted = {n for run in contents.history for n in run}
         if contents.history_from:  # Then what came before is in the first keyframe alone.
@@ -214,11 +216,13 @@ class PartEraser:
             updates += outcome.rows if number in counted else 0
         events = len(parts)
         if contents.pending:
-            schema = events_of(contents)
+            schema = load_events_schema(contents)
             for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
-                is_waiting = [made.time_max >= contents.resolved for made in outcome.made or ()]
-                waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
+                is_waiting = [new_part.time_max >= contents.resolved for new_part in outcome.parts or ()]
+                waiting = tuple(
+                    new_part for new_part, waits in zip(outcome.parts or (), is_waiting, strict=True) if waits
+                )
                 take(number, part, _Outcome(outcome.rows, waiting))
                 updates += outcome.rows
         if not replaced:
@@ -238,8 +242,8 @@ class PartEraser:
     def _find_keys(self, contents: CollectionState) -> None:
         """Let the records be those of all keys which have one for which the condition is true."""
         names, key_tables = contents.schema.key_names, list[pa.Table]()
-        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, events_of(contents))):
-            new = [part for part in parts.values() if _known(part) not in self._seen]
+        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, load_events_schema(contents))):
+            new = [part for part in parts.values() if _identify_part(part) not in self._seen]
             if new and self._wanted.is_about(schema):
                 may_match = parts_that_may_match(new, self._wanted.filter, schema)
                 self._check_read(*may_match)
@@ -248,7 +252,7 @@ class PartEraser:
                 tables = self._reader().tables(may_match, schema, columns)
                 rows = (without_deletions(table, contents) for _, table in tables)
                 key_tables += [self._wanted.split(table)[0].select(names) for table in rows]
-            self._seen.update(map(_known, new))
+            self._seen.update(map(_identify_part, new))
         keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *key_tables])
         if self._records.keys is not None:
             keys = pa.concat_tables([keys, self._records.keys])
@@ -268,22 +272,26 @@ class PartEraser:
 
     def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
         with self._lock:
-            made = [part for outcome in self._outcomes.values() for part in outcome.made or ()]
+            new_parts = [part for outcome in self._outcomes.values() for part in outcome.parts or ()]
             self._outcomes.clear()
-        self._writer.discard(part for part in made if is_unwanted(part))
+        self._writer.discard(part for part in new_parts if is_unwanted(part))
 
     def _touched(
         self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
     ) -> Iterator[tuple[int, Part, _Outcome]]:
         """Yield the parts that hold records which go, with what is known of them."""
-        new = [part for part in parts.values() if _known(part) not in self._outcomes]
-        may_match = {_known(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+        new = [part for part in parts.values() if _identify_part(part) not in self._outcomes]
+        may_match = (
+            {_identify_part(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+        )
         for number, part in parts.items():
-            outcome = self._outcomes.get(_known(part))
+            outcome = self._outcomes.get(_identify_part(part))
             if outcome is None:
-                outcome = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Outcome(0, None)
-                self._outcomes[_known(part)] = outcome
-            if outcome.made is not None:
+                outcome = (
+                    self._look(part, schema, inline_bytes) if _identify_part(part) in may_match else _Outcome(0, None)
+                )
+                self._outcomes[_identify_part(part)] = outcome
+            if outcome.parts is not None:
                 yield number, part, outcome
 
     def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
@@ -296,11 +304,11 @@ class PartEraser:
             diffs += exact_sum(goes["_diff"].to_numpy())
         if not rows:
             return _Outcome(0, None)
-        made = self._written(part, schema, inline_bytes)
-        if sum(new_part.diff_sum for new_part in made) != part.diff_sum - diffs:
-            self._writer.discard(made)
+        new_parts = self._written(part, schema, inline_bytes)
+        if sum(new_part.diff_sum for new_part in new_parts) != part.diff_sum - diffs:
+            self._writer.discard(new_parts)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
-        return _Outcome(rows, made)
+        return _Outcome(rows, new_parts)
 
     def _check_read(self, *parts: Part) -> None:
         if not (self._reads_blobs or all(part.inline for part in parts)):
@@ -310,11 +318,15 @@ class PartEraser:
         """Return the parts that hold what stays of a part; none if that is nothing."""
         if not part.inline:
             scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).pruned()
-            (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.kept)]], [part])
+            (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.drop_erased)]], [part])
             return run.new
         tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]
-        kept = self._records.kept(pa.concat_tables(tables))
-        return tuple(self._writer.stored_parts(self._collection, kept, schema, inline_bytes)) if len(kept) else ()
+        remaining_rows = self._records.drop_erased(pa.concat_tables(tables))
+        return (
+            tuple(self._writer.stored_parts(self._collection, remaining_rows, schema, inline_bytes))
+            if len(remaining_rows)
+            else ()
+        )
 
 
 def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
@@ -324,17 +336,17 @@ def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
     return rows.filter(pc.invert(rows[DELETED]))
 
 
-def _ids_of(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
+def _list_ids(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
     ids = dict(zip(schema.names, schema.ids, strict=True))
     return tuple(ids[name] for name in sorted(columns) if name in ids)
 
 
-def events_of(contents: CollectionState) -> CollectionSchema:
+def load_events_schema(contents: CollectionState) -> CollectionSchema:
     """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
     assert contents.keyed is not None, "it has events"
     return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
 
 
-def _known(part: Part) -> _Known:
+def _identify_part(part: Part) -> _Known:
     """Return the identity of a part in its collection: the same bytes may stand under two schemas."""
     return part.blob, part.checksum, part.time_min, part.schema

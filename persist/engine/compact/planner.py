@@ -101,9 +101,9 @@ def next_work(
         without: work that could not be done, and what it merges.
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
-        made = any(keyframe.as_of == time for keyframe in contents.keyframes)
-        if made or MakeKeyframe(time) not in without:
-            return Forget(time) if made else MakeKeyframe(time)
+        is_made = any(keyframe.as_of == time for keyframe in contents.keyframes)
+        if is_made or MakeKeyframe(time) not in without:
+            return Forget(time) if is_made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
     merged = frozenset(run for work in without if isinstance(work, MergeRuns) for run in work.runs)
@@ -128,8 +128,8 @@ def must_destroy(contents: CollectionState) -> int | None:
         return None
     passed = [part for part in contents.history_parts if part.time_min <= last]
     # What follows a keyframe may also make up for a record that it has less than none of.
-    before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
-    owing = contents.list_parts(before[0].parts) if before else ()
+    keyframes_before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
+    owing = contents.list_parts(keyframes_before[0].parts) if keyframes_before else ()
     return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 
@@ -184,13 +184,13 @@ def _touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequ
     schema = contents.schema
     is_known = all(part.has_keys for part in base)
 
-    def number_of(key: Any) -> int:
+    def assign_number(key: Any) -> int:
         return max(0, bisect_right(base, key, key=lambda part: (comparable_keys(part, schema) or [key])[0]) - 1)
 
     changes = [0] * (len(base) + 1)  # Of how many parts of the history are in the range, from one part to the next.
     for part in history:
         keys = comparable_keys(part, schema) if is_known and base else None
-        first, last = (0, len(base) - 1) if keys is None else (number_of(keys[0]), number_of(keys[-1]))
+        first, last = (0, len(base) - 1) if keys is None else (assign_number(keys[0]), assign_number(keys[-1]))
         changes[first] += 1
         changes[last + 1] -= 1
     return sum(part.rows for part, touching in zip(base, accumulate(changes), strict=False) if touching)
@@ -270,14 +270,14 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     room = KEYFRAME_SPACE * sum(part.bytes for part in history)
     times = sorted((part.time_max, part.rows) for part in history)
     rows_until = [0, *accumulate(rows for _, rows in times)]
-    before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
+    rows_before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
     dropped: list[int] = []
     names_max = NAMES_TIMES * len(contents.numbered)
     while len(keyframes) > 2 and (
         _older_bytes(contents, keyframes) > room or sum(len(keyframe.parts) for keyframe in keyframes) > names_max
     ):
         gaps = [
-            (before[after.as_of] - (before[keyframes[at - 1].as_of] if at else 0), at)
+            (rows_before[after.as_of] - (rows_before[keyframes[at - 1].as_of] if at else 0), at)
             for at, (keyframe, after) in enumerate(pairwise(keyframes))
             if keyframe.as_of != contents.history_from - 1
         ]

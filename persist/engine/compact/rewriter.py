@@ -159,25 +159,25 @@ class LocalPartMaker:
         self._writer.discard(parts)
 
     def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
-        made: list[int | Future[Part]] = []
+        outputs: list[int | Future[Part]] = []
         stream: PartStream | None = None
         added, is_quiet = 0, False
         for piece in run:
             if stream is not None and (isinstance(piece, int) or piece.is_quiet is not is_quiet):
-                made += uploads.begin(stream.finish())
+                outputs += uploads.begin(stream.finish())
                 stream = None
             if isinstance(piece, int):
-                made.append(piece)
+                outputs.append(piece)
                 continue
             is_quiet = piece.is_quiet
             stream = stream or self._stream(piece.scan.schema, sources)
             for slice_ in self._slices(piece.scan):
                 table, diffs = self._merged(slice_, piece)
                 added += diffs
-                made += uploads.begin(stream.add(table))
+                outputs += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
-        made += uploads.begin(stream.finish()) if stream is not None else []
-        return MadeRun(tuple(part.result() if isinstance(part, Future) else part for part in made), added)
+        outputs += uploads.begin(stream.finish()) if stream is not None else []
+        return MadeRun(tuple(part.result() if isinstance(part, Future) else part for part in outputs), added)
 
     def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
         return PartStream(

@@ -11,7 +11,7 @@ collections that changed lately, and points to where the rest is said (`persist.
 one PUT and a fraction of one per collection changed, however many there are. It can therefore be made every `INTERVAL`
 records, which bounds the GETs of opening.
 
-A checkpoint is made of the newest one that `LocationState.taken_over` allows and the records after it, not of what its
+A checkpoint is made of the newest one that `list_reusable_levels` allows and the records after it, not of what its
 maker has in memory: so all clients refer to the same state and directory objects, and one that the newest checkpoints
 do not refer to stays unused for good and can be collected (`persist.engine.upkeep.garbage` says why, however late its
 maker is). If none is left that is allowed, everything is written anew. What a maker may remember is what such objects
@@ -63,8 +63,8 @@ from persist.engine.follow.directory import (
     NewDirectory,
     check_leases,
     check_pointers,
+    list_reusable_levels,
     new_directory,
-    taken_over,
 )
 from persist.engine.follow.state_objects import LEVELS, WHOLE_BYTES_MAX, new_levels
 
@@ -111,22 +111,24 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     assert state.location is not None, "an empty log needs no checkpoint"
     known = known or KnownLevels()
     # A damaged one is passed over: the log says the same, and what is made here takes its place.
-    taken = state.control.taken_over
-    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
+    takeover = state.control.taken_over
+    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=takeover)
     if replayed.seqno >= state.seqno:
         return False
-    is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
-    replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
-    before = levels[-1].directory if levels else EMPTY
+    is_new = (
+        replayed.location is None and takeover is not None
+    )  # Nothing may be taken over, and the log may begin later.
+    replayed = _verify_log(blob, state) if is_new else _replayed(blob, replayed, state, recent)
+    directory_before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
-    for id_, entry in replayed.entries.changes_since(before.entries).items():
+    for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, replayed, entry, known, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
-    kept = taken_over(levels, replayed.control)
-    new = new_directory(blob, replayed, directory, levels, kept, blob.set)
-    data = encode_framed(checkpoint_of(replayed, new))
+    reused_levels = list_reusable_levels(levels, replayed.control)
+    new = new_directory(blob, replayed, directory, levels, reused_levels, blob.set)
+    data = encode_framed(build_checkpoint(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
     if not blob.create(checkpoint_key(state.seqno), data):
@@ -156,7 +158,7 @@ def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Re
     return replayed
 
 
-def _vouched_for(blob: Blob, state: State) -> State:
+def _verify_log(blob: Blob, state: State) -> State:
     """Return state, if the log still has its record."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
         raise CorruptBlob(record_key(state.seqno), f"its commit is {present}, and {state.commit} was read there")
@@ -180,7 +182,7 @@ def _check_present(blob: Blob, first: int, last: int) -> None:
             raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
 
 
-def checkpoint_of(state: State, directory: NewDirectory) -> Checkpoint:
+def build_checkpoint(state: State, directory: NewDirectory) -> Checkpoint:
     """Return the checkpoint that says this; the directory objects that it names are stored before it."""
     assert state.location is not None, "a record was applied"
     assert state.commit is not None, "as above"
@@ -300,12 +302,12 @@ def stored_checkpoints(
         MissingBlob: none could be read, and the log does not begin at 0.
         CorruptBlob: one is damaged, unless those are to be skipped.
     """
-    gone: set[str] = set()
+    collected: set[str] = set()
     is_any = is_whole = False
     while not is_whole:
         is_whole, page = True, None
         for seqno, entry in listed_checkpoints(blob):
-            if entry.key in gone:
+            if entry.key in collected:
                 continue
             if page is None and page_of is not None:
                 page = page_of(seqno)
@@ -317,7 +319,7 @@ def stored_checkpoints(
                 logger.warning("skipping a damaged checkpoint: %s", error)
                 continue
             if stored is None:
-                gone.add(entry.key)  # A store that goes on listing it is not asked for it again.
+                collected.add(entry.key)  # A store that goes on listing it is not asked for it again.
                 is_whole = False
                 break
             is_any = True
@@ -373,9 +375,9 @@ def _check(checkpoint: Checkpoint) -> None:
     floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
-    taken = control.taken_over
-    if taken is not None and not (checkpoint_seqno(taken.checkpoint.blob) or seqno) < taken.seqno <= seqno:
-        raise ValueError(f"checkpoints are made of {taken.checkpoint.blob[:200]!r} from seqno {taken.seqno} on")
+    takeover = control.taken_over
+    if takeover is not None and not (checkpoint_seqno(takeover.checkpoint.blob) or seqno) < takeover.seqno <= seqno:
+        raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
 
 
 def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> State:
@@ -395,10 +397,10 @@ def directory_blobs(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | Non
 
 def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) -> tuple[State, tuple[Level, ...]]:
     levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
-    before = levels[-1].directory if levels else EMPTY
+    directory_before = levels[-1].directory if levels else EMPTY
     control = checkpoint.control
     try:
-        directory = before.with_changes(checkpoint.collections, checkpoint.gone, checkpoint.freed)
+        directory = directory_before.with_changes(checkpoint.collections, checkpoint.gone, checkpoint.freed)
         check_leases(directory, control.leases)
         for dropped in control.dropped if directory.entries.is_all_in_memory else ():
             if dropped.is_destroyed and dropped.collection in directory.entries:
@@ -455,8 +457,8 @@ def load_base(
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
     try:
         CollectionSchema.from_json(contents.schema_json)
-        for name, held in contents.holds.items():
-            as_time(f"the time of hold {name[:200]!r}", held.time)
+        for name, hold in contents.holds.items():
+            as_time(f"the time of hold {name[:200]!r}", hold.time)
         for name, time in contents.tags.items():
             as_time(f"the time of tag {name[:200]!r}", time)
         check_parts(entry.id, contents.stored_parts, entry.folders)
@@ -490,8 +492,8 @@ def _with_new_base(
         or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX
         or any(map(_destroys, entry.pending))
     )
-    before = () if is_new else known.contents.read(blob, state.location, entry)
-    levels, data = new_levels(state.location, state.seqno, contents, before, format=state.format)
+    levels_before = () if is_new else known.contents.read(blob, state.location, entry)
+    levels, data = new_levels(state.location, state.seqno, contents, levels_before, format=state.format)
     blob.set(levels[-1].pointer.blob, data)
     known.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)

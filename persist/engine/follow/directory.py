@@ -227,10 +227,10 @@ class KnownLevels:
             MissingBlob, CorruptBlob: one is missing, or not what was stored there.
         """
         levels: list[Level] = []
-        for known, pointer in zip(self._levels, pointers, strict=False):
-            if known.pointer != pointer:
+        for level, pointer in zip(self._levels, pointers, strict=False):
+            if level.pointer != pointer:
                 break
-            levels.append(known)
+            levels.append(level)
         for pointer, stored in fetch_framed(blob, pointers[len(levels) :], DirectoryObject, self._pool):
             levels.append(_level(blob, stored, location, pointer, levels))
         return self.keep(levels)
@@ -242,7 +242,7 @@ class KnownLevels:
             return self._levels
 
 
-def taken_over(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
+def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
     """Return the levels that a new checkpoint may name again as they are.
 
     These are none if the oldest is older than the log that is kept, or than the last erasure.
@@ -317,8 +317,8 @@ def new_directory(
             f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
         )
     store(pointer.blob, data)
-    made = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
-    return NewDirectory(made, freed=Changes({}, {}).freed_over(made))
+    new_levels = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
+    return NewDirectory(new_levels, freed=Changes({}, {}).freed_over(new_levels))
 
 
 def _with_pages(
@@ -367,11 +367,11 @@ def _level(
     """Return what a directory object makes of the levels before it; known is the directory if that is known."""
     if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
-    before = levels[-1].directory if levels else EMPTY
+    directory_before = levels[-1].directory if levels else EMPTY
     try:
         if isinstance(stored.entries, UnsetType) or isinstance(stored.names, UnsetType):
-            if known is None or not known.entries.shares_base_with(before.entries):
-                known = before.with_changes(stored.collections, stored.gone, stored.freed)
+            if known is None or not known.entries.shares_base_with(directory_before.entries):
+                known = directory_before.with_changes(stored.collections, stored.gone, stored.freed)
             return Level(pointer, known)
         if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
             raise ValueError("it has pages, and something else")
@@ -379,19 +379,19 @@ def _level(
             check_objects(objects, stored.seqno)
     except ValueError as error:
         raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
-    entries = Table(blob, stored.entries, _entry_of, before.entries)
-    names = Table(blob, stored.names, _id_of, before.ids)
+    entries = Table(blob, stored.entries, _decode_entry, directory_before.entries)
+    names = Table(blob, stored.names, _decode_id, directory_before.ids)
     return Level(pointer, Directory(FrozenMap(below=entries), FrozenMap(below=names)), (entries, names))
 
 
-def _entry_of(id_: str, data: bytes) -> CollectionEntry:
+def _decode_entry(id_: str, data: bytes) -> CollectionEntry:
     entry = _read_entry(get_decoder(DirectoryEntry).decode(data))
     if entry.id != id_:
         raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
     return entry
 
 
-def _id_of(name: str, data: bytes) -> str:
+def _decode_id(name: str, data: bytes) -> str:
     check_name(name)
     id_ = get_decoder(str).decode(data)
     if not is_id(id_):

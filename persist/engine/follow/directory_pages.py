@@ -126,9 +126,9 @@ class Table(Generic[V]):
 
     def raw(self) -> Iterator[Item]:
         """Yield all keys and their JSON, ascending. Cost: a GET for each object."""
-        return chain.from_iterable(map(self.raw_in, self.objects))
+        return chain.from_iterable(map(self.iterate_raw, self.objects))
 
-    def raw_in(self, pages: Pages) -> Iterator[Item]:
+    def iterate_raw(self, pages: Pages) -> Iterator[Item]:
         """Yield the keys of one object and their JSON."""
         data, start = _present(pages, self._blob.get(pages.blob)), 0
         if len(data) != pages.bytes:
@@ -240,7 +240,7 @@ def rewritten(
     """
     waiting = next(newer, None)
 
-    def before(end: str | None) -> Iterator[Item]:
+    def take_newer(end: str | None) -> Iterator[Item]:
         """Yield the newer items up to the key at which the next object begins."""
         nonlocal waiting
         while waiting is not None and (end is None or waiting[0] < end):
@@ -260,8 +260,8 @@ def rewritten(
             writing.take_over(pages)
         else:
             assert oldest is not None
-            add(merged(before(end), oldest.raw_in(pages)))
-    add(before(None))
+            add(merged(take_newer(end), oldest.iterate_raw(pages)))
+    add(take_newer(None))
     return writing.objects()
 
 

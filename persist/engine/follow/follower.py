@@ -42,9 +42,9 @@ from persist.engine.follow.log_identity import (
     Past,
     check_not_beyond,
     contradiction,
-    fate_of,
+    determine_fate,
     is_past,
-    record_of,
+    load_record,
 )
 from persist.engine.follow.log_queries import Submissions
 from persist.engine.follow.waiting import POLL_FIRST_S, POLL_MAX_S, AwaitedLog
@@ -110,12 +110,12 @@ class Follower(AwaitedLog):
         """
         pages: list[LogPage] = []
 
-        def page_of(seqno: int) -> LogPage:
+        def load_page(seqno: int) -> LogPage:
             pages.append(self._records.page(seqno))
             return pages[-1]
 
         self._seen_end = self.now()
-        self._state = newest = read_newest_checkpoint(self._blob, self._levels, page_of)
+        self._state = newest = read_newest_checkpoint(self._blob, self._levels, load_page)
         self.submissions = Submissions(newest.seqno)
         self._past = Past(self._blob, newest, self._seen_end)
         page = first_page = pages[-1]
@@ -128,14 +128,14 @@ class Follower(AwaitedLog):
                 if not (page.is_full and page.seqnos[-1] == self._state.seqno):
                     break
                 page = self._records.page(self._state.seqno)
-        if not self._is_vouched_for(newest):
+        if not self._verify_checkpoint(newest):
             return False
         if newest.location is not None and newest.seqno not in first_page.seqnos:
             check_not_beyond(self._blob, newest)
         self._look_beyond(page.seqnos)
         return True
 
-    def _is_vouched_for(self, newest: State) -> bool:
+    def _verify_checkpoint(self, newest: State) -> bool:
         """Return False if a checkpoint was collected meanwhile.
 
         Raises CorruptBlob if there is neither its own record nor one that follows. The checkpoint may then have come
@@ -143,7 +143,7 @@ class Follower(AwaitedLog):
         """
         if self._state.seqno != newest.seqno or newest.location is None:
             return True
-        if (record := record_of(self._blob, newest)) is not None:
+        if (record := load_record(self._blob, newest)) is not None:
             self._recent[record.seqno] = record
             return True
         if self._newest_checkpoint().seqno == newest.seqno:
@@ -202,19 +202,19 @@ class Follower(AwaitedLog):
                 self._past.check_stopped()
                 if self._is_stale():
                     self._skip_truncated()
-                self._read_on()
+                self._read_forward()
                 if not self._is_opening:
                     self._past.check(self._state, began, PROVE_READS_AFTER_S)
                 self.looks.served(serves)
                 self._seen_end = began
             return self._state
 
-    def _read_on(self, last: float = math.inf) -> None:
-        before = self._state
+    def _read_forward(self, last: float = math.inf) -> None:
+        state_before = self._state
         try:
             for record in self._records.read_after(lambda: self._state.seqno, last):
-                if self._state is before:
-                    self._past.went_on_from(before)
+                if self._state is state_before:
+                    self._past.note_continuation(state_before)
                 self.advance(record)
         except LogInterrupted:
             # Who was told so when the location was opened goes on reading what is there.
@@ -235,9 +235,13 @@ class Follower(AwaitedLog):
     @property
     def interrupted(self) -> LogInterrupted | None:
         """What lay beyond the end of the log when it was opened; None if nothing did."""
-        known = self._interrupted
+        interruption = self._interrupted
         # A new one each time: one that is raised again keeps alive what the frames of the last time held.
-        return None if known is None else LogInterrupted(known.url, known.end, known.first, known.last)
+        return (
+            None
+            if interruption is None
+            else LogInterrupted(interruption.url, interruption.end, interruption.first, interruption.last)
+        )
 
     def _check_uninterrupted(self) -> None:
         if (interrupted := self.interrupted) is not None:
@@ -265,7 +269,7 @@ class Follower(AwaitedLog):
     def sees(self, before: State) -> bool:
         """Look for the tops of a state, and do what `saw` does. Cost: a GET of a few bytes for each."""
         tops = self.tops(before)
-        return self.saw([(top, fate_of(self._blob, top)) for top in tops])
+        return self.saw([(top, determine_fate(self._blob, top)) for top in tops])
 
     def prove_known(self) -> None:
         """Make sure that the log is the one whose state this client knows, before it deletes by what that says.
@@ -290,9 +294,9 @@ class Follower(AwaitedLog):
     def doubt(self, seqno: int) -> None:
         """Stop, with LogReplaced, if the record at seqno, which this client has read, is gone or another one."""
         with self._lock:
-            known = self._recent.get(seqno)
-            if known is not None:
-                self._past.verify(seqno, known.commit)
+            recent = self._recent.get(seqno)
+            if recent is not None:
+                self._past.verify(seqno, recent.commit)
 
     def restart(self) -> State:
         """Take over the newest checkpoint, because state objects that only older ones refer to may be gone.
@@ -328,8 +332,8 @@ class Follower(AwaitedLog):
         taken its state beyond the slot without having read the record there: then a LIST and a GET.
         """
         with self._lock:
-            known = self._recent.get(record.seqno)
-            if known is not None and known.commit == record.commit:
+            recent = self._recent.get(record.seqno)
+            if recent is not None and recent.commit == record.commit:
                 return False
             if past_is_there and self._state.seqno < record.seqno and not self._is_stale():
                 return False
@@ -393,7 +397,7 @@ class Follower(AwaitedLog):
             assert self._state.commit is not None
             raise self._past.stop(newest.seqno, self._state.commit, newest.commit)
         if newest.seqno > self._state.seqno:
-            self.submissions.skip_to(newest.seqno)
+            self.submissions.skip_records(newest.seqno)
         self._state = newest
 
     def _verify_newest(self) -> None:
@@ -401,11 +405,11 @@ class Follower(AwaitedLog):
         if self._state.commit is not None:
             self._past.verify(self._state.seqno, self._state.commit)
 
-    def lost_to(self, winner: Record) -> None:
+    def apply_winner(self, winner: Record) -> None:
         """Apply a record that was there where this client wanted to create its own, unless that was done already."""
         with self._lock:
             if winner.seqno == self._state.seqno + 1:
-                self._past.went_on_from(self._state)
+                self._past.note_continuation(self._state)
             self.advance(winner)
 
     def advance(self, record: Record, applied: tuple[State, State] | None = None) -> None:
@@ -416,10 +420,10 @@ class Follower(AwaitedLog):
         """
         with self._lock:
             if record.seqno <= self._state.seqno:
-                known = self._recent.get(record.seqno)
+                recent = self._recent.get(record.seqno)
                 is_kept = record.seqno >= self._state.control.log_floor
-                if is_kept and known is not None and known.commit != record.commit:
-                    raise self._past.stop(record.seqno, known.commit, record.commit)
+                if is_kept and recent is not None and recent.commit != record.commit:
+                    raise self._past.stop(record.seqno, recent.commit, record.commit)
                 return
             if self._state.location not in (None, record.location):
                 raise contradiction(record, self._state)
@@ -428,9 +432,9 @@ class Follower(AwaitedLog):
                 after = applied[1] if applied is not None and is_known else apply(self._state, record)
             except MissingBlob:
                 # Pages of a directory that newer checkpoints do not refer to are collected after a while.
-                before = self._state
+                state_before = self._state
                 self._restart(self._newest_checkpoint())
-                if self._state.entries.shares_base_with(before.entries):
+                if self._state.entries.shares_base_with(state_before.entries):
                     raise
                 self.advance(record)
                 return
@@ -494,12 +498,12 @@ class Follower(AwaitedLog):
                 self._restart(self._newest_checkpoint())
                 return self._load(id_)
 
-    def newest_id_of(self, name: str) -> str | None:
-        """Refresh, and return what `id_of` does."""
+    def load_newest_id(self, name: str) -> str | None:
+        """Refresh, and return what `find_id` does."""
         self.refresh()
-        return self.id_of(name)
+        return self.find_id(name)
 
-    def id_of(self, name: str) -> str | None:
+    def find_id(self, name: str) -> str | None:
         """Return the id of the collection of a name in the newest known state; None if there is none."""
         return self.over_all(lambda state: state.ids.get(name))
 
@@ -518,8 +522,8 @@ class Follower(AwaitedLog):
             try:
                 return look(state)
             except MissingBlob:
-                before, state = state, self.restart()
-                if state.entries.shares_base_with(before.entries):
+                state_before, state = state, self.restart()
+                if state.entries.shares_base_with(state_before.entries):
                     raise
         return look(state)
 
@@ -595,4 +599,4 @@ class Follower(AwaitedLog):
         with self._lock:
             self._past.check_stopped()
             if not self._is_stale():
-                self._read_on(self._hinted)
+                self._read_forward(self._hinted)

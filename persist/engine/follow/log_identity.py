@@ -7,8 +7,8 @@ was, beyond a hole, and be acknowledged for what nobody will ever read. Four thi
 - Whoever makes a checkpoint first makes sure that all records that it adds up are there
   (`persist.engine.follow.checkpoint.write_checkpoint`), so that memory bridges no hole.
 - Nothing is acknowledged before the client has seen that what it follows is still there, since it was asked for:
-  `fate_of` looks for the record before, and for those that were the last ones known when records of others were read.
-  One of these is the last that was taken away, if there is a hole. See `persist.engine.write.store_checks`.
+  `determine_fate` looks for the record before, and for the last records known when records of others were read. One of
+  these is the last that was taken away, if there is a hole. See `persist.engine.write.store_checks`.
 - From time to time a client also asks, so that nobody writes beyond a hole in the first place, and that readers
   hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
   on, if it has not for `PROVE_READS_AFTER_S`.
@@ -57,7 +57,7 @@ class Past:
         if len(self._marks) < 2:
             self._mark(state)
 
-    def went_on_from(self, state: State) -> None:
+    def note_continuation(self, state: State) -> None:
         """Note that a record after state was read, which somebody else may have written beyond a hole."""
         if state.commit is not None:
             self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
@@ -105,7 +105,7 @@ class Past:
 
     def verify(self, seqno: int, commit: str) -> None:
         """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
-        fate = fate_of(self._blob, (seqno, commit))
+        fate = determine_fate(self._blob, (seqno, commit))
         if isinstance(fate, tuple):
             raise self.stop(*fate)
 
@@ -120,7 +120,7 @@ class Past:
             raise LogReplaced(self._blob.url, *self._lost)
 
 
-def fate_of(blob: Blob, mark: Mark) -> Fate:
+def determine_fate(blob: Blob, mark: Mark) -> Fate:
     """Return whether a record is there or has been truncated, or what to stop with if neither is so.
 
     Cost: a GET of a few bytes, if it is there. Needs no lock.
@@ -146,7 +146,7 @@ def is_past(then: Moment, now: Moment, after_s: float) -> bool:
     return now[0] - then[0] >= after_s or now[1] - then[1] >= after_s
 
 
-def record_of(blob: Blob, newest: State) -> Record | None:
+def load_record(blob: Blob, newest: State) -> Record | None:
     """Return the record after which the newest checkpoint was made, or None if there is none any more.
 
     Raises:

@@ -117,14 +117,14 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     if contents is None or hidden is None or error.time is None:
         return
     by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
-    left = hidden.updates
+    remaining_updates = hidden.updates
     for record in _backwards(blob, state):
         writes = _of_record(record, contents, own)
         if writes is not None:
             later = by_writer.get((writes.writer, writes.epoch))
             by_writer[writes.writer, writes.epoch] = writes if later is None else _both(later, writes)
-            left -= writes.updates
-        if left <= 0:
+            remaining_updates -= writes.updates
+        if remaining_updates <= 0:
             break
     error.with_writes([*by_writer.values()])
 
@@ -203,13 +203,15 @@ class Submissions:
         if record.submitted is UNSET:
             return
         for submitted in record.submitted:
-            known = self._ranges.pop(submitted.submitter, ())
-            self._ranges[submitted.submitter] = (*known, (submitted.first, submitted.last, record.seqno))[-RANGES_MAX:]
+            earlier_ranges = self._ranges.pop(submitted.submitter, ())
+            self._ranges[submitted.submitter] = (*earlier_ranges, (submitted.first, submitted.last, record.seqno))[
+                -RANGES_MAX:
+            ]
         while len(self._ranges) > SUBMITTERS_MAX:
             oldest = next(iter(self._ranges))
             self._since = max(self._since, self._ranges.pop(oldest)[-1][2])
 
-    def skip_to(self, seqno: int) -> None:
+    def skip_records(self, seqno: int) -> None:
         """Say that records up to seqno were not read, because a checkpoint stands for them."""
         self._since = max(self._since, seqno)
 
@@ -217,7 +219,7 @@ class Submissions:
         """Whether all records after this one have been taken in."""
         return self._since <= after
 
-    def seqno_of(self, submitter: str, number: int) -> int | None:
+    def find_seqno(self, submitter: str, number: int) -> int | None:
         """Return the record that holds an operation; None if none does that was taken in."""
         ranges = self._ranges.get(submitter, ())
         return next((seqno for first, last, seqno in ranges if first <= number <= last), None)

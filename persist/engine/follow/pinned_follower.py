@@ -40,7 +40,7 @@ class PinnedFollower(Follower):
                 f"seqno={seqno} is not in the log of {blob.url} yet, whose last is {self._state.seqno}: pin that one, "
                 "or leave the option out to read the newest"
             )
-        self._state = _state_at(blob, seqno)
+        self._state = _load_state(blob, seqno)
         self._pinned = seqno
 
     def refresh(self) -> State:
@@ -49,14 +49,14 @@ class PinnedFollower(Follower):
 
     def restart(self) -> State:
         """Raise InvalidUsage: there is no other state to go on from."""
-        raise _gone(self._blob, self._state.seqno)
+        raise _explain_missing_state(self._blob, self._state.seqno)
 
     def load(self, id_: str) -> CollectionState | None:
         with self._lock:
             try:
                 return self._load(id_)
             except MissingBlob as error:
-                raise _gone(self._blob, self._state.seqno) from error
+                raise _explain_missing_state(self._blob, self._state.seqno) from error
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
         """Return what look says now: no time would change it."""
@@ -64,7 +64,7 @@ class PinnedFollower(Follower):
         return look()
 
 
-def _state_at(blob: Blob, seqno: int) -> State:
+def _load_state(blob: Blob, seqno: int) -> State:
     state = State()
     for at, entry in listed_checkpoints(blob):
         if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:
@@ -73,12 +73,14 @@ def _state_at(blob: Blob, seqno: int) -> State:
             except MissingBlob:
                 if blob.get(entry.key) is not None:
                     raise
-                raise _gone(blob, seqno) from None  # It was collected meanwhile, and its directory after it.
+                raise _explain_missing_state(
+                    blob, seqno
+                ) from None  # It was collected meanwhile, and its directory after it.
             break
     while state.seqno < seqno:
         record = read_record(blob, state.seqno + 1)
         if record is None:
-            raise _gone(blob, seqno)
+            raise _explain_missing_state(blob, seqno)
         try:
             state = apply(state, record)
         except DoesNotFollow as error:
@@ -86,7 +88,7 @@ def _state_at(blob: Blob, seqno: int) -> State:
     return state
 
 
-def _gone(blob: Blob, seqno: int) -> InvalidUsage:
+def _explain_missing_state(blob: Blob, seqno: int) -> InvalidUsage:
     return InvalidUsage(
         f"the state of {blob.url} as of seqno={seqno} cannot be read any more: that part of the log has been truncated "
         "(Settings.log_retention_s says how long it is kept). Pin a later seqno, or read by as_of."

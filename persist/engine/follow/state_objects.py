@@ -100,18 +100,18 @@ class KnownContents:
             MissingBlob, CorruptBlob: one is missing, or not what was stored there.
         """
         levels: list[StateLevel] = []
-        known = self._levels.get(entry.id) or ()
-        for level, pointer in zip(known, entry.stored, strict=False):
+        known_levels = self._levels.get(entry.id) or ()
+        for level, pointer in zip(known_levels, entry.stored, strict=False):
             if level.pointer != pointer:
                 break
             levels.append(level)
-        rest = entry.stored[len(levels) :]
-        for pointer, stored in fetch_framed(blob, rest, StateObject, self._pool):
+        unread = entry.stored[len(levels) :]
+        for pointer, stored in fetch_framed(blob, unread, StateObject, self._pool):
             if (stored.location, stored.collection.id) != (location, entry.id):
                 raise CorruptBlob(pointer.blob, "it belongs to another collection, so blobs were exchanged")
-            before = levels[-1].contents if levels else None
+            contents_before = levels[-1].contents if levels else None
             try:
-                levels.append(StateLevel(pointer, with_changes(before, stored)))
+                levels.append(StateLevel(pointer, with_changes(contents_before, stored)))
             except ValueError as error:
                 raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
         self.keep(entry.id, levels)
@@ -134,15 +134,15 @@ def new_levels(
     encoded.
     """
     is_much_gone = bool(levels) and _size(contents) < _size(levels[0].contents) // 2
-    kept = [] if is_much_gone else [*levels]
+    reused_levels = [] if is_much_gone else [*levels]
     while True:
         stored = msgspec.structs.replace(
-            changes(location, contents, kept[-1].contents if kept else None), format=format
+            changes(location, contents, reused_levels[-1].contents if reused_levels else None), format=format
         )
         pointer, data = encode_object(state_prefix(contents.id, seqno), stored)
-        if not kept or kept[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
-            return (*kept, StateLevel(pointer, contents)), data
-        kept.pop()
+        if not reused_levels or reused_levels[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
+            return (*reused_levels, StateLevel(pointer, contents)), data
+        reused_levels.pop()
 
 
 def changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
@@ -150,15 +150,15 @@ def changes(location: str, contents: CollectionState, before: CollectionState | 
     if before is None:
         return StateObject(location=location, collection=contents)
     came: dict[str, Any] = {}
-    gone: dict[str, Any] = {}
+    gone_keys: dict[str, Any] = {}
     for name in _MAPS:
         now, then = _map(contents, name), _map(before, name)
         stays = _first_that_stay(now, then)
-        gone[name] = tuple(key for key in then if key not in stays)
+        gone_keys[name] = tuple(key for key in then if key not in stays)
         changed = {key: v for key, v in now.items() if key not in stays or not (then[key] is v or then[key] == v)}
         came[name] = tuple(changed.values()) if name in _LISTS else changed
     changed_alone = msgspec.structs.replace(contents, **came)
-    return StateObject(location=location, collection=changed_alone, gone=Gone(**gone))
+    return StateObject(location=location, collection=changed_alone, gone=Gone(**gone_keys))
 
 
 def with_changes(before: CollectionState | None, stored: StateObject) -> CollectionState:
@@ -167,15 +167,15 @@ def with_changes(before: CollectionState | None, stored: StateObject) -> Collect
         raise ValueError("the first state object of a collection is whole, and others say what changed")
     if before is None or isinstance(stored.gone, UnsetType):
         return stored.collection
-    made: dict[str, Any] = {}
+    changed_lists: dict[str, Any] = {}
     for name in _MAPS:
-        then, gone = _map(before, name), getattr(stored.gone, name)
-        if not (then.keys() >= set(gone) and len(set(gone)) == len(gone)):
+        then, gone_keys = _map(before, name), getattr(stored.gone, name)
+        if not (then.keys() >= set(gone_keys) and len(set(gone_keys)) == len(gone_keys)):
             raise ValueError(f"something is gone from its {name} that was not there")
-        now = {key: value for key, value in then.items() if key not in set(gone)} if gone else dict(then)
+        now = {key: value for key, value in then.items() if key not in set(gone_keys)} if gone_keys else dict(then)
         now.update(_map(stored.collection, name))
-        made[name] = tuple(now.values()) if name in _LISTS else now
-    return msgspec.structs.replace(stored.collection, **made)
+        changed_lists[name] = tuple(now.values()) if name in _LISTS else now
+    return msgspec.structs.replace(stored.collection, **changed_lists)
 
 
 _MAPS = Gone.__struct_fields__
@@ -193,8 +193,8 @@ def _map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
         return {run[0]: run for run in contents.history}
     if name == "keyframes":
         return {keyframe.as_of: keyframe for keyframe in contents.keyframes}
-    held: Mapping[Any, Any] = getattr(contents, name)
-    return held
+    by_key: Mapping[Any, Any] = getattr(contents, name)
+    return by_key
 
 
 def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
@@ -202,7 +202,7 @@ def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any
     order = iter(then)
     stays: set[Any] = set()
     for key in now:
-        if key not in then or not any(key == other for other in order):
+        if key not in then or not any(key == placed_key for placed_key in order):
             break
         stays.add(key)
     return stays

@@ -6,8 +6,8 @@ Invariants:
 - `close` ends each wait.
 
 Callers that wait for each other share the look of one of them, if it began after they asked. In `Looks.once`, only the
-first call of a thread looks. Who is about to commit may `put_off` that look: a record that is created at the next seqno
-shows that nothing else has come, just as a look would.
+first call of a thread looks. A caller that is about to commit may skip that look with `skip_refresh`: a record that it
+creates at the next seqno shows that nothing else has come.
 """
 
 import itertools
@@ -68,7 +68,7 @@ class Looks:
         """Let every thread look again: somebody else has made a commit of this client, which has not read it."""
         self._elsewhere += 1
 
-    def put_off(self) -> bool:
+    def skip_refresh(self) -> bool:
         """In `once`, do as if this thread had looked, until `again`; return whether it had not."""
         is_first = not getattr(self._here, "has_looked", True)
         self.noted()
@@ -167,7 +167,7 @@ class AwaitedLog(ABC):
         """
         ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         pause_s, is_hinted = self.first_pause_s, False
-        seen: int | None = None
+        seqno_seen: int | None = None
         while True:
             self.check_open()
             if is_hinted:
@@ -181,8 +181,8 @@ class AwaitedLog(ABC):
             left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
             if left_s is not None and left_s <= 0:
                 return None
-            pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
-            seen = seqno
+            pause_s = self.first_pause_s if seqno != seqno_seen else min(pause_s * 2, self.longest_pause_s)
+            seqno_seen = seqno
             self.looks.again()
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:

@@ -177,11 +177,11 @@ class Leases:
         """Return how many leases this client has (one or none), its holds, and the reads in progress."""
         with self._lock:
             self._drain()
-            held = self._held.values()
+            shared_holds = self._held.values()
             return {
                 "granted": int(self._lease.is_granted),
-                "holds": sum(hold.in_log for hold in held),
-                "reads": sum(len(hold.claims) for hold in held),
+                "holds": sum(hold.in_log for hold in shared_holds),
+                "reads": sum(len(hold.claims) for hold in shared_holds),
             }
 
     def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
@@ -211,8 +211,8 @@ class Leases:
         """
         with self._lock:
             self._drain()
-            held = self._held.get(wanted.collection)
-            if held is not None and held.durable is not None and held.durable <= wanted.time:
+            shared_hold = self._held.get(wanted.collection)
+            if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= wanted.time:
                 return None
         (claim,), seqno = self._claimed([wanted], self._follower.state.seqno)
         if 0 <= seqno <= self._follower.state.seqno:
@@ -248,46 +248,48 @@ class Leases:
             self._drain()
             lease, now_s = self._live_lease(), self._clock.monotonic_s()
             for want in wanted:
-                held = self._held.get(want.collection)
-                if held is None:
-                    held = self._held[want.collection] = _SharedHold(want.name, uuid.uuid4().hex, lease, moved_s=now_s)
+                shared_hold = self._held.get(want.collection)
+                if shared_hold is None:
+                    shared_hold = self._held[want.collection] = _SharedHold(
+                        want.name, uuid.uuid4().hex, lease, moved_s=now_s
+                    )
                 number = next(self._numbers)
-                held.claims[number] = (want.time, reads_from)
-                held.changed_s = now_s
+                shared_hold.claims[number] = (want.time, reads_from)
+                shared_hold.changed_s = now_s
                 claims.append(Claim(self, want.collection, number, lease))
-                if held.durable is None or held.durable > want.time:
-                    uncovered[want.collection] = held
+                if shared_hold.durable is None or shared_hold.durable > want.time:
+                    uncovered[want.collection] = shared_hold
         return lease, claims, uncovered
 
     def settle(self, collection: str) -> None:
         """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
         with self._lock:
-            held = self._held.get(collection)
-        if held is not None:
+            shared_hold = self._held.get(collection)
+        if shared_hold is not None:
             self.check_may_wait()
-            self._settle({collection: held}, eager=True)
+            self._settle({collection: shared_hold}, eager=True)
 
     def settle_soon(self, collection: str) -> None:
         """Like `settle`, without waiting, before whatever this client asks for next."""
         with self._lock:
-            held = self._held.get(collection)
-        if held is None or not held.moving.acquire(blocking=False):
+            shared_hold = self._held.get(collection)
+        if shared_hold is None or not shared_hold.moving.acquire(blocking=False):
             return
-        steps = self._steps(collection, held, eager=True)
+        steps = self._steps(collection, shared_hold, eager=True)
         if not steps:
-            held.moving.release()
+            shared_hold.moving.release()
             return
 
         def settled(future: Future[int]) -> None:
             try:
                 error = future.exception()
-                self._take_in_grant(held.lease, begins, future)
-                self._settled(collection, held, steps, error)
+                self._take_in_grant(shared_hold.lease, begins, future)
+                self._settled(collection, shared_hold, steps, error)
             finally:
-                held.moving.release()
+                shared_hold.moving.release()
 
-        begins = self._beginning(held.lease, steps)
-        self._commit([*begins, *steps], {collection: held.name}).add_done_callback(settled)
+        begins = self._beginning(shared_hold.lease, steps)
+        self._commit([*begins, *steps], {collection: shared_hold.name}).add_done_callback(settled)
 
     def tick(self) -> None:
         """Do what is due: let go of what lingered, renew the lease or end it."""
@@ -296,9 +298,10 @@ class Leases:
         with self._lock:
             self._drain()
             due = {
-                collection: held
-                for collection, held in self._held.items()
-                if now_s - held.changed_s >= self._hold_linger_s or now_s - held.moved_s >= self._policy.lease_s / 10
+                collection: shared_hold
+                for collection, shared_hold in self._held.items()
+                if now_s - shared_hold.changed_s >= self._hold_linger_s
+                or now_s - shared_hold.moved_s >= self._policy.lease_s / 10
             }
         self._settle(due, eager=True)
         lease = self._lease
@@ -317,9 +320,11 @@ class Leases:
         """End the leases of others that ran out, by this client's clock and the declared skew; not the spared ones."""
         leases = self._follower.refresh().control.leases
         limit_ms = self._clock.wall_ms() - int(self._policy.clock_skew_s * 1000)
-        own = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
+        renewed_ids = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
         expired = [
-            kinds.EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms
+            kinds.EndLease(i, le.expires_ms)
+            for i, le in leases.items()
+            if i not in renewed_ids and le.expires_ms < limit_ms
         ]
         futures = [self._commit([step], {}) for step in expired]
         errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
@@ -371,9 +376,9 @@ class Leases:
             except LeaseExpired:
                 self._lose(lease)
                 raise
-            self._take_in(lease, grant)
+            self._note_grant(lease, grant)
 
-    def _take_in(self, lease: OwnLease, grant: kinds.GrantLease) -> None:
+    def _note_grant(self, lease: OwnLease, grant: kinds.GrantLease) -> None:
         """Note when the lease ends by a grant that is in the log, whatever the policy says by now."""
         lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
         lease.lasts_s = (grant.expires_ms - self._clock.wall_ms()) / 1000
@@ -409,7 +414,7 @@ class Leases:
     def _grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
         """Return what begins or prolongs the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._policy.lease_s * 1000)
-        open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
+        open_reads = [seqno for shared_hold in self._held.values() for _, seqno in shared_hold.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
@@ -421,12 +426,15 @@ class Leases:
         with ExitStack() as moving:
             for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
                 moving.enter_context(holds[collection].moving)
-            planned = {collection: self._steps(collection, held, eager=eager) for collection, held in holds.items()}
+            planned = {
+                collection: self._steps(collection, shared_hold, eager=eager)
+                for collection, shared_hold in holds.items()
+            }
             errors, seqno = self._committed(holds, {id_: steps for id_, steps in planned.items() if steps})
             for collection, error in errors.items():
-                held = holds[collection]
-                if held.claims and not (eager and held.is_gone):
-                    error.add_note(f"This is about the collection {held.name!r}.")
+                shared_hold = holds[collection]
+                if shared_hold.claims and not (eager and shared_hold.is_gone):
+                    error.add_note(f"This is about the collection {shared_hold.name!r}.")
                     raise error
         return seqno
 
@@ -474,8 +482,8 @@ class Leases:
         """
         with self._lock:
             self._drain()
-            wanted = min((time for time, _ in held.claims.values()), default=None)
-            if wanted is None:
+            least_time = min((time for time, _ in held.claims.values()), default=None)
+            if least_time is None:
                 if not eager:
                     return []
                 held.durable = None
@@ -483,13 +491,13 @@ class Leases:
                     return [kinds.ReleaseHold(collection, held.hold)]
                 self._drop(collection, held)
                 return []
-            if held.lease.is_lost or held.is_gone or wanted == held.durable:
+            if held.lease.is_lost or held.is_gone or least_time == held.durable:
                 return []
-            if held.durable is not None and held.durable < wanted and not eager:
+            if held.durable is not None and held.durable < least_time and not eager:
                 return []
             held.durable = None
             held.in_log = True
-            return [kinds.SetHold(collection, held.hold, wanted, held.lease.id)]
+            return [kinds.SetHold(collection, held.hold, least_time, held.lease.id)]
 
     def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
         """Return what begins the lease if steps need it and nobody has begun it."""
@@ -504,7 +512,9 @@ class Leases:
             return []
         leases = self._follower.state.control.leases
         return [
-            kinds.EndLease(id_) for id_, other in leases.items() if other.consumer == self._consumer and id_ != lease.id
+            kinds.EndLease(id_)
+            for id_, other_lease in leases.items()
+            if other_lease.consumer == self._consumer and id_ != lease.id
         ]
 
     def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], asked: Future[int]) -> None:
@@ -514,7 +524,7 @@ class Leases:
             for step in steps:
                 if isinstance(step, kinds.GrantLease) and error is None:
                     lease.is_granted, lease.granted_at = True, asked.result()
-                    self._take_in(lease, step)
+                    self._note_grant(lease, step)
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 
@@ -543,13 +553,13 @@ class Leases:
         """Take in what claims have asked for since; the caller has the lock."""
         while self._changes:
             collection, number, moved = self._changes.popleft()
-            held = self._held.get(collection)
-            if held is None or number not in held.claims:
+            shared_hold = self._held.get(collection)
+            if shared_hold is None or number not in shared_hold.claims:
                 continue
             if moved is None:
-                del held.claims[number]
+                del shared_hold.claims[number]
             else:
-                held.claims[number] = (moved[0], max(moved[1], held.claims[number][1]))
+                shared_hold.claims[number] = (moved[0], max(moved[1], shared_hold.claims[number][1]))
 
 
 def no_claim(collection: str) -> Claim:

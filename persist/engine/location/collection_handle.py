@@ -124,17 +124,17 @@ class CollectionHandle(CollectionTimes):
         Raises:
             SchemaMismatch: there is no such version.
         """
-        return self.schema_in(self.known(), version)
+        return self.load_schema(self.known(), version)
 
-    def schema_in(self, contents: CollectionState, version: int | None) -> CollectionSchema:
+    def load_schema(self, contents: CollectionState, version: int | None) -> CollectionSchema:
         """Return the newest schema of a state, or a version of it, with the codecs of its user."""
         return newest_like(self.schema, contents) if version is None else load_schema_version(contents, version)
 
     def newest(self) -> "CollectionHandle":
         """Return a handle on the same collection as it is now, with its newest schema."""
-        return self.as_in(self.known())
+        return self.adapt_to(self.known())
 
-    def as_in(self, contents: CollectionState) -> "CollectionHandle":
+    def adapt_to(self, contents: CollectionState) -> "CollectionHandle":
         """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
         schema = newest_like(self.schema, contents)
         if schema is self.schema and contents.keyed == self.keyed:
@@ -236,9 +236,9 @@ class CollectionHandle(CollectionTimes):
             AsOfCompacted: since has passed time.
         """
         claim = no_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
-        return self._reading_by(claim, time, end)
+        return self._start_read(claim, time, end)
 
-    def _reading_by(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
+    def _start_read(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
         try:
             # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()
@@ -260,9 +260,9 @@ class CollectionHandle(CollectionTimes):
         """
         if contents.keyed is None or contents.resolved_times is None:
             return contents
-        return self.engine.folds.applied(contents, lambda: self.machine_in(contents), self.engine.reader, end)
+        return self.engine.folds.applied(contents, lambda: self.load_machine(contents), self.engine.reader, end)
 
-    def machine_in(self, contents: CollectionState) -> Machine:
+    def load_machine(self, contents: CollectionState) -> Machine:
         """Return the machine that a keyed collection, in some state, resolves events with.
 
         Raises:
@@ -294,17 +294,17 @@ class CollectionHandle(CollectionTimes):
         before it was asked for.
         """
         self.engine.check_open("reading")
-        given = as_of if type(as_of) is int and as_of >= 0 else None
-        if self.is_kept or not (as_of is None or as_of == LATEST or given is not None):
+        exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
+        if self.is_kept or not (as_of is None or as_of == LATEST or exact_as_of is not None):
             return None
         self.engine.settle()
 
         def sealed_time() -> int | None:
             entry = self.engine.follower.entry(self.id)
             contents = None if entry is None else entry.contents
-            if contents is None or (given or 0) >= contents.upper:
+            if contents is None or (exact_as_of or 0) >= contents.upper:
                 return None
-            return last_sealed(contents) if given is None else given
+            return last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
         claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
@@ -313,7 +313,7 @@ class CollectionHandle(CollectionTimes):
         if time is None or sealed_time() != time:
             claim.release()
             return None
-        contents, reading = self._reading_by(claim, time, end=time + 1)
+        contents, reading = self._start_read(claim, time, end=time + 1)
         self.engine.follower.looks.noted()
         return contents, time, reading
 
@@ -356,8 +356,8 @@ class CollectionHandle(CollectionTimes):
         step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
         if step is None:
             return []
-        asked = [] if token is None else [Asked(self.id, step.digest)]
-        return [step, *([self.at_commit()] if step.at_commit else []), *asked]
+        request = [] if token is None else [Asked(self.id, step.digest)]
+        return [step, *([self.at_commit()] if step.at_commit else []), *request]
 
     def at_commit(self, time: int | None = None) -> AtCommit:
         """Return the step that gives writes without a time that of their commit, or the one that it must have."""
@@ -420,7 +420,7 @@ class CollectionHandle(CollectionTimes):
             ).with_remedy("Ask for {times:option:int}, or create one with {timeline:option:us}.")
         return self.timeline if times == "timestamp" else None
 
-    def time_in(self, contents: CollectionState, as_of: int | Moment | None) -> int:
+    def choose_time(self, contents: CollectionState, as_of: int | Moment | None) -> int:
         """Return the time to read at; None and "latest" are the last one that is sealed in that state.
 
         Raises:
@@ -453,7 +453,7 @@ class CollectionHandle(CollectionTimes):
 
         Cost: one GET, and a few more when it is asked.
         """
-        id_ = None if self.timeline is not None else self._map_of(self.contents())
+        id_ = None if self.timeline is not None else self._find_moment_map(self.contents())
         if id_ is None:
             return None
         contents = self.engine.follower.load(id_)
@@ -473,13 +473,13 @@ class CollectionHandle(CollectionTimes):
 
         return MomentMap(self.name, contents.upper, read)
 
-    def _map_of(self, contents: CollectionState) -> str | None:
+    def _find_moment_map(self, contents: CollectionState) -> str | None:
         """Return the map of a collection: its own, or of a view the one that all its inputs have."""
-        own = contents.about.properties.get(MOMENTS)
-        if own is not None or contents.view is None:
-            return own
+        map_name = contents.about.properties.get(MOMENTS)
+        if map_name is not None or contents.view is None:
+            return map_name
         inputs = [self.engine.follower.load(id_) for id_ in contents.view["inputs"]]
-        maps = {None if input_ is None else self._map_of(input_) for input_ in inputs}
+        maps = {None if input_ is None else self._find_moment_map(input_) for input_ in inputs}
         return maps.pop() if len(maps) == 1 else None
 
     def read_until(self) -> datetime | None:
@@ -490,7 +490,7 @@ class CollectionHandle(CollectionTimes):
         moments = self._moment_map()
         return None if moments is None or moments.upper in (0, END) else moments.last()
 
-    def moment_of(self, time: int) -> datetime | None:
+    def find_moment(self, time: int) -> datetime | None:
         """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
         if self.timeline is not None:
             return self.timeline.datetime_of(time)

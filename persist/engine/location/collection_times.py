@@ -113,7 +113,7 @@ class CollectionTimes(ABC):
         return parse_time(given, self.timeline)
 
     def _times_of_moments(self, what: str, given: Any) -> MomentMap | Timeline:
-        return self._moment_map() or self._timeline_for(what, given)
+        return self._moment_map() or self._get_timeline(what, given)
 
     def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
@@ -152,7 +152,7 @@ class CollectionTimes(ABC):
         given = self._typed(what, given)
         if not is_moment(given):
             return as_time(what, given)
-        return replace(self._timeline_for(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
+        return replace(self._get_timeline(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
 
     def frontier(self, what: str, given: int | Moment | Antichain) -> int:
         """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
@@ -191,7 +191,7 @@ class CollectionTimes(ABC):
         if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
             self.engine.check_clock()
 
-    def _timeline_for(self, what: str, given: Moment) -> Timeline:
+    def _get_timeline(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline
         if timeline is None:
             raise InvalidUsage(

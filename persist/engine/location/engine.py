@@ -275,8 +275,8 @@ class Engine:
 
     @staticmethod
     def _lease_counts(writer: Writer) -> dict[str, int]:
-        own, consumers = writer.leases.counts(), writer.consumers.counts()
-        return {what: count + consumers[what] for what, count in own.items()}
+        lease_counts, consumers = writer.leases.counts(), writer.consumers.counts()
+        return {what: count + consumers[what] for what, count in lease_counts.items()}
 
     def close(self) -> None:
         """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.

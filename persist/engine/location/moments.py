@@ -67,9 +67,9 @@ class MomentMap:
         last = self._last_us()
         if at > last + 1:
             raise self._not_sealed(last)
-        before = self._last_row(at - 1)
-        if before is not None:
-            return before + 1
+        row_before = self._last_row(at - 1)
+        if row_before is not None:
+            return row_before + 1
         same = self.read(pc.field(MOMENT) == _scalar(at))
         if not len(same):
             raise self._too_early(moment)
@@ -93,10 +93,10 @@ class MomentMap:
     def _last_row(self, at: int) -> int | None:
         """Return the time of the last row that is not after a moment."""
         for span in _SPANS_US:
-            wanted = pc.field(MOMENT) <= _scalar(at)
+            in_range = pc.field(MOMENT) <= _scalar(at)
             if span is not None:
-                wanted &= pc.field(MOMENT) > _scalar(max(0, at - span))
-            rows = self.read(wanted)
+                in_range &= pc.field(MOMENT) > _scalar(max(0, at - span))
+            rows = self.read(in_range)
             if len(rows):
                 return int(pc.max(rows[TIME]).as_py())
         return None

@@ -152,7 +152,7 @@ def read_engine(
     return open_engine(location, storage_options, OpenOptions("read", seqno=seqno))
 
 
-def origin_of(engine: Engine, what: object) -> Origin:
+def describe_origin(engine: Engine, what: object) -> Origin:
     """Return what opens the location of an engine again in another process, for something that is pickled.
 
     Raises:
@@ -162,7 +162,7 @@ def origin_of(engine: Engine, what: object) -> Origin:
     return engine.origin.check(what)
 
 
-def engine_of(action: str, client: OnEngine | Engine) -> Engine:
+def to_engine(action: str, client: OnEngine | Engine) -> Engine:
     """Return the engine of a user's client; an engine is given back as it is.
 
     Args:
@@ -195,7 +195,7 @@ def created_or_loaded(
     """
 
     def plan() -> tuple[CollectionState, CollectionSchema]:
-        id_ = engine.follower.newest_id_of(name)
+        id_ = engine.follower.load_newest_id(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -203,9 +203,9 @@ def created_or_loaded(
                     f"collection {name!r} has the retention {contents.retention}, in times, and {retention} was "
                     "given: leave it out, or change it with retain()"
                 )
-            both = reconciled(schema, contents, name)
+            sides = reconciled(schema, contents, name)
             check_same(form, contents.keyed, name)
-            return contents, both
+            return contents, sides
         id_ = uuid.uuid4().hex
         steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
         steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
@@ -213,7 +213,7 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except Locked as error:
             # Another client may have created it before an exclusive one came: loading needs no lock.
-            if engine.follower.newest_id_of(name) is None:
+            if engine.follower.load_newest_id(name) is None:
                 raise
             raise CollectionExists(name) from error
         return plan()
@@ -242,7 +242,7 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    if engine.follower.newest_id_of(name) is None:
+    if engine.follower.load_newest_id(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -250,9 +250,9 @@ def target_of_rows(
                 f"there is no collection {name!r} at {engine.url}: to create it, say which columns are its key, such "
                 f"as key=[{next(iter(names), 'id')!r}], or key=[] for none. The columns are {names}"
             )
-        both = sides_like(rows, key)
+        sides = sides_like(rows, key)
         unit = _timeline_like(columns, time) if timeline is ... else timeline
-        id_, schema = uuid.uuid4().hex, CollectionSchema.of(*both, unit)
+        id_, schema = uuid.uuid4().hex, CollectionSchema.of(*sides, unit)
         return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
@@ -294,16 +294,16 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
-    known = engine.follower.id_of(name)
-    state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
-    id_ = engine.follower.id_of(name)
+    present_id = engine.follower.find_id(name)
+    state = engine.follower.refresh_and_load([] if present_id is None else [present_id], engine.pool)
+    id_ = engine.follower.find_id(name)
     if id_ is None:
         error = CollectionNotFound(name, engine.url, state.names_in_memory())
         if engine.mode == "read":
             error.remedy = "Check the name. This client only reads: load one that is there."
         raise error
     contents = engine.follower.known(id_, name)
-    return handle_on(engine, contents, contents.schema)
+    return open_handle(engine, contents, contents.schema)
 
 
 def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
@@ -314,8 +314,8 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     """
     with engine.follower.looks.once():
         for _ in range(2):  # In the second round there are those that came with the look of the first one.
-            known = [engine.follower.id_of(named) if isinstance(named, str) else named.id for named in wanted]
-            engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
+            ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in wanted]
+            engine.follower.refresh_and_load({id_ for id_ in ids if id_ is not None}, engine.pool)
         return [loaded(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
 
 
@@ -329,7 +329,7 @@ def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
     return CollectionHandle(engine, id_, contents.name, contents.schema)
 
 
-def handle_on(
+def open_handle(
     engine: Engine, contents: CollectionState, schema: CollectionSchema, machine: Machine | None = None
 ) -> CollectionHandle:
     """Return a handle on a collection in some state; a keyed one with its machine, given or known by its name."""
@@ -347,16 +347,21 @@ def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
         also: done before, in the same commit.
     """
     steps: list[Step] = [*also]
-    others = {step.collection: handle.name for step in also}
+    names_by_id = {step.collection: handle.name for step in also}
     contents = handle.known()
     inputs = contents.view["inputs"] if contents.view else ()
     # What holds its groups goes with it: each is read by the view, and by those that were made after it.
-    own = [handle.engine.follower.known(id_, id_) for id_ in inputs]
-    for dropped in (contents, *reversed([one for one in own if one.name.startswith(groups_prefix(handle.id))])):
+    input_states = [handle.engine.follower.known(id_, id_) for id_ in inputs]
+    for dropped in (
+        contents,
+        *reversed(
+            [input_state for input_state in input_states if input_state.name.startswith(groups_prefix(handle.id))]
+        ),
+    ):
         read = dropped.view["inputs"] if dropped.view else ()
         steps += [kinds.Destroy(dropped.id), *(kinds.ReleaseHold(id_, view_hold(dropped.id)) for id_ in read)]
-        others |= dict.fromkeys((dropped.id, *read), handle.name)
-    return handle.engine.submit("drop", steps, others)
+        names_by_id |= dict.fromkeys((dropped.id, *read), handle.name)
+    return handle.engine.submit("drop", steps, names_by_id)
 
 
 # What a location of each number may hold besides what those before it may: for people who decide whether to upgrade.
@@ -398,14 +403,14 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
     """Raise the number of a location to the newest that this release knows; see `Client.upgrade`."""
     writer = None if dry_run else engine.writer("upgrade")
     state = engine.follower.refresh()
-    before = state.format if state.seqno >= 0 else FORMAT
-    if before == FORMAT:
-        return UpgradeReport(before, FORMAT, None, {})
-    brings = {number: text for number, text in CAME_WITH.items() if number > max(before, FORMAT_MIN)}
+    format_before = state.format if state.seqno >= 0 else FORMAT
+    if format_before == FORMAT:
+        return UpgradeReport(format_before, FORMAT, None, {})
+    brings = {number: text for number, text in CAME_WITH.items() if number > max(format_before, FORMAT_MIN)}
     if writer is None:
-        return UpgradeReport(before, FORMAT, None, brings)
+        return UpgradeReport(format_before, FORMAT, None, brings)
     seqno = engine.submit("upgrade", [kinds.Upgrade(FORMAT)], {}).result()
-    return UpgradeReport(before, FORMAT, seqno, brings)
+    return UpgradeReport(format_before, FORMAT, seqno, brings)
 
 
 def changed_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:

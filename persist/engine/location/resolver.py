@@ -63,11 +63,11 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     wrong = boolean_array(is_sealed | is_late)
     if not (is_sealed | is_late).any():
         return events, None
-    kept = table.filter(boolean_array(~(is_sealed | is_late)))
+    timely_rows = table.filter(boolean_array(~(is_sealed | is_late)))
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
     late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
-    marks = bound_watermarks(kept[form.order_by[0]]) if form.order_by and len(kept) else None
-    return replace(events, table=kept, watermarks=marks), late
+    marks = bound_watermarks(timely_rows[form.order_by[0]]) if form.order_by and len(timely_rows) else None
+    return replace(events, table=timely_rows, watermarks=marks), late
 
 
 class KeyedQueue:
@@ -241,7 +241,7 @@ class Resolver:
         purged = self._purging.purged(contents, schema, end, reader)
         on_keys = (lambda keys: None) if purged is None else purged.touched
         updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
-        gone = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
+        purged_tables = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
         pending, unused = due(contents, end), unused_after(contents, end)
 
         def resolution() -> kinds.Resolve:
@@ -255,12 +255,12 @@ class Resolver:
                 yield from change(apply_step(contents, resolution()))
 
         try:
-            for table in chain(updates, gone, changed()):
+            for table in chain(updates, purged_tables, changed()):
                 if not len(table):
                     continue
-                made = writer.stored_parts(contents.id, table, schema, inline_bytes)
-                stored += made
-                inline_bytes += sum(len(part.inline) for part in made)
+                new_parts = writer.stored_parts(contents.id, table, schema, inline_bytes)
+                stored += new_parts
+                inline_bytes += sum(len(part.inline) for part in new_parts)
                 self._purging.resolved(contents.id, len(table))
         except BaseException:
             writer.discard(stored)
@@ -284,14 +284,14 @@ class Resolver:
             if not due(contents, contents.upper):
                 return False
             machine = machine_needed(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
-            made: tuple[Part, ...] = ()
+            resolution_parts: tuple[Part, ...] = ()
             try:
                 step = self.made(contents, contents.schema, machine, contents.upper)
-                made = step.parts
+                resolution_parts = step.parts
                 self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
                 return True
             except (InvalidUsage, Conflict):
-                self.discard(made)
+                self.discard(resolution_parts)
                 raise
             except MissingBlob as error:
                 if self._follower.current(id_, name) == contents:
@@ -307,9 +307,9 @@ class Resolver:
         """
         if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper):
             return False
-        given = self._given.get(contents.id)
-        if find_machine(contents.keyed, given, contents.name) is not None:
+        machine = self._given.get(contents.id)
+        if find_machine(contents.keyed, machine, contents.name) is not None:
             with suppress(Locked):
-                self.resolve(contents.id, contents.name, given)
+                self.resolve(contents.id, contents.name, machine)
                 return False
         return True

@@ -125,7 +125,7 @@ class Writer:
         self.consumers = ConsumerLeases(leases)
         self.garbage = Garbage(blob, follower, committer)
         stop = threading.Event()
-        self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
+        self.compactor = self.build_compactor(self.local_part_maker(stop), stop)
         self.resolver = Resolver(
             follower,
             committer.submit,
@@ -213,7 +213,7 @@ class Writer:
         reader = PartReader(self._blob, self._pool, PartCaches.passing(), budget)
         return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
-    def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
+    def build_compactor(self, maker: PartMaker, stop: threading.Event) -> Compactor:
         """Return a compactor that has its parts made by a part maker, until stop is set."""
         return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop, self._clock)
 

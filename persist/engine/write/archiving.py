@@ -26,8 +26,11 @@ def with_archiving(
         return mutation
     marks, merged, dropped = plan
     assert state.location is not None
-    before = () if contents.archives is None else contents.archives.stored
-    tokens = [follower.tokens.read(state.location, contents.id, archive) for archive in before[len(before) - merged :]]
+    stored_archives = () if contents.archives is None else contents.archives.stored
+    tokens = [
+        follower.tokens.read(state.location, contents.id, archive)
+        for archive in stored_archives[len(stored_archives) - merged :]
+    ]
     moved = ArchivedTokens.merged([*tokens, ArchivedTokens.of(marks)])
     format = max(state.format, Archiving.came_with)
     archive = store_archive(blob, state.location, contents.id, state.seqno + 1, moved, format=format)

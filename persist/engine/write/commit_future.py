@@ -50,16 +50,16 @@ class UnobservedErrors:
     def take(self) -> list[BaseException | None]:
         """Return what nobody looked at, and forget it; None for each error that was not kept."""
         with self._lock:
-            taken = list(self._errors.values())
+            taken_errors = list(self._errors.values())
             self._errors.clear()
-            return taken
+            return taken_errors
 
     def raise_all(self) -> None:
         """Raise what nobody looked at: the error itself if there is one, an ExceptionGroup if there are more."""
-        taken = self.take()
+        unobserved = self.take()
         # Operations that failed together share one error.
-        errors = list({id(error): error for error in taken if error is not None}.values())
-        count, not_kept = len(taken), sum(error is None for error in taken)
+        errors = list({id(error): error for error in unobserved if error is not None}.values())
+        count, not_kept = len(unobserved), sum(error is None for error in unobserved)
         if not_kept:
             errors.append(InvalidUsage(f"{not_kept} more writes failed, and only {ERRORS_KEPT_MAX} errors are kept"))
         if len(errors) == 1:
@@ -204,9 +204,11 @@ def _drop_frames(error: BaseException) -> None:
     Their frames would keep everything alive that was committed together, perhaps down to the client itself, whose
     threads end when nobody has it any more.
     """
-    left, seen = [error], set()
-    while left:
-        error = left.pop()
-        seen.add(id(error))
+    pending, seen_ids = [error], set()
+    while pending:
+        error = pending.pop()
+        seen_ids.add(id(error))
         error.__traceback__ = None
-        left += [cause for cause in (error.__cause__, error.__context__) if cause is not None and id(cause) not in seen]
+        pending += [
+            cause for cause in (error.__cause__, error.__context__) if cause is not None and id(cause) not in seen_ids
+        ]

@@ -79,7 +79,9 @@ class Committer:
         Raises:
             ClientClosed: `close` was called before.
         """
-        operation = Operation.of(steps, names, CommitFuture(self.unobserved, self._waited_for), submission, renew)
+        operation = Operation.of(
+            steps, names, CommitFuture(self.unobserved, self._on_result_requested), submission, renew
+        )
         with self._changed:
             # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
             if not self._is_own_thread():
@@ -101,7 +103,7 @@ class Committer:
 
         def on_wait() -> None:
             prepare_wait()
-            self._waited_for()
+            self._on_result_requested()
 
         return CommitFuture(self.unobserved, on_wait)
 
@@ -121,8 +123,8 @@ class Committer:
     def pending(self) -> tuple[int, tuple[str, ...]]:
         """Return how many operations are not done yet, and the names of their collections."""
         with self._changed:
-            asked = {name for operation in self._under_way() for name in operation.names.values()}
-            return self._submitted - self._resolved, tuple(sorted(asked))
+            names_in_progress = {name for operation in self._under_way() for name in operation.names.values()}
+            return self._submitted - self._resolved, tuple(sorted(names_in_progress))
 
     def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
         """Return the writes to a collection that are asked for and not durable yet, with their futures."""
@@ -141,10 +143,10 @@ class Committer:
     def settle(self, timeout_s: float) -> bool:
         """Wait until all that was asked for by now is done; return False if it is not after timeout_s."""
         with self._changed:
-            wanted = self._submitted
-            if self._resolved < wanted:
+            submitted = self._submitted
+            if self._resolved < submitted:
                 self._hurry.set()
-            return self._changed.wait_for(lambda: self._resolved >= wanted, timeout_s)
+            return self._changed.wait_for(lambda: self._resolved >= submitted, timeout_s)
 
     def when_ended(self, call: Callable[[], object]) -> None:
         """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
@@ -166,7 +168,7 @@ class Committer:
                 "thread, or await it."
             )
 
-    def _waited_for(self) -> None:
+    def _on_result_requested(self) -> None:
         self.check_may_wait()
         if os.getpid() != self._pid:
             raise InvalidUsage(

@@ -206,9 +206,11 @@ class Operation:
                 return False
             if place == ANYWHERE:
                 continue
-            before = reached.get(step.collection, 0)
-            is_repeated = place == before and (place == SEAL or (isinstance(step, Write) and step.events is not None))
-            if place < before or is_repeated or (isinstance(step, kinds.GrantLease) and reached):
+            place_before = reached.get(step.collection, 0)
+            is_repeated = place == place_before and (
+                place == SEAL or (isinstance(step, Write) and step.events is not None)
+            )
+            if place < place_before or is_repeated or (isinstance(step, kinds.GrantLease) and reached):
                 return False
             reached[step.collection] = place
         return True
@@ -225,7 +227,9 @@ class Operation:
 
         Where several share a time, their collections are sealed when all of them are valid, and not by each of them.
         """
-        last = {asked.collection: asked for asked in self.at_commit}  # What is written before it has the same time.
+        last = {
+            at_commit.collection: at_commit for at_commit in self.at_commit
+        }  # What is written before it has the same time.
         for step in self.steps:
             if isinstance(step, Write):
                 time = times[step.collection] if step.at_commit else step.time_min
@@ -236,13 +240,13 @@ class Operation:
                     yield PlannedAppend(step.collection, time, version)
             elif isinstance(step, AtCommit):
                 if not self.shares_time and step is last[step.collection]:
-                    yield self.seal_of(step, times)
+                    yield self.build_seal(step, times)
             elif isinstance(step, kinds.Tokens) and self.at_commit:
-                yield remembered_at(step, times)
+                yield complete_token(step, times)
             elif not isinstance(step, Asked):
                 yield step
 
-    def seal_of(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
+    def build_seal(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after the time it was given, or farther if a step before seals it farther."""
         end = max(self.sealed_before(asked), times[asked.collection] + 1)
         return kinds.Seal(asked.collection, to_stored(end))
@@ -318,7 +322,7 @@ class Change:
         elif isinstance(step, kinds.Publish):
             self.publishes.append(step)
         elif isinstance(step, kinds.Tokens):
-            self.tokens += remembered_at(step, times).tokens
+            self.tokens += complete_token(step, times).tokens
         elif isinstance(step, kinds.Batch):
             self.batches.append(step)
         elif isinstance(step, kinds.SetHold | kinds.ReleaseHold):
@@ -326,8 +330,8 @@ class Change:
         elif isinstance(step, kinds.Seal):
             self.seal = step
         elif isinstance(step, kinds.AllowCompaction):
-            before = self.allow_compaction
-            if before is None or from_stored(before.since) < from_stored(step.since):
+            compaction_before = self.allow_compaction
+            if compaction_before is None or from_stored(compaction_before.since) < from_stored(step.since):
                 self.allow_compaction = step
         elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
@@ -343,7 +347,7 @@ class Change:
     ) -> list[Mutation]:
         """Return the mutations to write, given the contents before (None if it is new) and the encoded writes."""
         tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
-        wanted = [
+        net_mutations = [
             self.create,
             *self.replaces,
             *self.resolves,
@@ -361,19 +365,19 @@ class Change:
         ]
         ends = [resolve.end for resolve in self.resolves]
         if contents is not None and self.seal is not None and self.seal.upper in (contents.upper_times, *ends):
-            wanted.remove(self.seal)
+            net_mutations.remove(self.seal)
         if (
             contents is not None
             and self.allow_compaction is not None
             and from_stored(self.allow_compaction.since) <= contents.allowed
         ):
-            wanted.remove(self.allow_compaction)
+            net_mutations.remove(self.allow_compaction)
         if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
-            wanted.remove(kinds.Rename(self.id, contents.name))
-        return [mutation for mutation in wanted if mutation is not None]
+            net_mutations.remove(kinds.Rename(self.id, contents.name))
+        return [mutation for mutation in net_mutations if mutation is not None]
 
 
-def remembered_at(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
+def complete_token(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
     """Return the step that remembers writes, with the time that their collection was given, if it was."""
     time = times.get(step.collection)
     if time is None:
@@ -387,19 +391,19 @@ def merge(
     """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
     grants: list[kinds.GrantLease] = []
     changes: dict[str, Change] = {}
-    rest: list[LocationMutation] = []
+    other_steps: list[LocationMutation] = []
     for operation in operations:
         for step in operation.steps:
             if isinstance(step, kinds.GrantLease):
                 grants.append(step)
             elif isinstance(step, LocationMutation):
-                rest.append(step)
+                other_steps.append(step)
             else:
                 change = changes.get(step.collection)
                 if change is None:
                     change = changes[step.collection] = Change(step.collection)
                 change.add(step, times)
-    return grants, changes, rest
+    return grants, changes, other_steps
 
 
 def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
@@ -443,9 +447,9 @@ def assigned_times(operations: Iterable[Operation], upper_of: Callable[[str], in
         asks: dict[str, AtCommit] = {}
         if len(operation.at_commit) == 1 and operation.at_commit[0].collection in together:
             continue  # As most of very many small writes: it shares the time of those before it.
-        for asked in operation.at_commit:
-            uppers[asked.collection] = max(upper_of(asked.collection), operation.sealed_before(asked))
-            asks |= together.get(asked.collection, {}) | {asked.collection: asked}
+        for request in operation.at_commit:
+            uppers[request.collection] = max(upper_of(request.collection), operation.sealed_before(request))
+            asks |= together.get(request.collection, {}) | {request.collection: request}
         together |= dict.fromkeys(asks, asks)
     times: dict[str, int] = {}
     for id_, asks in together.items():
@@ -459,7 +463,9 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
 
     On timelines of different units that is a time of the coarsest of them.
     """
-    rates = {id_: 1000 ** TIME_UNITS.index(asked.timeline) for id_, asked in asks.items() if asked.timeline is not None}
+    rates = {
+        id_: 1000 ** TIME_UNITS.index(request.timeline) for id_, request in asks.items() if request.timeline is not None
+    }
     # None may be written where all are sealed: then the last one is refused.
     least = {id_: min(upper, TIME_MAX) for id_, upper in uppers.items()}
     number = max((least[id_] for id_ in asks if id_ not in rates), default=0)
@@ -468,7 +474,7 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
     bounds = (-(-least[id_] * coarsest // rate) for id_, rate in rates.items())
     moment = max(wall_ms * coarsest // 1000, *bounds, 0)
     assigned = {id_: min(moment * (rates[id_] // coarsest), TIME_MAX) if id_ in rates else number for id_ in asks}
-    chosen = {id_: asked.time for id_, asked in asks.items() if asked.time is not None}
+    chosen = {id_: request.time for id_, request in asks.items() if request.time is not None}
     return assigned | chosen
 
 

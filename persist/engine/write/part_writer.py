@@ -76,7 +76,7 @@ class PartWriter:
         try:
             for piece in _pieces(table, self.piece_bytes):
                 for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
-                    stored.append(self._put(collection, seqno, data, part))
+                    stored.append(self._store(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
             raise
@@ -88,9 +88,9 @@ class PartWriter:
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
             for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
-                made = self.stored(collection, data, part, inline_bytes)
-                parts.append(made.with_time(0) if at_commit else made)
-                inline_bytes += len(made.inline)
+                stored_part = self.stored(collection, data, part, inline_bytes)
+                parts.append(stored_part.with_time(0) if at_commit else stored_part)
+                inline_bytes += len(stored_part.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
 
     def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
@@ -109,9 +109,9 @@ class PartWriter:
                 continue
             small = [*group]
             table = in_order_of_arrival(_table(small, small[0].schema))
-            made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
-            inline_bytes += sum(len(part.inline) for part in made)
-            parts += [part.with_time(0) for part in made] if at_commit else made
+            stored_parts = self.stored_parts(collection, table, small[0].schema, inline_bytes)
+            inline_bytes += sum(len(part.inline) for part in stored_parts)
+            parts += [part.with_time(0) for part in stored_parts] if at_commit else stored_parts
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [mutation for mutation in (append, pend) if mutation is not None]
 
@@ -120,16 +120,16 @@ class PartWriter:
 
         Those stored before are deleted again if one cannot be.
         """
-        made: list[Part] = []
+        stored: list[Part] = []
         group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
         try:
             encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
             for data, part in encoded:  # All but the last are too large to travel in the record.
-                made.append(self.stored(collection, data, part, inline_bytes))
+                stored.append(self.stored(collection, data, part, inline_bytes))
         except BaseException:
-            self.discard(made)
+            self.discard(stored)
             raise
-        return made
+        return stored
 
     def stored(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
         """Return an encoded part with its bytes, if they are few enough, or else stored."""
@@ -148,9 +148,9 @@ class PartWriter:
 
     def put(self, collection: str, data: bytes, part: Part) -> Part:
         """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
-        return self._put(collection, self._next_seqno(), data, part)
+        return self._store(collection, self._next_seqno(), data, part)
 
-    def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+    def _store(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
         key = part_key(collection, seqno)
         try:
             self._blob.set(key, data)
@@ -207,8 +207,8 @@ def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
 
 
 def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
-    known = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
-    return (min(least for least, _ in known), max(greatest for _, greatest in known)) if known else None
+    watermarks = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
+    return (min(least for least, _ in watermarks), max(greatest for _, greatest in watermarks)) if watermarks else None
 
 
 def _how_encoded(events: Write) -> tuple[bool, int, bool]:

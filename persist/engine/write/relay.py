@@ -64,15 +64,17 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
 
     It also says that those of the client's own operations that were not accepted will never come.
     """
-    held: dict[str, list[int]] = {}
+    numbers_by_submitter: dict[str, list[int]] = {}
     for operation in accepted:
         if operation.submission is not None:
-            held.setdefault(operation.submission.submitter, []).append(operation.submission.number)
-    marks = [Submitted(who, first, last) for who, numbers in held.items() for first, last in _ranges(numbers)]
+            numbers_by_submitter.setdefault(operation.submission.submitter, []).append(operation.submission.number)
+    marks = [
+        Submitted(who, first, last) for who, numbers in numbers_by_submitter.items() for first, last in _ranges(numbers)
+    ]
     submissions = [operation.submission for operation in operations]
-    own = [submission for submission in submissions if submission is not None and submission.is_own]
-    last = max(own, key=lambda submission: submission.number, default=None)
-    if last is not None and last.number not in held.get(last.submitter, ()):
+    own_submissions = [submission for submission in submissions if submission is not None and submission.is_own]
+    last = max(own_submissions, key=lambda submission: submission.number, default=None)
+    if last is not None and last.number not in numbers_by_submitter.get(last.submitter, ()):
         marks.append(Submitted(last.submitter, last.number + 1, last.number))
     return tuple(marks)
 

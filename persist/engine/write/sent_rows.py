@@ -48,7 +48,7 @@ def check_sent_rows(data: bytes) -> None:
         raise ValueError(f"a column of its rows is said to have more values than {len(data):,} bytes can hold")
 
 
-def rows_from(data: bytes, schema: CollectionSchema) -> pa.Table:
+def decode_rows(data: bytes, schema: CollectionSchema) -> pa.Table:
     """Return rows that were sent, checked as if a user had given them. Raises ValueError, or InvalidUsage."""
     check_sent_rows(data)
     try:

@@ -44,7 +44,7 @@ from persist.core.log.keys import record_key
 from persist.core.log.records import COMMIT_DEADLINE_S, Record, record_bytes
 from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.log_identity import fate_of
+from persist.engine.follow.log_identity import determine_fate
 
 
 class StoreProof:
@@ -165,7 +165,7 @@ class LookBack:
         looks = None
         if self._pool is not None:
             tops = self._follower.tops(before)
-            looks = [(top, self._pool.submit(fate_of, self._blob, top)) for top in tops]
+            looks = [(top, self._pool.submit(determine_fate, self._blob, top)) for top in tops]
 
         def end(record: Record | None) -> bool:
             try:

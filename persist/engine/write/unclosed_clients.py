@@ -109,7 +109,7 @@ class _Registry:
             self.ledgers.clear()
             self.has_failed = False
 
-    def taken(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
+    def collect(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
         """Return what belongs to this process."""
         if self._pid != os.getpid():
             return [], []
@@ -156,7 +156,7 @@ def _warn(url: str, pending: str) -> None:
 
 def _finish() -> None:
     """Wait for what was asked for in this process, and report what came of it."""
-    unclosed, ledgers = _registry.taken()
+    unclosed, ledgers = _registry.collect()
     left_open = [(client.url, client.pending()) for client in unclosed if not client.is_shared]
     for lost in _wait(unclosed):
         _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")

@@ -130,17 +130,17 @@ def with_token(token: str | None, collections: Iterable[str], steps: Sequence[St
 
     Each collection remembers the digest of all that was asked of it, unless some of it has none.
     """
-    kept: list[Step] = [step for step in steps if not isinstance(step, Asked)]
+    other_steps: list[Step] = [step for step in steps if not isinstance(step, Asked)]
     if token is None:
-        return kept
+        return other_steps
     for id_ in collections:
-        writes = [step for step in kept if isinstance(step, Write) and step.collection == id_]
+        writes = [step for step in other_steps if isinstance(step, Write) and step.collection == id_]
         digests = [step.digest for step in steps if isinstance(step, Asked) and step.collection == id_]
         time_min = min((write.time_min for write in writes), default=0)
-        known = [digest for digest in digests if digest is not None]
-        digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
-        kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
-    return kept
+        digests_present = [digest for digest in digests if digest is not None]
+        digest = f"{sum(digests_present) % DIGEST_MODULUS:016x}" if len(digests_present) == len(digests) else None
+        other_steps.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
+    return other_steps
 
 
 def sealed_without_time(seal: object) -> InvalidUsage:

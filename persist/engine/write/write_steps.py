@@ -62,14 +62,14 @@ class WriteSteps:
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
         data = opened(updates)
         if isinstance(data, TableStream):
-            pieces = streamed_updates(data, schema, moments=self._timeline_of(schema))
+            pieces = streamed_updates(data, schema, moments=self._get_timeline(schema))
             write = self._of_stream(collection, schema, pieces, by)
         else:
-            table = to_updates(data, schema, moments=self._timeline_of(schema))
+            table = to_updates(data, schema, moments=self._get_timeline(schema))
             write = self._of_table(collection, schema, table, by) if len(table) else None
         return replace(write, at_commit=True) if at_commit and write is not None else write
 
-    def held_or_stored(
+    def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
     ) -> tuple[pa.Table | tuple[Part, ...], int]:
         """Return updates in memory, if there is room for them, or else as parts that no record names; and their digest.
@@ -83,22 +83,22 @@ class WriteSteps:
         data = opened(updates)
         if isinstance(data, TableStream):
             pieces = gathered_pieces(
-                streamed_updates(data, schema, moments=self._timeline_of(schema)), self._parts.piece_bytes
+                streamed_updates(data, schema, moments=self._get_timeline(schema)), self._parts.piece_bytes
             )
             first, second = next(pieces, None), next(pieces, None)
             if second is not None:
                 assert first is not None
                 write = self._of_pieces(collection, schema, chain((first, second), pieces), by)
-                return _stored_by(write), write.digest or 0
+                return _list_stored_parts(write), write.digest or 0
             table = schema.arrow.empty_table() if first is None else first
         else:
-            table = to_updates(data, schema, moments=self._timeline_of(schema))
+            table = to_updates(data, schema, moments=self._get_timeline(schema))
         if table.nbytes <= 2 * self._parts.piece_bytes:
             return table, _digest(table, by) or 0
         write = self._of_table(collection, schema, table, by)
-        return _stored_by(write), write.digest or 0
+        return _list_stored_parts(write), write.digest or 0
 
-    def _timeline_of(self, schema: CollectionSchema) -> Timeline | None:
+    def _get_timeline(self, schema: CollectionSchema) -> Timeline | None:
         timeline = read_timeline(schema)
         return None if timeline is None else replace(timeline, wall_ms=self._clock.wall_ms)
 
@@ -188,20 +188,20 @@ def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.T
     The buffers are copies, for a stream may fill the same ones again for its next table. Memory: such a piece, and one
     table of the stream twice.
     """
-    held: list[pa.Table] = []
+    pieces: list[pa.Table] = []
     size = 0
     for table in tables:
         if len(table):
-            held.append(copied(table))
+            pieces.append(copied(table))
             size += table.nbytes
         if size >= bytes_max:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_tables(held)
+            yield pa.concat_tables(pieces)
+            pieces, size = [], 0
+    if pieces:
+        yield pa.concat_tables(pieces)
 
 
-def _stored_by(write: Write) -> tuple[Part, ...]:
+def _list_stored_parts(write: Write) -> tuple[Part, ...]:
     assert isinstance(write.data, Future), "what is not held is uploaded"
     return write.data.result()
 

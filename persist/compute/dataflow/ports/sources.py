@@ -301,7 +301,7 @@ class SourceReader:
             if self.coarse_to is not None:
                 times = np.maximum(times, self.coarse_to)
             self._add(table, times)
-            passed = None if self._unsealed is None else self._unsealed.pass_to(to_frontier(progress.upper))
+            passed = None if self._unsealed is None else self._unsealed.retract_before(to_frontier(progress.upper))
             if passed is not None:
                 self._add(passed, passed["_time"].combine_chunks().to_numpy())
             self._gate.frontier = progress.upper

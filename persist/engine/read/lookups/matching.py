@@ -213,17 +213,17 @@ class _Search:
             column = file.read([group], [name])
             columns.append(column)
             if rows is not None:
-                rows = rows[_found(column.take(int64_array(rows)), values)]
+                rows = rows[_find_values(column.take(int64_array(rows)), values)]
             elif self.first is not None and [name] == self.first.batch.schema.names:
                 rows = SortedKeys(column).find(self.first)
             else:
-                rows = _found(column, values)
+                rows = _find_values(column, values)
             if not len(rows):
                 break
         return pa.table({name: column[name] for column in columns for name in column.column_names}), rows
 
 
-def _found(column: pa.Table, values: pa.Array) -> Rows:
+def _find_values(column: pa.Table, values: pa.Array) -> Rows:
     """Return the rows of a table of one column that have one of some values, ascending."""
     rows: Rows = np.flatnonzero(pc.is_in(column.column(0), values).to_numpy())
     return rows

@@ -71,9 +71,9 @@ class Scan:
     @property
     def memory(self) -> int:
         """The approximate size of all decoded rows, in bytes; rows at other times are included."""
-        return self.memory_of(self.all_parts)
+        return self.estimate_memory(self.all_parts)
 
-    def memory_of(self, parts: Iterable[Part]) -> int:
+    def estimate_memory(self, parts: Iterable[Part]) -> int:
         """Return the same of some of the parts."""
         return sum(memory_within(part, self.keys, self.schema) for part in parts)
 

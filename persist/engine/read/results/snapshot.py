@@ -297,7 +297,7 @@ class Snapshot(ArrowResult):
         return tuple(answer) if type(keys) is tuple else answer
 
     def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
-        requested = lookup.wanted(keys)
+        requested = lookup.to_lookup_keys(keys)
         with self._reading.explained():
             matching_rows = lookup.contents(requested, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
@@ -338,9 +338,9 @@ class Snapshot(ArrowResult):
         return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
-        return self._tables_of(self.scan)
+        return self._read_tables(self.scan)
 
-    def _tables_of(self, scan: Scan) -> Iterator[pa.Table]:
+    def _read_tables(self, scan: Scan) -> Iterator[pa.Table]:
         tables = self._from_index(scan, self.form)
         return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
@@ -366,7 +366,7 @@ class Snapshot(ArrowResult):
             yield from super()._read_narrowed(columns, filter)
             return
         with self._reading.explained():
-            yield from self._tables_of(scan)
+            yield from self._read_tables(scan)
 
     def export_parquet(
         self,
@@ -396,7 +396,7 @@ class Snapshot(ArrowResult):
             rows = to_dicts(self.head(ROWS_SHOWN + 1), " ")
         except PersistError:  # Such as a closed result.
             return super()._repr_html_()
-        cells = [[_shown_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
+        cells = [[_format_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""
         return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
 
@@ -415,6 +415,6 @@ def _take(collection: Any, as_of: int, named: Mapping[str, Any]) -> Any:
     return collection.snapshot(as_of, **named)
 
 
-def _shown_cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     text = "NULL" if value is None else str(value)
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
