@@ -1,21 +1,21 @@
-"""The directory of a location on storage: what a checkpoint says of each collection, written once for each change.
+"""The stored directory of a location: a checkpoint's entry for each collection, written once for each change.
 
     checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
                     oldest           changes to it                 at most INLINE_BYTES_MAX
 
     directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
 
-Where several of these speak of a collection, the last one counts. A checkpoint takes over the directory objects of the
-one before it, and holds by itself what changed since. When that has grown past `INLINE_BYTES_MAX`, it becomes a
-directory object of its own, together with the objects before it that are less than `RATIO` times as large as what they
-are merged with. So each object is at least `RATIO` times as large as the next: a directory of n bytes is
-`log2(n / INLINE_BYTES_MAX)` objects at most, and what changes is written again about as often, however large the
-directory is. All of a small location is in its checkpoint, one object.
+If several of these have an entry for a collection, the last one counts. A checkpoint takes over the directory objects
+of the one before it, and holds by itself what changed since. When the inline changes exceed `INLINE_BYTES_MAX`, they
+become a directory object of their own. It is merged with the objects before it that are less than `RATIO` times as
+large as the merged ones. So each object is at least `RATIO` times as large as the next. A directory of n bytes has at
+most `log2(n / INLINE_BYTES_MAX)` objects, and a change is rewritten about as often, however large the directory is. All
+of a small location is in its checkpoint, one object.
 
 An object of up to `WHOLE_BYTES_MAX` holds its entries, and is read when the location is opened. A larger one lists
-pages (`persist.engine.follow.directory_pages`), which are read when a collection is touched. So opening costs as much
-as what changed lately and a list of pages, and a client holds in memory what it touched. Two things follow:
-- a change to what lies in pages must say which names it frees, because nobody looks up what a collection was called;
+pages (`persist.engine.follow.directory_pages`), which are read when a collection is touched. So opening reads the
+latest changes and a list of pages, and a client keeps in memory the entries that it used. Two things follow:
+- a change to a stored page must name the names that it frees, because no reader looks up a collection's former name;
 - what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
 
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
@@ -66,9 +66,9 @@ INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
 SPARE_LEVELS = 8  # Fewer than these are left before all is written anew.
-WHOLE_BYTES_MAX = 4 << 20  # What is larger is written as pages.
+WHOLE_BYTES_MAX = 4 << 20  # A larger object is written as pages.
 PAGES = 9  # The number of a location from which on it may have pages,
-OBJECT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+OBJECT_BYTES_MAX = 1 << 30  # A larger object is neither written nor read.
 
 _key = itemgetter(0)
 
@@ -142,7 +142,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What differs between two directories: entries by id and ids by name, None for those that are gone."""
+    """The differences between two directories: entries by id and ids by name; None marks a deleted one."""
 
     entries: dict[str, CollectionEntry | None]
     ids: dict[str, str | None]
@@ -186,7 +186,7 @@ class Level:
 
     @property
     def bytes(self) -> int:
-        """How much it says of entries."""
+        """The size of its entries."""
         return self.pointer.bytes if self.tables is None else sum(pages.bytes for pages in self.tables[0].objects)
 
     @property
@@ -236,7 +236,7 @@ class KnownLevels:
         return self.keep(levels)
 
     def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
-        """Remember the levels of a checkpoint, and forget those of others."""
+        """Remember the levels of a checkpoint, and forget all others."""
         with self._lock:
             self._levels = tuple(levels)
             return self._levels
@@ -253,7 +253,7 @@ def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> t
 
 @dataclass(frozen=True, slots=True)
 class NewDirectory:
-    """How a checkpoint is to say what the directory is.
+    """The directory as a checkpoint represents it.
 
     Attributes:
         levels: the directory objects that it points to, oldest first.
@@ -274,14 +274,14 @@ def new_directory(
     kept: tuple[Level, ...],
     store: Callable[[str, bytes], object],
 ) -> NewDirectory:
-    """Return how a checkpoint of state says that its directory is this one, which was made of the last of levels.
+    """Return how a checkpoint of state represents its directory, which extends the last of levels.
 
-    All bases of entries that differ from the levels are stored. What it points to beyond the levels is given to store
-    first, one object at a time. Cost: O(what differs), and what of the levels is merged with that.
+    All bases of entries that differ from the levels are stored. New directory objects are passed to store first, one at
+    a time. Cost: proportional to the changes, and to the levels that are merged with them.
 
     Args:
-        levels: those of the checkpoint that it is made of.
-        kept: those of them that may stay as they are, all or none.
+        levels: the levels of the checkpoint that the new one extends.
+        kept: the levels that may be reused as they are; all of them, or none.
 
     Raises:
         InvalidUsage: the location has a format without pages, and too many collections for that.
@@ -400,7 +400,7 @@ def _decode_id(name: str, data: bytes) -> str:
 
 
 def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
-    """Raise ValueError if these are not what a checkpoint at seqno may say of its directory objects."""
+    """Raise ValueError if a checkpoint at seqno cannot have these pointers to directory objects."""
     seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
     if len(seqnos) > LEVELS_MAX or any(number is None or number > seqno for number in seqnos):
         raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")

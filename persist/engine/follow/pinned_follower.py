@@ -1,4 +1,4 @@
-"""A client's view of one point of the log, which never moves: for reads of several collections that belong together.
+"""A client's view of one point of the log, which never moves: for consistent reads of several collections.
 
 The state after a record is that of the newest checkpoint at or before it, and the records since. Checkpoints and
 records are kept for a while (`Settings.log_retention_s`, see `persist.engine.upkeep.garbage`); a point that lies
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class PinnedFollower(Follower):
-    """Answers what the state was after the record at a seqno.
+    """The state after the record at a seqno.
 
     Cost: a page of LIST, a GET of a checkpoint, and a GET for each record between it and the seqno.
 
     Raises:
-        InvalidUsage: there is no such record yet, or what is needed of the log is not kept any more.
-        Corruption: what is there cannot be believed.
+        InvalidUsage: there is no such record yet, or the log has not kept the needed records.
+        Corruption: a stored object is damaged.
     """
 
     def __init__(self, blob: Blob, clock: Clock, seqno: int, *, pool: Executor) -> None:
@@ -48,7 +48,7 @@ class PinnedFollower(Follower):
         return super().refresh() if self._pinned is None else self._state
 
     def restart(self) -> State:
-        """Raise InvalidUsage: there is no other state to go on from."""
+        """Raise InvalidUsage: a pinned client cannot continue from another state."""
         raise _explain_missing_state(self._blob, self._state.seqno)
 
     def load(self, id_: str) -> CollectionState | None:
@@ -59,7 +59,7 @@ class PinnedFollower(Follower):
                 raise _explain_missing_state(self._blob, self._state.seqno) from error
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        """Return what look says now: no time would change it."""
+        """Return the result of look at once: waiting would not change it."""
         self.check_open()
         return look()
 

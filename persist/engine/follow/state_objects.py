@@ -6,19 +6,19 @@
     state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json    frame "state"
 
 A collection may consist of very many parts, each with a descriptor of some 900 bytes, of which a commit touches a few.
-So a state object either is whole, or says what changed since the ones before it: it has `gone` then. Its maps hold what
-came or changed, and `gone` the keys of what went; its other members are as they are now. Runs and keyframes are taken
-for maps, by the number of the first part and by time. What is gone leaves first; what changed then takes its place, and
-what is new comes last, in the order of the object. So all maps have the order of the contents.
+So a state object either is whole, or has the changes since the earlier ones and a member `gone`. Its maps hold new and
+changed items, and `gone` the deleted keys; all other members have their present values. Runs and keyframes are taken
+for maps, by the number of the first part and by time. A reader first removes deleted keys, then replaces changed items,
+and then adds new ones in the order of the object. So all maps have the order of the contents.
 
 New changes are written together with those before them that are less than `RATIO` times as large, and the whole is
-written anew when it is less than that. So each object is at least `RATIO` times as large as the next, they are few, and
-each change is written again a few times for each of them, however many parts there are. The whole is also written
-anew when less than half as many parts are left as it has. What is smaller than `WHOLE_BYTES_MAX` is always written as a
+written anew when it is less than that. So each object is at least `RATIO` times as large as the next, there are few of
+them, and each change is rewritten a few times for each, however many parts there are. The whole is also written anew
+when less than half as many parts are left as it has. An object smaller than `WHOLE_BYTES_MAX` is always written as a
 whole: most collections have one object.
 
-An older object may hold what later ones take away. Where data was destroyed, by a compaction that forgets history or by
-an erasure, nothing is taken over, so it lives on in none of them (`persist.engine.follow.checkpoint`).
+An older object may hold what later ones take away. If a compaction that forgets history, or an erasure, destroyed data,
+no earlier object is reused, so none keeps that data (`persist.engine.follow.checkpoint`).
 
 Rejected: to store the mutations themselves, since the fold of thousands of them takes seconds in a large collection.
 """
@@ -42,12 +42,12 @@ from persist.core.state_rules.state import CollectionEntry
 LEVELS = 7  # The number of a location from which on its state objects need not be whole.
 RATIO = 4
 WHOLE_BYTES_MAX = 64 * 1024
-LEAST_BYTES = 8 * 1024  # Changes count as if they had so many bytes, so that there are no tiny objects.
-KNOWN_BYTES_MAX = 32 << 20  # Of state objects that one client remembers, of all collections but the last one.
+LEAST_BYTES = 8 * 1024  # Changes count at least so many bytes, so that there are no tiny objects.
+KNOWN_BYTES_MAX = 32 << 20  # The limit for cached state objects of all collections but the last one.
 
 
 class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What of the maps of a collection's state is not there any more."""
+    """The deleted keys in the maps of a collection's state."""
 
     holds: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -128,10 +128,10 @@ class KnownContents:
 def new_levels(
     location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
 ) -> tuple[tuple[StateLevel, ...], bytes]:
-    """Return how a checkpoint at seqno says what the contents are, given the levels that it takes over.
+    """Return the levels that represent the contents in a checkpoint at seqno, given the reused levels.
 
-    The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and what differs is
-    encoded.
+    The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and the encoding of
+    the differences.
     """
     is_much_gone = bool(levels) and _size(contents) < _size(levels[0].contents) // 2
     reused_levels = [] if is_much_gone else [*levels]

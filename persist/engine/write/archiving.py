@@ -1,7 +1,7 @@
 """Older tokens of a collection are moved out of its state, by the record that would make them too many.
 
-Cost: for one of 2,048 commits with a token, a PUT. An attempt that loses the race for its seqno leaves an object that
-nothing names, because the next one needs another name: what is below the floor of uploads may be collected.
+Cost: a PUT for one of 2,048 commits with a token. An attempt that loses the race for its seqno leaves an unused object,
+because the next one needs another name: blobs below the floor of uploads may be collected.
 """
 
 from persist.blob.protocol import Blob

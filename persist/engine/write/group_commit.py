@@ -96,7 +96,7 @@ class GroupCommit:
         pool: Executor,
         deadline_s: float,
     ) -> None:
-        self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
+        self.epoch: int | None = None  # Set once, when the location is opened exclusively.
         self.relay: Relay | None = None  # Set once, before anything is submitted.
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self.checkpointing = Checkpointing(blob, follower, pool)
@@ -142,7 +142,7 @@ class GroupCommit:
             raise
 
     def _relayed_first(self, operations: list[Operation]) -> list[Operation]:
-        """Have another client commit operations, if there is one; return those that are left to do."""
+        """Have another client commit operations, if there is one; return the uncommitted ones."""
         relay, location = self.relay, self._follower.state.location
         if relay is None or location is None or not may_be_relayed(operations):
             return operations
@@ -159,7 +159,7 @@ class GroupCommit:
         self._counts["relayed"] += len(to_relay) - len(unanswered)
         self._counts["in_doubt"] += len(unanswered)
         if not all(map(is_plain, to_relay)):
-            with suppress(PersistError):  # They are committed; whoever reads what they did hears of it.
+            with suppress(PersistError):  # They are committed; the next reader gets the error.
                 self._follower.refresh()
         self._follower.looks.committed_elsewhere()
         for operation, answer in zip(to_relay, answers, strict=True):
@@ -214,7 +214,7 @@ class GroupCommit:
                 if is_record:
                     record = self._record(state, mutations, submitted(operations, accepted))
                     try:
-                        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+                        # Whatever went wrong before: a record that readers refuse must not enter the log.
                         after = apply(state, record)
                     except (InvalidUsage, Conflict):
                         if not is_alone:

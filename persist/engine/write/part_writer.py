@@ -1,4 +1,4 @@
-"""Updates to parts: encoded, checksummed, and stored where the commit record will say.
+"""Turn updates into encoded, checksummed parts, stored under the keys that the commit record will name.
 
     part/<collection>/<seqno known then, 20 digits>-<uuid>.parquet
 
@@ -49,11 +49,11 @@ class PartWriter:
         next_seqno: Callable[[], int],
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
-        """Make one that uploads to blob.
+        """Make a writer that uploads to blob.
 
         Args:
-            next_seqno: gives the next seqno of the log, as of not long ago.
-            memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
+            next_seqno: returns a recent value of the log's next seqno.
+            memory_budget: the memory that encoding may use beyond its input; see `Settings.memory_budget`.
         """
         self._blob = blob
         self._next_seqno = next_seqno
@@ -63,8 +63,8 @@ class PartWriter:
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
 
-        If the table is larger than what can be sorted within the budget, pieces of it are sorted by themselves: their
-        parts overlap in key, and the next merge puts them together.
+        If the table is too large to sort within the budget, its pieces are sorted separately: their parts overlap in
+        key, and the next merge combines them.
 
         Raises:
             DiffOverflow: the diffs of equal updates sum to more than int64 holds.
@@ -96,8 +96,8 @@ class PartWriter:
     def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
         """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
 
-        Events keep the order of the writes: small ones that follow each other become one part. Parts of what gets the
-        time of the commit are stamped, with 0 until it is known.
+        Events keep the order of the writes: adjacent small ones become one part. Parts that get the time of the commit
+        have time 0 until it is known.
         """
         append = self.append(collection, [write for write in writes if write.events is None], inline_bytes)
         inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
@@ -138,7 +138,7 @@ class PartWriter:
         return self.put(collection, data, part)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """Delete parts that no record refers to. What cannot be deleted now is left to garbage collection."""
+        """Delete parts that no record refers to. Garbage collection finds those that cannot be deleted now."""
         for part in parts:
             if part.blob:
                 try:
@@ -212,7 +212,7 @@ def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
 
 
 def _how_encoded(events: Write) -> tuple[bool, int, bool]:
-    """Return whether events are encoded with those that follow them, of which schema, and at the commit's time."""
+    """Return the properties that events need in common to be encoded together: size class, schema, and commit time."""
     return not isinstance(events.data, Future), events.schema.version, events.at_commit
 
 

@@ -8,12 +8,12 @@
     answers = {"format", "answers": [{"seqno", "times"?} | {"error"} | {}, …]}
     error   = see `persist.blob.written_errors`
 
-The rows of a small write (`persist.engine.write.sent_rows`) are in base64, so that they are encoded once, with those of
-others. The asking client stores larger writes itself and sends only their descriptors.
+The rows of a small write (`persist.engine.write.sent_rows`) are in base64. The receiver encodes them once, together
+with other writes. The asking client stores larger writes itself and sends only their descriptors.
 
-A client believes a request as little as it can: it checks rows as if a user had given them, and steps against the
-state like all others. It cannot check whether parts hold what their descriptors say without reading them. Clients that
-may commit are trusted with that, as is every client that may write to the store.
+A client trusts a request as little as it can: it checks rows like a user's, and checks steps against the state like all
+others. It cannot check the contents of parts against their descriptors without reading them. Clients that may commit
+are trusted with that, as is every client that may write to the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -226,13 +226,13 @@ def _write(step: _Write, create: kinds.Create | None, contents: CollectionState 
     latest = max(part.time_max for part in step.parts) if step.parts else int(times.max())
     if step.at_commit and latest:
         raise ValueError("it gets the time of its commit, and has others already")
-    # Whoever asks keeps what it has stored until it knows what became of it.
+    # The sender keeps its stored parts until it knows the outcome.
     size = len(step.rows)
     return Write(step.collection, schema, step.time_min, size, data, True, planned, at_commit=step.at_commit)
 
 
 def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
-    """Return the schema that the rows of a write have, which must be the one that they are sent with.
+    """Return the schema of a write's rows, which must be the one that they are sent with.
 
     Raises:
         ValueError: it is another one, or the collection is not known here.
