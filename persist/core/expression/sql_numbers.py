@@ -102,7 +102,7 @@ def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def remainder(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`%`, of the sign of the dividend; a divisor of zero raises, if it is no float."""
+    """`%`, with the sign of the dividend; a zero divisor raises unless it is a float."""
     if pat.is_floating(kind):
         with np.errstate(invalid="ignore"):
             values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
@@ -152,6 +152,7 @@ def of_floats(values: Floats, *given: pa.Array) -> pa.Array:
 
 
 def round_half_away(values: Floats) -> Floats:
+    """Round to the nearest whole number; halves away from zero."""
     whole = np.trunc(values)
     with np.errstate(invalid="ignore"):
         fraction = np.abs(values - whole)
@@ -282,7 +283,7 @@ def _small(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return whole numbers of the last digit as decimals; mask says where NULL is."""
+    """Return decimals from whole numbers of units of their last digit; mask: where NULL is."""
     pairs = np.empty((len(words), 2), np.int64)
     pairs[:, 0], pairs[:, 1] = words, words >> 63
     valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
@@ -303,7 +304,7 @@ _MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
 
 
 def normalize_for_order(value: pa.Array) -> pa.Array:
-    """Return values that compare as SQL says: of floats, numbers in their order, with NaN last and equal to itself."""
+    """Return values in SQL's order: floats are ordered as numbers, with NaN last and equal to itself."""
     if pat.is_boolean(value.type):
         return pc.cast(value, pa.int8())
     if not pat.is_floating(value.type):
@@ -376,7 +377,7 @@ def zoneless(kind: pa.DataType) -> pa.DataType:
 
 
 def without_zone(value: pa.Array) -> pa.Array:
-    """Return timestamps as those of UTC, without a zone."""
+    """Convert timestamps to UTC without a zone."""
     return value.cast(zoneless(value.type))
 
 
