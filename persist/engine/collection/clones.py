@@ -5,19 +5,19 @@
     no row is                               left out
     some are (they straddle a bound)        rewritten: these rows become new parts, in the clone's own folder
 
-Wanted are the rows after some keyframe up to `as_of`, with that keyframe, or all rows up to `as_of` without one. Of
-these ways the one is taken that has to rewrite the fewest bytes. It is mostly none: a commit writes one time, and a
-merge crosses no keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
+Wanted are the rows after some keyframe up to `as_of`, with that keyframe, or all rows up to `as_of` without one. The
+way with the fewest bytes to rewrite is chosen. It is mostly none: a commit writes one time, and a merge crosses no
+keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
 
 The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
 names all that is shared (`persist.core.state_rules.state`). If a compaction came first, all is planned again. From the
 record on,
-the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs go when nobody
-names them any more (`persist.engine.upkeep.garbage`).
+the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs are deleted
+when no collection names them any more (`persist.engine.upkeep.garbage`).
 
 A clone does not take over what belongs to one collection alone: holds, tags, tokens, published tables, events that are
 not resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and
-the late bound as it is now: with an earlier one, late events could bring back what was deleted.
+the present late bound: with an earlier one, late events could restore deleted rows.
 
 Rejected: an upper bound in the descriptor of a shared part. Every reader, sum, statistic and published table would have
 to know of it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it
@@ -64,6 +64,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         time = _last_change(source.known())
 
     def plan() -> CollectionHandle:
+        """Plan the steps of the clone from the newest state, and rewrite parts if needed."""
         if engine.follower.load_newest_id(name) is not None:
             raise CollectionExists(name)
         if time >= source.known().resolved:
@@ -99,7 +100,7 @@ def _last_change(contents: CollectionState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """What a clone as of a time has of its source's parts.
+    """The parts of its source that a clone as of a time shares.
 
     Attributes:
         runs: of the history, by the source's numbers, without what straddles.

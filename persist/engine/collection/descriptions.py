@@ -1,4 +1,4 @@
-"""What a collection says of itself, and what its history is kept for: descriptions, tags, retention and holds."""
+"""Descriptions, tags, retention and holds of a collection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,14 +26,14 @@ from persist.engine.write.retrying import commit_with_retry
 def take_hold(
     handle: CollectionHandle, time: int | Moment | Antichain | None, name: str | None, schema: int | None = None
 ) -> Hold:
-    """Keep since at or before a time, durably; arguments, cost and errors are those of `Collection.hold`.
+    """Keep since at or before a time, durably; see `Collection.hold` for arguments, cost and errors.
 
     Args:
         schema: the version of the schema that the owner of a new named hold stays with.
     """
     leases = handle.engine.writer("hold").leases
     if isinstance(time, Antichain) and time.time is not None:
-        time = time.time  # That of since, say: what is readable from there on stays so.
+        time = time.time  # The time of since, for example: times from there on stay readable.
     time = None if time is None else handle.as_time("hold time", time)
     if name is not None:
         return _build_named_hold(handle, check_hold_name(name), time, schema)
@@ -82,6 +82,7 @@ def _build_named_hold(handle: CollectionHandle, name: str, time: int | None, sch
         handle.submit("release", [kinds.ReleaseHold(handle.id, name, expected)]).result()
 
     def plan() -> NamedHold:
+        """Set or move the hold, as the newest state requires."""
         holds = handle.contents().holds
         hold_now = holds.get(name)
         if hold_now is None and time is None:
@@ -100,12 +101,12 @@ def _build_named_hold(handle: CollectionHandle, name: str, time: int | None, sch
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a location, a collection or a column says of itself; give it back as `expected` to change it.
+    """The description of a location, a collection or a column; pass it back as `expected` to change it.
 
     Attributes:
         comment: a text for people.
         properties: texts by name.
-        columns: the same of each column that says something, by its present name.
+        columns: the descriptions of columns that have one, by their present names.
         version: how often it was changed; of a column it is 0.
     """
 
@@ -149,12 +150,12 @@ class Retained(Shown):
 
 
 def about_location(stored: StoredAbout) -> About:
-    """Return what a location says of itself."""
+    """Return the description of a location."""
     return About(stored.comment, dict(stored.properties), {}, stored.version)
 
 
 def about_collection(contents: CollectionState) -> About:
-    """Return what a collection and its columns say of themselves; a column that is gone says nothing."""
+    """Return the descriptions of a collection and of its present columns."""
     stored, schema = contents.about, contents.schema
     named = {str(id_): name for id_, name in zip(schema.ids, schema.names, strict=True)}
     columns = {
@@ -166,7 +167,7 @@ def about_collection(contents: CollectionState) -> About:
 
 
 def words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
-    """Return what callers give to be said, checked.
+    """Check a comment and properties.
 
     Raises:
         InvalidUsage: it is not text.
@@ -258,7 +259,7 @@ def untag(handle: CollectionHandle, name: str) -> CommitFuture:
 
 
 def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:
-    """Return how much history the collection keeps readable, None if there is no retention."""
+    """Return how much history the collection keeps readable; None without a retention."""
     contents = handle.contents()
     if contents.retention is None:
         return None
@@ -270,7 +271,7 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
 
 
 def retention_step(handle: CollectionHandle, given: Retention | None) -> kinds.SetRetention:
-    """Return the step that makes a collection keep so much history; None for all that is not given up."""
+    """Return the step that sets a collection's retention; None keeps all history."""
     return kinds.SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
 
 

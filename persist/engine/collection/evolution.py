@@ -1,9 +1,9 @@
-"""Changing the schema of a collection: from what a user asks for to a mutation, and what must be looked at for it.
+"""Change the schema of a collection: from a user's request to a mutation, with its checks of stored data.
 
-- Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
-  in the parts themselves where these say nothing. Events that wait are stored, too.
-- A collection that becomes keyed must have one value per key at every time that can be told apart, because events that
-  come later retract what their key holds, and that is one row.
+- Times in a finer unit have a smaller range: the statistics of the parts show whether all stored values fit, or else
+  the parts themselves. Pending events are stored values, too, and are checked.
+- A collection that becomes keyed must have one value per key at every distinguishable time, because later events
+  retract the one row of their key.
 
 The commit is refused if anything was added after the look.
 """
@@ -41,7 +41,7 @@ KEYS_NAMED = 10
 
 
 def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
-    """Return the declaration that a user gives for a collection, after checking that it fits its schema to be."""
+    """Return a user's declaration for a collection, after checking that it fits the future schema."""
     if not isinstance(keyed, Keyed):
         raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
     return build_form(keyed, schema)
@@ -69,7 +69,7 @@ def checked(
 
 @dataclass(frozen=True, slots=True)
 class WantedEvolution:
-    """What `Collection.evolve` is asked for; checked when it is applied to a schema."""
+    """The arguments of `Collection.evolve`; checked when they are applied to a schema."""
 
     add: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -81,7 +81,7 @@ class WantedEvolution:
 
     @property
     def changes_columns(self) -> bool:
-        """Whether anything is asked for but how events are resolved."""
+        """Whether anything changes besides the resolution of events."""
         return any((self.add, self.drop, self.rename, self.widen, self.reorder))
 
 
@@ -114,7 +114,7 @@ def _evolve(
             )
         ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
         return _only_commented(handle, contents.schema, comments, beside)
-    # From what the user has seen: a name may be that of another column by now.
+    # From the user's version: a name may belong to another column now.
     schema_before = among_versions(handle.schema, contents)
     after = _evolve_schema(schema_before, wanted, contents)
     check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
@@ -123,7 +123,7 @@ def _evolve(
     _check_machine(handle, contents, after)
     form = None if wanted.keyed is None else parse_declaration(wanted.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
-    then = apply_step(contents, step)  # What it may not do is said before anything is read.
+    then = apply_step(contents, step)  # Raise rule violations before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
     if risky := [n for n, kind in wanted.widen.items() if may_overflow(schema_before.arrow.field(n).type, kind)]:
         _check_fits(handle, contents, schema_before, {name: wanted.widen[name] for name in risky})
@@ -133,13 +133,13 @@ def _evolve(
     if wanted.keyed is not None and wanted.keyed.machine is not None:
         handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
         handle = replace(handle, machine=wanted.keyed.machine)
-    return handle.adapt_to(then)  # What others have made of it since is not what this user has seen.
+    return handle.adapt_to(then)  # The user has not seen the others' changes.
 
 
 def _only_commented(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
-    """Say what there is to say of columns, if anything; the schema stays what it is, and so does its version."""
+    """Set comments of columns, if there are any; the schema and its version stay the same."""
     steps: list[Step] = [*_comment_steps(handle, schema, comments)]
     if steps or not all(isinstance(step, record_kinds.Note) for step in beside):
         handle.submit("evolve", [*steps, *beside]).result()
@@ -162,7 +162,7 @@ def _evolve_schema(before: CollectionSchema, wanted: WantedEvolution, contents: 
     except SchemaMismatch as error:
         if before.version == len(contents.earlier) + 1:
             raise
-        # Perhaps it is meant for what others have made of the collection: the user is to look at that.
+        # Another client may have changed the collection so that it does not apply: the user must look first.
         raise moved(contents, before.version, [str(error)]) from error
 
 

@@ -1,13 +1,13 @@
-"""Why a collection came no further: the last failure of what fills it, or of a sink, in what it says of itself.
+"""The last failure of the process that fills a collection, or of a sink, among the collection's properties.
 
 A refresh or a source that fails writes one record with the property `failed` of the collections that it fills: when, in
 which process, and what the error was. A sink writes `failed.<its hold>` of the first of its collections. The next
-success takes it back. So nothing is written or asked while all goes well, and whoever opens the location can see why a
-process that is gone came no further.
+success takes it back. So there are no writes or requests while all goes well, and every client of the location can see
+why a vanished process stopped.
 
-- The same failure is told again after `RETOLD_S` at the earliest: a process that is started again and again does not
+- The same failure is stored again after `RETOLD_S` at the earliest: a process that restarts again and again does not
   fill the log.
-- Nothing is told of conflicts with others, nor of the store of the location itself, which could not take it.
+- Conflicts with other clients are not stored, nor failures of the location's own store, which could not take them.
 - The text is short. Passwords, what is in quotation marks, and the numbers that a function or another library speaks
   of, are left out of it, because they may be values of rows. Names of collections and columns stay.
 """
@@ -45,7 +45,7 @@ _ASKED = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The last failure: when, by the clock of the process that failed, which one that was, and what the error was."""
+    """The last failure: its time by the clock of the failed process, that process, and the error."""
 
     at_ms: int
     by: str
@@ -66,13 +66,13 @@ def load_failures(contents: CollectionState) -> dict[str, Failure]:
 
 
 def is_of_failures(name: str) -> bool:
-    """Return whether a property of that name tells of a failure."""
+    """Return whether a property of that name stores a failure."""
     return name == FAILED or name.startswith(FAILED + ".")
 
 
 @contextmanager
 def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
-    """Let collections tell of the failure of what is done in the block, or that it succeeds again.
+    """Store a failure of this block in the collections, or its success after a failure.
 
     Args:
         sink: the hold of the sink that fails, or "" if it is what fills them.
@@ -87,7 +87,7 @@ def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterat
 
 
 def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
-    """Let collections tell of a failure. If that fails, too, it is logged, and no error."""
+    """Store a failure in collections. If that fails, too, it is logged, and no error."""
     if not handles:
         return
     engine = handles[0].engine
@@ -103,11 +103,11 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
 
 
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
-    """Remove the failure from those collections that tell of one. Cost: nothing if none does."""
+    """Remove the stored failure from collections that have one. Cost: nothing if there is none."""
     try:
         _say([handle for handle in handles if sink in load_failures(handle.known())], sink, None)
     except CollectionNotFound:
-        pass  # It says nothing any more.
+        pass  # Its properties are gone.
     except PersistError as problem:
         logger.warning("the location could not be told of a success: %s", problem)
 

@@ -1,6 +1,6 @@
-"""What is asked of keyed collections, and of plain ones beside them: events, seals and changes, checked.
+"""Requests to keyed collections, and to plain ones in the same commit: events, seals and changes, checked.
 
-`persist.engine.collection.planned_commits` plans and commits what is asked.
+`persist.engine.collection.planned_commits` plans and commits them.
 """
 
 from collections import Counter
@@ -35,7 +35,8 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Step
 
-Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]  # Of contents; None leaves them.
+# From contents to contents; None leaves them unchanged.
+Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]
 
 
 class Unchanged(InvalidUsage):
@@ -50,13 +51,14 @@ def read_rows(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, slots=True)
 class KeyedChange:
-    """What makes rows the contents of a keyed collection, or a part of them: after all events up to its time.
+    """Replaces the contents of a keyed collection, or a part of them, after all events up to its time.
 
     Attributes:
-        new: rows as `differences` takes them, which nobody else changes; or what makes them of the contents.
-        time: when; None for that of the commit.
+        new: rows as `differences` takes them, which no other code changes; or a function that computes them from the
+            contents.
+        time: when; None for the time of the commit.
         where: replaces only what it is true for; None for all.
-        digest: of all that was asked for.
+        digest: of the complete request.
     """
 
     new: NewRows | Rewritten
@@ -65,7 +67,7 @@ class KeyedChange:
     digest: int
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
-        """Yield the updates to add, given the contents after the events.
+        """Yield the updates to add, from the contents after the events.
 
         Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
         """
@@ -101,16 +103,17 @@ class PlainChange:
 
 @dataclass(frozen=True, slots=True)
 class AskedEvents:
-    """What somebody wants of one collection as one commit: of a keyed one events, a seal, or both; or a change.
+    """A request to one collection as one commit: events, a seal, or both, for a keyed one; or a change.
 
     Attributes:
         marks: what makes the collection remember the token: the digest is of all events, late ones among them.
         also: steps of the same commit: what must hold of upper, and notes.
         late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
-        late_steps: makes, of the late ones, more steps of the same commit, and tells the names of their collections.
-        is_least: the seal asks for end or farther, so that one who sealed farther has done it.
-        change: what becomes of the contents when all events before end are resolved; there are no own events then.
-        plain: what is asked of a collection that is not keyed, and nothing else is then.
+        late_steps: makes more steps of the same commit from the late events, and returns the names of their
+            collections.
+        is_least: whether an upper already beyond end counts as done.
+        change: a change of the contents after all events before end are resolved; then there are no own events.
+        plain: the request to a plain collection; then there is nothing else.
     """
 
     events: EventTable | None
@@ -165,13 +168,15 @@ def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may
 
 
 def check_event_times(handle: CollectionHandle, events: EventTable) -> None:
-    """Refuse events whose first or last time nobody is likely to mean; see `CollectionHandle.check_times`."""
+    """Refuse events whose first or last time is implausible; see `CollectionHandle.check_times`."""
     if not events.at_commit and len(events.table):
         handle.check_times(pc.min_max(events.table[TIME]).as_py().values(), allow_future=handle.allow_future)
 
 
 def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
-    """Return events that delete keys, in any form that `Snapshot.get` takes, or rows with what orders events, too."""
+    """Return events that delete keys, in any form that `Snapshot.get` takes, or rows that also have the ordering
+    columns.
+    """
     form = keyed_form(handle)
     rows = as_table(opened(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
@@ -183,7 +188,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
 
 
 def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
-    """Raise InvalidUsage if the events of a collection are not those of `upsert`, but of a machine."""
+    """Raise InvalidUsage if the events of a collection belong to a machine other than `upsert`."""
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
             f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which alone says what "

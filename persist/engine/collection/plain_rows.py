@@ -1,14 +1,14 @@
 """Overwriting, deleting and restoring plain rows: the difference to what is there, as updates of one commit.
 
-History is never rewritten. What is there is what was sealed last; records that are there as often as they should be are
-not touched, others are retracted or inserted at the new time. The commit is alone: it is rejected if somebody else has
-sealed or added anything since, sealed or not, because then the difference would be to something else. It seals the new
-time, so that the next difference is to what this one left.
+History is never rewritten. The present contents are the last sealed ones. Records with the right multiplicity are not
+touched; others are retracted or inserted at the new time. The commit must be alone: it is rejected if another client
+has sealed or added anything since, even unsealed, because the difference would be wrong. It seals the new time, so that
+the next difference is to what this one left.
 
-New rows that fit in memory are compared as they are. More of them are stored as parts that no record names, so that a
-stream may be larger than memory, and are deleted when the difference is known; a crash leaves them to garbage
-collection. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is
-there, writing the difference and, of new rows that do not fit, writing and reading them once.
+New rows that fit in memory are compared as they are. Larger rows are stored as parts that no record names, so a stream
+may be larger than memory. They are deleted when the difference is known; after a crash, garbage collection deletes
+them. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is there,
+writing the difference and, of new rows that do not fit, writing and reading them once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -77,7 +77,7 @@ from persist.engine.write.write_options import delete_digest, filter_text, overw
 def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
     """Return the steps that take back all that has changed since a sealed time. Cost: what has changed.
 
-    Raises: as `overwrite_steps`; AsOfCompacted, if what it was cannot be told any more.
+    Raises: the errors of `overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
     contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
     request = Asked(handle.id, overwrite_digest(then, at, "what was there"))
@@ -98,7 +98,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
 
     Args:
         rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
-        time: of the difference; None for that of the commit.
+        time: of the difference; None for the time of the commit.
     """
     contents = _settled(handle)
     with ExitStack() as stack:
@@ -120,17 +120,17 @@ def overwrite_steps(
 ) -> list[Step]:
     """Return the steps that make rows the contents from a time on, or that part of them for which where is true.
 
-    With a token that was used before, only what was asked for is returned, for the commit to find out that it is done.
+    With a token that was used before, only the request is returned, so that the commit recognises it as done.
 
     Args:
-        time: of the difference; None for that of the commit.
+        time: of the difference; None for the time of the commit.
         multiset: whether keys may have several rows.
 
     Raises:
         DuplicateKeys: rows repeat a key, and may not.
         InvalidUsage: where is not true for some of the rows, or time is none.
         UpdateNotBeyondUpper: the time is sealed.
-        UpdatesBeyondUpper: somebody has written what is not sealed.
+        UpdatesBeyondUpper: another client has written unsealed updates.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
     handle.check_plain("overwrite")
@@ -239,9 +239,10 @@ def delete_steps(
 ) -> list[Step]:
     """Return the steps that retract all records with the keys wanted, or else those for which where is true.
 
-    They are retracted at a time, or at that of the commit.
+    They are retracted at a time, or at the time of the commit.
 
-    Raises: as `overwrite_steps`; InvalidUsage, if these are no keys of the collection, or both are given, or none.
+    Raises: the errors of `overwrite_steps`; InvalidUsage, if the keys do not fit the collection, or both keys and where
+    are passed, or neither.
     """
     handle.check_plain("a plain delete")
     check_either(wanted, where)
@@ -309,7 +310,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
     if starts.all():
         return events
     names = [*schema.key_names, DELETED, *schema.value_names, TIME]
-    once = consolidate(events.table.select([*names, "_diff"]), names)  # A row may be given twice.
+    once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
         raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
@@ -357,13 +358,13 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
 
 
 def _settled(handle: CollectionHandle) -> CollectionState:
-    """Return the newest state, after all that was asked of this client before: the difference is to that."""
+    """Return the newest state, after all earlier requests of this client."""
     handle.engine.settle()
     return handle.contents()
 
 
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
-    """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
+    """Refuse a sealed time, unsealed updates, and another schema than the newest."""
     handle.current_schema(contents)
     if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
         raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
@@ -378,7 +379,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     """Return why nothing can be written as the difference to contents, saying whose they are; None if all is sealed.
 
     Args:
-        own: the name of the client that is told.
+        own: the name of the client that gets the error.
     """
     hidden = unsealed(contents)
     if hidden is None:
@@ -456,7 +457,7 @@ def _upload(
     check: Callable[[pa.Table], object] = lambda rows: None,
     replaced: Replaced | None = None,
 ) -> list[Write]:
-    """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
+    """Store the updates from the present to the new rows; return the writes that add them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []

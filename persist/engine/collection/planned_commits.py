@@ -1,16 +1,15 @@
 """Commits whose steps depend on the contents: what is read, made, uploaded and committed for them, and again.
 
-With the policy "seal", whoever seals a keyed collection resolves it. The events that are pending before the new upper,
-and those that come with the seal, become updates in the one record that advances upper. That record is refused if
-anything it was made of has changed (`persist.core.state_rules.keyed_rules`). The loser deletes its parts and looks
-again. Nothing is claimed meanwhile: parts that fall out of use stay for the grace period, and a blob that is missing
-after that is a race that was lost, too.
+With the policy "seal", a seal of a keyed collection resolves it. The pending events before the new upper, and the
+events with the seal, become updates in the one record that advances upper. That record is refused if any of its inputs
+has changed (`persist.core.state_rules.keyed_rules`). The loser deletes its parts and looks again. Nothing is claimed
+meanwhile: unused parts stay for the grace period, and a blob that is missing after that also means a lost race.
 
-What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
-same collection is under way: then they come after it. One thread per client resolves
+A client's requests to one collection are committed in call order. Events go straight to the committer, unless a seal of
+the same collection is under way: then they come after it. One thread per client resolves
 (`persist.engine.location.resolver`).
 
-Events without a time get that of the commit. If the commit resolves them, they must have it before. So it is chosen
+Events without a time get the time of the commit. If the commit resolves them, they must have it before. So it is chosen
 with the plan, from the contents of the plan, and another one if these have moved on by then.
 
 Several collections go into one record (`submit_all`). Each is planned from its own contents. If one of them has
@@ -85,10 +84,10 @@ def submit_all(
     beside: Sequence[Step] = (),
     names: Mapping[str, str] | None = None,
 ) -> CommitFuture:
-    """Queue what is asked of keyed collections, and other steps, as one commit: all of it or nothing.
+    """Queue requests to keyed collections, and other steps, as one atomic commit.
 
     Args:
-        beside: come before what is asked. Their uploads stay until the commit is done, or refused for good.
+        beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
     writer, asks = engine.writer(action), [(handle, _prepared(handle, request)) for handle, request in asks]
@@ -143,7 +142,7 @@ def seal(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What commits one collection's part: right for these contents, and for no others if it resolves.
+    """The steps of one collection's part, valid for these contents only if it resolves.
 
     Attributes:
         names: of the collections that the steps are of.
@@ -157,7 +156,7 @@ class _Planned:
 
 
 _REFUSED = (InvalidUsage, Conflict, MissingBlob)  # Nothing of such a commit is in the log, nor will be.
-# What may be otherwise once the newest state is known.
+# Errors that may disappear with the newest state.
 _LOST = (
     Superseded,
     UploadExpired,
@@ -173,14 +172,14 @@ _LOST = (
 
 @dataclass(slots=True)
 class _Commit:
-    """Commits what is asked of some collections together, with steps beside.
+    """Commits requests to some collections together, with other steps beside.
 
     A plan is made for each collection from its contents. If the record is refused because some of them have changed,
     these are planned again, and the plans of the others stay. Nothing that a plan has stored is deleted before that.
 
     Attributes:
-        contents: those of which the present plans are made, by collection.
-        times: those that the commit gives, as far as plans need them.
+        contents: the contents that the present plans are based on, by collection.
+        times: the times that the commit assigns, as far as plans need them.
     """
 
     engine: Engine
@@ -193,9 +192,11 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def in_queue(self, future: CommitFuture) -> Committed:
-        """Plan and commit until that is not lost to somebody else; return where; tell future what was late."""
+        """Plan and commit until it is not lost to another client; return the place in the log; report late events to
+        future.
+        """
         writer = self.engine.writer(self.action)
-        # Events that this client asked for before are not known yet while they are on their way.
+        # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
         for handle, _ in self.asks:
             writer.compaction.relieve(handle.id)
@@ -206,11 +207,12 @@ class _Commit:
     def run(self) -> CommitFuture:
         """Plan and commit in this thread until that is not lost to others; return the future of the last commit.
 
-        It is resolved, unless this thread may not wait: then there is one attempt. What a plan raises is raised.
+        It is resolved, unless this thread may not wait: then there is one attempt. Errors of a plan are raised.
         """
         last: CommitFuture | None = None
 
         def commit() -> CommitFuture:
+            """Submit once; raise the error of a lost race."""
             nonlocal last
             last = self._submit()
             error = last.exception()
@@ -267,7 +269,7 @@ class _Commit:
         return self._submitted()
 
     def _times(self) -> dict[str, int]:
-        """Return which time the commit gives to those that named none, if some of them are resolved with it."""
+        """Return the times that the commit assigns to requests without one, if some of them are resolved with it."""
         if not any(request.at_commit and request.plain is None for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
@@ -286,7 +288,7 @@ class _Commit:
 
     def _submitted(self) -> CommitFuture:
         plans, times = self.plans, self.times
-        # What is the difference to the contents of before comes first, and says that they are still there.
+        # Differences to the earlier contents come first, and check that these are still there.
         first = [step for handle, request in self.asks if request.plain is not None for step in plans[handle.id].steps]
         keyed_steps = [
             step for handle, request in self.asks if request.plain is None for step in plans[handle.id].steps
@@ -313,7 +315,7 @@ class _Commit:
         if newest == before:
             return False  # A condition among the steps beside does not hold, and will not.
         if isinstance(error, FrontierRegression | UpdateNotBeyondUpper | LateEvents):
-            # What is late has to be decided anew; and whoever is refused is told the newest upper.
+            # Late events must be found again, and a refused caller gets the newest upper.
             decides = any(request.late is not None or request.is_least for _, request in self.asks)
             return decides or any(newest[id_].upper != before[id_].upper for id_ in before)
         return True
@@ -354,7 +356,7 @@ def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
     """Return the request with its events as the newest schema has them.
 
     Raises:
-        SchemaMismatch: more than additions lies between that and the schema they were given in.
+        SchemaMismatch: the schema has changed by more than additions since the events were passed.
     """
     events = asked.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
@@ -391,7 +393,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         error = UpdateNotBeyondUpper(min(first), to_antichain(contents.upper))
         raise with_timeline(error, contents.timeline)
     if end < contents.upper:
-        return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
+        return [*asked.also, sealing]  # It is refused, but first for its conditions on upper, as in the background.
     resolving: list[Step] = [sealing]
     change = None if asked.change is None else partial(asked.change.updates, handle)
     if due_events is not None or change is not None or due(contents, end):
@@ -402,7 +404,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
         resolving = [ExpectErasures(handle.id, erasure_number(contents)), resolution]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
-        # What is told of watermarks is of all these events, and once.
+        # The watermarks of all these events, once.
         watermarks = asked.events.watermarks if due_events is None else None
         pending = [handle.pend_step(replace(asked.events, table=after, watermarks=watermarks))]
     return [*asked.also, *resolving, *pending, *asked.marks]

@@ -49,7 +49,7 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import UnreadParts, changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot, checked_filter
 
-READ_TIMEOUT_S = 0.0  # Who reads what is not sealed hears so at once.
+READ_TIMEOUT_S = 0.0  # A read of an unsealed time fails at once.
 
 
 def snapshot(
@@ -62,7 +62,7 @@ def snapshot(
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Snapshot:
-    """Return the contents as of a time; arguments and errors are those of `Collection.snapshot`."""
+    """Return the contents as of a time; see `Collection.snapshot` for arguments and errors."""
     checked_filter(handle.reading_schema(schema), where, columns, form)
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s)
     try:
@@ -82,9 +82,9 @@ def snapshots_together(
 ) -> list[Snapshot]:
     """Return the contents of collections of one engine as of times, None for the latest in one state of the location.
 
-    All claims are made in one record first. So those that each snapshot makes for itself cost nothing.
+    All claims are made in one record first. So the claims of the single snapshots cost nothing.
 
-    Cost: one look at the log, and one commit. Errors are those of `snapshot`; then nothing stays claimed.
+    Cost: one look at the log, and one commit. Errors are those of `snapshot`; after one, nothing stays claimed.
     """
     if not wanted:
         return []
@@ -124,10 +124,10 @@ def changes(
     timeout_s: float | None = READ_TIMEOUT_S,
     raw: bool = False,
 ) -> Changes:
-    """Return the updates with `start <= time < until`; arguments and errors are those of `Collection.changes`.
+    """Return the updates with `start <= time < until`; see `Collection.changes` for arguments and errors.
 
     Args:
-        raw: give tombstones, too.
+        raw: include tombstones.
     """
     check_changes_form(form)
     moments = handle.moments(times)
@@ -154,7 +154,7 @@ def _changes(
     *,
     raw: bool = False,
 ) -> T:
-    """Return what a function makes of the plan of the updates with `start <= time < until`, and of what reads them."""
+    """Plan the updates with `start <= time < until`, and pass the plan and its reader to make."""
     lower, upper = handle.as_bound("start", start), None
     if until is not None:
         upper = handle.as_bound("until", until, most=END)
@@ -166,7 +166,7 @@ def _changes(
     handle.engine.settle()
     contents = handle.contents()
     if upper is None:
-        # What begins beyond upper is waited for, as far as that.
+        # If the start is beyond upper, the read waits as far as that.
         upper = max(lower, contents.upper)
         is_short = contents.upper < lower
     else:
@@ -217,7 +217,7 @@ def upserts(
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Upserts:
-    """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
+    """Return the changes of a keyed collection as events; see `Collection.upserts` for arguments and errors."""
     keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
     form = load_form(handle.known(), updates.scan.result_schema, resolves=False)
@@ -242,6 +242,7 @@ def open_listen(
     unread = UnreadParts()
 
     def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
+        """Plan the updates of an interval."""
         if contents.keyed is not None:
             return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
         parts = unread.at_or_after(contents, lower)
@@ -249,6 +250,7 @@ def open_listen(
         return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
+        """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
@@ -286,6 +288,7 @@ def read_as_updates(
     slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
+        """Read contents as updates of the one time."""
         empty = scan.cast_to_result(scan.empty([*scan.columns, "_diff"]))
         rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
         column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
@@ -337,9 +340,9 @@ def begun_subscription(
 
 @dataclass(frozen=True, slots=True)
 class WantedListen:
-    """What is to be followed: a collection, after a time, with what turns its times into moments.
+    """A collection to follow after a time, and the conversion of its times to moments.
 
-    A time of None stands for all that ever was, or for the latest sealed time if contents come first.
+    A time of None means the complete history, or the latest sealed time if contents come first.
     """
 
     handle: CollectionHandle
@@ -444,7 +447,7 @@ def _frame(frame: Any) -> pa.Table:
                 f"the pieces of the frame differ in their columns: {error}. Make them alike."
             ) from error
     else:
-        table = as_table(data, None)  # The frame's own columns are no columns of the collection.
+        table = as_table(data, None)  # A table's own columns need not be columns of the collection.
     if table is None:
         raise InvalidUsage(
             f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"

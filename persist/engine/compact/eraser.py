@@ -1,20 +1,20 @@
 """Erasure worked out: which parts of a collection hold records that must go, and the parts that take their places.
 
-Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. What is
-to go is decided by key and value alone (`ErasedRecords`), so it does not matter in which part, at which time or with
-which diff a record stands. Each part is looked at by itself, by the columns that decide. If it holds such a record, it
-is written anew under the newest schema, and its neighbours stay as they are.
+Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. Key and
+value alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. Each part is looked at by
+itself, by the columns that decide. If it holds such a record, it is written anew under the newest schema, and its
+neighbours stay as they are.
 
 In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
-true. An event that only deletes is no record, so its NULLs match nothing. If one event of a key were erased alone, what
-the others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
+true. A deletion event is not a record, so its NULLs match nothing. If one event of a key were erased alone, what the
+others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
 
-The work is proved like a merge: the diffs of a new part sum to those of the old one less those of the rows that were
-counted as erased.
+Like a merge, the work is checked by sums: the diffs of a new part sum to the old part's, less the diffs of the erased
+rows.
 
 Writers go on meanwhile. Parts never change, so what was worked out of one holds as long as the collection names it. A
-`PartEraser` therefore keeps what it knows by part. Whoever commits (`persist.services.erase`) asks it again, for the
-parts that have come since, until no other record comes first.
+`PartEraser` therefore keeps what it knows by part. The committing code (`persist.services.erase`) calls it again for
+newer parts, until no other record comes first.
 
 Memory: a slice, a row group, and a part in progress, as for compaction.
 """
@@ -48,12 +48,12 @@ from persist.engine.write.part_writer import PartWriter
 
 @dataclass(frozen=True)
 class ErasedRecords:
-    """What is to be erased: the records of some keys, or those for which a condition is true.
+    """The records to erase: all records of some keys, or the records that satisfy a condition.
 
     Attributes:
         keys: the key columns, as `persist.engine.read.lookups.requested_keys.distinct_keys` returns them; or None.
         where: instead of these.
-        ids: of the columns that where names, by name: those of relatives must be the same.
+        ids: the ids of where's columns, by name: in relatives, they must be the same.
     """
 
     keys: pa.Table | None
@@ -72,7 +72,7 @@ class ErasedRecords:
 
     @cached_property
     def filter(self) -> pc.Expression:
-        """What is true for all of these records, and maybe for others: so that parts need not be looked at."""
+        """A filter that is true for all of these records, and maybe for others: it excludes parts."""
         if self.where is not None:
             return with_both_zeros(self.where)
         assert self.keys is not None
@@ -91,7 +91,7 @@ class ErasedRecords:
         return referenced_columns(self.where, schema.arrow)
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return the rows that go and those that stay, of rows that are in the order of keys."""
+        """Return the rows to erase and the rows that stay, from rows in the order of keys."""
         if self.keys is not None:
             return self._sorted.split(rows)
         goes = pc.coalesce(self.filter, pc.scalar(False))
@@ -142,7 +142,7 @@ class ErasedRecords:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What is known of a part: how many rows go, and what takes its place; None if it stays as it is."""
+    """The result for a part: the number of erased rows, and its replacement; None if it stays as it is."""
 
     rows: int
     parts: tuple[Part, ...] | None
@@ -183,7 +183,7 @@ class PartEraser:
     ) -> kinds.Erase | None:
         """Return what erases the records from contents; None if there are none.
 
-        Cost: reading what decides, of the parts that it has not seen yet; then what must be written anew.
+        Cost: reading the deciding columns of new parts, and rewriting parts with erased rows.
 
         Raises:
             Superseded: a part that it has not seen lies in a blob, and it reads none.
@@ -240,7 +240,7 @@ class PartEraser:
         return msgspec.structs.replace(step, unused=list_blobs_unused_after_erasure(contents, step))
 
     def _find_keys(self, contents: CollectionState) -> None:
-        """Let the records be those of all keys which have one for which the condition is true."""
+        """Select all records of the keys that have a record satisfying the condition."""
         names, key_tables = contents.schema.key_names, list[pa.Table]()
         for parts, schema in ((contents.numbered, contents.schema), (contents.pending, load_events_schema(contents))):
             new = [part for part in parts.values() if _identify_part(part) not in self._seen]
@@ -262,12 +262,12 @@ class PartEraser:
             self._records = ErasedRecords(distinct, None)
 
     def committed(self, step: kinds.Erase | None) -> None:
-        """Note that a record names what was made for a step; delete what was made and is not in it."""
+        """Note that a record names a step's parts; delete the other new parts."""
         named = set() if step is None else {part.blob for part in step.parts}
         self._discard(lambda part: part.blob not in named)
 
     def discard(self) -> None:
-        """Delete what was made, which no record names."""
+        """Delete the new parts, which no record names."""
         self._discard(lambda part: True)
 
     def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
@@ -330,7 +330,7 @@ class PartEraser:
 
 
 def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
-    """Return rows of a part without events that only delete: these are no records, and their NULLs no values."""
+    """Return rows of a part without deletion events, which are not records."""
     if DELETED not in rows.column_names or contents.keyed is None or contents.keyed.tombstone is not None:
         return rows
     return rows.filter(pc.invert(rows[DELETED]))

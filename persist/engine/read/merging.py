@@ -48,12 +48,13 @@ def read_snapshot(
     `REPEATED_ROWS_MAX` rows.
 
     Args:
-        elsewhere: selects standing parts that the caller reads by itself. Of these parts, only rows with a key of the
-            rest are yielded, so the caller leaves them out. If there is a rest, the collection has flat key columns.
+        elsewhere: selects standing parts that the caller reads by itself. Only those rows of these parts are yielded
+            that have a key of the rest, so the caller leaves the parts out. If there is a rest, the collection has flat
+            key columns.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
-        NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
+        NegativeMultiplicity: the form is rows and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
     for item in _read_slice(scan, reader, form, elsewhere):
@@ -303,7 +304,7 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
 NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or updates in memory, in any order.
 
 
-Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Of new rows and present updates of some keys.
+Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Called with new rows and present updates of some keys.
 
 
 def differences(
@@ -315,7 +316,7 @@ def differences(
 ) -> Iterator[pa.Table]:
     """Yield the updates that turn the present contents into new rows.
 
-    Columns: those of the collection and `_diff`, consolidated, in key order.
+    Columns: the columns of the collection and `_diff`, consolidated, in key order.
 
     Args:
         check: raises if it refuses the new rows; called with all new rows of some keys.

@@ -11,7 +11,7 @@ Each row group is verified once, before any of it is decoded. Nothing is cached:
 no page faults, which took a third of the time.
 
 Measured with six columns and the keys of 1,500 orders, seconds of CPU: of six million lines 0.46 here, 0.24 by Polars
-and 0.2 by DuckDB; of 600,000 lines 0.04, 0.03 and 0.03. `docs/inside/views.md` says why Arrow stays.
+and 0.2 by DuckDB; of 600,000 lines 0.04, 0.03 and 0.03. `docs/inside/views.md` explains why Arrow stays.
 """
 
 from collections.abc import Iterator, Sequence

@@ -169,7 +169,7 @@ def _limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
 Piece: TypeAlias = SortedKeys | pa.RecordBatch
 Hits: TypeAlias = tuple[list[pa.Array], Numbers]  # All rows of the key columns and the others, and which were found.
 Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
-Span: TypeAlias = tuple[int, int]  # Of row groups.
+Span: TypeAlias = tuple[int, int]  # A range of row groups.
 Blocks: TypeAlias = list[tuple[int, int, list[int]]]
 REST_SHARE = 0.125  # A block is made once at most this share of its rows was not requested.
 WHOLE: Span = (0, -1)  # A part that is fetched whole.

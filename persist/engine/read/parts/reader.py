@@ -234,6 +234,7 @@ class PartReader:
         """
 
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
+            """Decode the row groups of a whole part that lie in the range."""
             index = self._indexes.of_whole(data, part, schema)
             groups = index.groups_within(start, end)
             if not groups:

@@ -94,7 +94,7 @@ class Scan:
     def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
         if self.filter is not None and remaining:
-            # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
+            # A record is a key and a value, so a record outside of the filter cannot cancel one inside.
             remaining = parts_that_may_match(remaining, self.filter, self.schema)
         return tuple(remaining)
 

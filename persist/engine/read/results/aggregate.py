@@ -4,7 +4,7 @@ Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, wha
 consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
 are added up. Memory: one table as it was read, and a few times the number of groups.
 
-What is grouped by is decoded to dictionaries where files have them. Rows are then added up by the numbers that their
+Grouping columns are decoded to dictionaries where files have them. Rows are then added up by the numbers that their
 groups have there (`_group_codes`), and nothing looks at a text again for each row.
 
 Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
@@ -12,12 +12,12 @@ bound over all that was added demands, `rows * max|v| * max|diff|` of each table
 column is all.
 
 Floats are added as float64, and what was inserted and retracted again may have left rounding errors behind. Where that
-can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are made again
+can happen, the sum of `|v * diff|` is kept, too; if it shows that the result is not exact, the sums are computed again
 from consolidated records.
 
 NaN and the infinities are not added up: `inf - inf` would be NaN, though nothing is left. The diffs of each of them are
-summed instead, exactly. So one that is retracted as often as it was inserted leaves nothing, whichever records of the
-group held it and in whatever pieces they are read.
+summed instead, exactly. So a value that is retracted as often as it was inserted leaves nothing, whichever records of
+the group have it and in whatever pieces they are read.
 """
 
 import math
@@ -206,9 +206,9 @@ class _Sums:
     """Partials, and the bounds of their sums.
 
     Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
-    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, that
-    of the rows where the column is not NULL; `sum:<column>`; and once a float column held any that are not finite,
-    `nan:<column>`, `inf:<column>` and `-inf:<column>`, the sums of the diffs of these.
+    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, the
+    sum over rows where the column is not NULL; `sum:<column>`; and, once a float column had values that are not finite,
+    the sums of their diffs: `nan:<column>`, `inf:<column>` and `-inf:<column>`.
     """
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:

@@ -107,18 +107,18 @@ class Shortcut(Protocol):
 
 
 def no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
-    """Return None: whoever knows of indexes gives a snapshot another function (`persist.compute.index.indexed`)."""
+    """Return None: a client with indexes passes another function (`persist.compute.index.indexed`)."""
     return None
 
 
 class Snapshot(ArrowResult):
-    """The contents as of a time; see `Collection.snapshot`. Nothing is read until a method asks for it.
+    """The contents as of a time; see `Collection.snapshot`. Nothing is read before a method is called.
 
     Attributes:
         as_of: the time.
         form: "rows" or "diff".
-        find_by_index: tells what to read in place of a scan, given `erasure_number` of its contents, and how many bytes
-            may be in memory at once.
+        find_by_index: returns an alternative to a scan, from `erasure_number` of its contents, and the bytes that may
+            be in memory at once.
         again: the collection and the arguments that another process takes it by, once more, if it is pickled.
     """
 
@@ -230,7 +230,7 @@ class Snapshot(ArrowResult):
 
         Returns:
             the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
-            sum to zero, in the order of its columns, where NULL is a group, and NaN is one. Counts are int64; sums are
+            sum to zero, in the order of its columns. NULL and NaN are groups of their own. Counts are int64; sums are
             int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. NULLs are not added
             up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero. NaN or an
             infinity counts where the multiplicities of all of a group's records with it do not sum to zero.
