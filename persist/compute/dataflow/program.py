@@ -188,7 +188,7 @@ class Program(Draft):
 
         Args:
             client: for sources and outputs; None for programs without persisted collections.
-            options: those of `persist.compute.dataflow.running.running.Options`.
+            options: see `persist.compute.dataflow.running.running.Options`.
         """
         self.check()
         return Running(self, engine_or_none(client), Options.of(options))

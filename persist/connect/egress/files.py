@@ -429,7 +429,7 @@ class JsonLines:
 
 
 def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
-    """Return each row as a JSON object; types without a JSON form become text, NaN and infinities as `nan` says.
+    """Return each row as a JSON object; types without a JSON form become text, NaN and infinities follow `nan`.
 
     Raises:
         InvalidUsage: there is one, and that is refused.

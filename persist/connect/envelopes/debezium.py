@@ -63,8 +63,8 @@ def debezium(
 ) -> Events:
     """Read Debezium's change events as events for `Collection.upsert`.
 
-    Vectorised, by `pyarrow.json`; memory is proportional to the messages, so pass those of one poll or file at a time.
-    Neighbours of bad messages are read twice.
+    Vectorised, by `pyarrow.json`; memory is proportional to the messages, so pass the messages of one poll or file at a
+    time. Neighbours of bad messages are read twice.
 
     Args:
         messages: record batches, a table or a frame with the column "value" and, if the messages have keys, "key", as

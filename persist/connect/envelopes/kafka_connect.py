@@ -190,6 +190,7 @@ def _variable_decimals(target: pa.DataType | None, name: str) -> Reader:
         )
 
     def convert(rows: pa.Array) -> pa.Array:
+        """Convert the decimals of each scale."""
         unscaled, scales = from_base64(rows.field("value")), rows.field("scale")
         result = pa.nulls(len(rows), target)
         for scale in pc.unique(scales.drop_null()).to_pylist():

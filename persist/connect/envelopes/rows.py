@@ -73,7 +73,7 @@ class RowPlan:
         """Return which of some messages look bad."""
         try:
             return suspects(texts, self._how_read(texts).fields)
-        except Unreadable:  # A bad sample is no example of good ones.
+        except Unreadable:  # A bad sample is not an example of good ones.
             return np.zeros(len(texts), np.bool_)
 
     def _how_read(self, texts: pa.Array) -> "_HowRead":
@@ -181,6 +181,7 @@ def how_described(what: Described | None, logical: Mapping[str, Described]) -> H
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:
+        """Choose the reader of a column."""
         description = logical.get(name) or (what.fields.get(name) if what is not None else None)
         if description is not None:
             return described_reader(description, target, samples, name)

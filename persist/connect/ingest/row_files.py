@@ -172,6 +172,7 @@ class _Lines:
         self._columns = columns
 
     def read(self, texts: pa.Array) -> pa.Table:
+        """Parse JSON texts of rows."""
         table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
             if name not in self._fields.names and name not in self._columns.ignored:

@@ -1,4 +1,4 @@
-"""Types of a file's columns: its own, or those that hold all of its text exactly.
+"""Types of a file's columns: its own, or types that hold all of its text exactly.
 
 Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
 int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an offset, and

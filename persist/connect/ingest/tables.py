@@ -226,6 +226,7 @@ class Tables:
                     ) from None
 
         def changes() -> Iterator[Change]:
+            """Yield the changes of the table, and the mark of its version."""
             updates = rows()
             first = next(updates, None)
             if first is not None:
@@ -331,6 +332,7 @@ class _Iceberg:
         ]
 
     def columns(self, version: Version) -> Columns:
+        """Return the columns of a version, by field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         schema = self._schema(self._loaded(), version)
@@ -338,6 +340,7 @@ class _Iceberg:
         return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
+        """Read the rows of changed files between two versions."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 

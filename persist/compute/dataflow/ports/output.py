@@ -98,6 +98,7 @@ class KeptLinear(Operator):
         return self._after is not None
 
     def run(self) -> None:
+        """Split the new updates into results and changes."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]
@@ -363,7 +364,7 @@ class Output:
         """Go on behind another copy of the program, which has sealed the collection to actual.
 
         Raises:
-            OutputConflict: the updates differ from those of this copy.
+            OutputConflict: the other copy's updates differ.
         """
         if actual < self.upper:
             raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
