@@ -171,7 +171,7 @@ def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) 
         )
     if node.get("type") == "VALUE_PARAMETER":
         where = place(sql, node.get("query_location", 0))
-        raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
+        raise InvalidUsage(f"the query has a parameter without a value: write the value instead{where}")
     path = windowed_table(node)
     if node.get("type") == "BASE_TABLE":
         path = tuple(node["qualified_name"]["path"])

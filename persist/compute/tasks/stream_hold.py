@@ -118,14 +118,12 @@ def _position(written: Mapping[str, Any]) -> Position | None:
 
 _TAKEN = (
     "The hold belongs to another query, or to an earlier one: give this one another name with the option hold, or "
-    "release that hold with collection.hold(name=…).release() if nobody needs it."
+    "release that hold with collection.hold(name=…).release() if no query needs it."
 )
-_MOVED = (
-    "Somebody else moved this hold: another one that has the same hold, or a copy of its checkpoint. Stop one of them; "
-)
+_MOVED = "Another query moved this hold: one with the same hold, or with a copy of its checkpoint. Stop one of them; "
 _UNWRITABLE = (
-    'A query holds history by a record in the log. To read what nobody may write, use .option("hold", "none"): then '
-    "its history is kept by nobody."
+    "A query holds history by a record in the log. To read a location without the right to write, use "
+    '.option("hold", "none"): then its history may be compacted at any time.'
 )
 
 
@@ -204,7 +202,7 @@ def check_free(name: str, contents: CollectionState) -> None:
 
 def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
     since = to_antichain(contents.since)
-    what = f"It kept history for what follows by it, and somebody removed it. Since is {since}, so"
+    what = f"It kept the history after the query's position, and was removed. Since is {since}, so"
     if at.reached >= contents.since:
         return f"{what} nothing is lost yet: make it again at time {at.reached}, then restart."
     return f"{what} changes after {at.reached} are lost: {anew}."

@@ -156,8 +156,8 @@ class Tables:
         at = [place for place, version in enumerate(versions) if version == before]
         if not at:
             raise InvalidUsage(
-                f"{self.name} does not have its version {before.number} any more, which was taken in last. So what has "
-                f"changed since cannot be told: drop {self.config.collection!r} and its versions, and begin anew"
+                f"{self.name} does not have its version {before.number} any more, which was read last. So the changes "
+                f"since then are unknown: drop {self.config.collection!r} and its versions, and begin anew"
             )
         return at[-1] + 1
 

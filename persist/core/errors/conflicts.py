@@ -55,7 +55,7 @@ class Locked(Conflict):
     holder: str
 
     template = (
-        "{holder} has this location exclusively, so nobody else writes here. Wait until it closes. If it is "
+        "{holder} has this location exclusively, so no other client may write here. Wait until it closes. If it is "
         'gone for good, take it over from Python: persist.open(…, mode="exclusive", force=True), or with its '
         "reentrance_id."
     )
@@ -91,8 +91,8 @@ class ViewRedefined(Conflict):
     actual: int
 
     template = (
-        "the view {name!r} has its definition {actual} by now, and not {expected}: somebody else "
-        "has given it another one. Load it again, and look at its definition."
+        "the view {name!r} has its definition {actual} now, and not {expected}: another client "
+        "has redefined it. Load it again, and look at its definition."
     )
 
 
@@ -143,8 +143,8 @@ class DescriptionMoved(Conflict):
     actual: int
 
     template = (
-        "comment and properties were expected to be as in version {expected}, and there is version "
-        "{actual} by now: somebody else has changed them. Read `about` again, and decide anew."
+        "comment and properties were expected in version {expected}, and are in version {actual} now: "
+        "another client has changed them. Read `about` again, and decide anew."
     )
 
 

@@ -101,8 +101,8 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
     def describe(self) -> str:
         if self.lower is not None and self.since.time is not None:
             return (
-                f"changes from {self.format_time(self.lower)} on cannot be told from what came before: "
-                f"since={self.format_time(self.since)}, so times up to {self.since.time} are one. "
+                f"changes from {self.format_time(self.lower)} on are merged with earlier ones: "
+                f"since={self.format_time(self.since)}, so times up to {self.since.time} are indistinguishable. "
                 f"Ask for changes from {self.since.time + 1} or later."
             )
         since = self.format_time(self.since)
@@ -128,8 +128,8 @@ class BeforeViewBegan(AsOfCompacted):
         start = self.format_time(self.start)
         if self.lower is not None:
             return (
-                f"changes from {self.format_time(self.lower)} on cannot be told from what came before: the view "
-                f"{self.view!r} begins at {start}, with all that there was then. Ask for changes from "
+                f"changes from {self.format_time(self.lower)} on are merged with earlier ones: the view "
+                f"{self.view!r} begins at {start}, with its complete contents at that time. Ask for changes from "
                 f"{self.start + 1} or later."
             )
         return (

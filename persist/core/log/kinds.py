@@ -98,7 +98,6 @@ class Append(CollectionMutation, frozen=True, tag="append"):
     parts_in: BlobRef | None = None
 
     def sentence(self, name: str, time: TimeText) -> str:
-        """Describe the written updates."""
         size = sum(part.bytes for part in self.parts)
         first, last = min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
         at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
@@ -132,7 +131,6 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
     unused: tuple[str, ...] = ()
 
     def sentence(self, name: str, time: TimeText) -> str:
-        """Describe the changes of a compaction."""
         done = []
         if self.keyframes:
             done.append(f"made a keyframe as of {', '.join(time(keyframe.as_of) for keyframe in self.keyframes)}")
@@ -380,7 +378,6 @@ class Evolve(CollectionMutation, frozen=True, tag="evolve"):
     keyed: KeyedForm | None = None
 
     def sentence(self, name: str, time: TimeText) -> str:
-        """Describe the new version of the schema."""
         sides = (self.schema.get(side) or {} for side in ("key", "value"))
         columns = ", ".join(str(field[0]) for side in sides for field in side.get("fields", ()))
         keyed = "; it takes events from then on" * (self.keyed is not None)

@@ -76,10 +76,14 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
     if not schema.key_names:
         raise ValueError("a keyed collection has no key columns")
     if not {*keyed.order_by} <= events.keys() or not all(is_flat(events[name]) for name in keyed.order_by):
-        raise ValueError(f"its events are ordered by {list(keyed.order_by)}, which are no flat columns of them")
+        raise ValueError(
+            f"its events are ordered by {list(keyed.order_by)}, but some of these columns are missing or nested"
+        )
     if keyed.tombstone is not None:
         if keyed.tombstone not in fields or not is_flat(fields[keyed.tombstone]):
-            raise ValueError(f"the tombstone column {keyed.tombstone!r} is none of its flat value columns")
+            raise ValueError(
+                f"the tombstone column {keyed.tombstone!r} is missing or nested: it must be a flat value column"
+            )
         if keyed.tombstone_value is not None:
             scalar_from_json(keyed.tombstone_value, fields[keyed.tombstone])
     elif keyed.tombstone_value is not None:
@@ -89,7 +93,7 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
     if keyed.late_by is not None and keyed.late_by < 0:
         raise ValueError(f"its late bound lies {keyed.late_by} behind the greatest watermark")
     if not 0 < len(keyed.machine.name) <= 128 or keyed.machine.version < 0:
-        raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} is no machine")
+        raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} cannot be a machine")
 
 
 def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
@@ -117,7 +121,7 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
         if (new_name := named.get(ids[name])) is None:
             raise SchemaMismatch(
                 f"column {name!r} is the {what} of a keyed collection, and version {after.version} of its schema does "
-                "not have it: what its keys hold could not be told"
+                "not have it: its events could not be resolved"
             )
         return new_name
 

@@ -201,7 +201,7 @@ def describe_step(
 ) -> kinds.Describe:
     """Return the step that changes the description of a collection; arguments as of `Collection.describe`."""
     if not isinstance(columns or {}, Mapping):
-        raise InvalidUsage(f"columns={columns!r:.200} is no dict of what is to be said, by name of column")
+        raise InvalidUsage(f"columns={columns!r:.200} must be a dict of descriptions by column name")
     schema = handle.contents().schema if columns else handle.schema
     names = schema.distinct("columns", list(columns or {}))
     ids = ids_as_seen(handle, schema, names)

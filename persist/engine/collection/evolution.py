@@ -193,9 +193,9 @@ def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) ->
                 f"{what}={value!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
     if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
-        raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
+        raise InvalidUsage(f"comments={comments!r:.100} must be a dict of texts by column name")
     if not all(isinstance(name, str) for name in wanted.rename.values()):
-        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} is no dict of old names to new ones")
+        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} must be a dict of old names to new ones")
 
 
 def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:

@@ -99,7 +99,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
         stale = [handle for handle in handles if _is_news(load_failures(handle.known()).get(sink), failure)]
         _say(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
-        logger.warning("the location could not be told of a failure: %s", problem)
+        logger.warning("a failure could not be stored in the location: %s", problem)
 
 
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
@@ -109,7 +109,7 @@ def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     except CollectionNotFound:
         pass  # Its properties are gone.
     except PersistError as problem:
-        logger.warning("the location could not be told of a success: %s", problem)
+        logger.warning("the end of a failure could not be stored in the location: %s", problem)
 
 
 def _is_news(before: Failure | None, now: Failure) -> bool:

@@ -135,8 +135,8 @@ class ErasedRecords:
             self.is_about(schema) and _list_ids(self.columns(schema), schema) == self.ids
         ):
             raise InvalidUsage(
-                f"what is to be erased cannot be told of the rows of {name}, whose columns are "
-                f"{list(schema.names)}, or were renamed: erase by keys instead"
+                f"the condition does not apply to the rows of {name}: their columns are {list(schema.names)}, or were "
+                "renamed. Erase by keys instead"
             )
 
 

@@ -403,7 +403,7 @@ def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
     """Raise ValueError if a checkpoint at seqno cannot have these pointers to directory objects."""
     seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
     if len(seqnos) > LEVELS_MAX or any(number is None or number > seqno for number in seqnos):
-        raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")
+        raise ValueError("it points to too many directory objects, or to one that no earlier checkpoint has")
 
 
 def _read_entry(entry: DirectoryEntry) -> CollectionEntry:
@@ -441,7 +441,9 @@ def _check_entry(entry: DirectoryEntry) -> None:
         if isinstance(mutation, LeavesUnused):
             check_unused(mutation, entry.folders)
     if not all(map(is_id, entry.folders)) or [*entry.folders] != sorted({*entry.folders} - {entry.id}):
-        raise ValueError(f"the parts of collection {entry.id} lie with what is no other collection, or not in order")
+        raise ValueError(
+            f"the parts of collection {entry.id} are in folders that are not ids of other collections, or not sorted"
+        )
     if entry.base is None and not entry.pending:
         raise ValueError(f"nothing says what collection {entry.id} holds")
     holds = [hold for hold, _ in entry.leased]

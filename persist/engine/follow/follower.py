@@ -186,8 +186,7 @@ class Follower(AwaitedLog):
     def refresh(self) -> State:
         """Return the state after all present records; `looks` decides which calls may skip the look.
 
-        Cost: a GET for each record, and one that finds none; up to 32 that find none if there are many records and the
-        store is remote.
+        Cost: a GET for each record, and one that finds none; up to 32 after many records of a remote store.
         """
         if self.looks.is_enough:
             return self._state
@@ -236,13 +235,9 @@ class Follower(AwaitedLog):
     @property
     def interrupted(self) -> LogInterrupted | None:
         """The records found beyond the end of the log at opening; None if there were none."""
-        interruption = self._interrupted
+        hole = self._interrupted
         # Build a new error each time: a stored one would keep alive the frames of its last traceback.
-        return (
-            None
-            if interruption is None
-            else LogInterrupted(interruption.url, interruption.end, interruption.first, interruption.last)
-        )
+        return None if hole is None else LogInterrupted(hole.url, hole.end, hole.first, hole.last)
 
     def _check_uninterrupted(self) -> None:
         if (interrupted := self.interrupted) is not None:
@@ -443,8 +438,7 @@ class Follower(AwaitedLog):
                 raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:
                 raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
-            # Before the state, so that a reader of the state finds the records that led to it.
-            self.submissions.note(record)
+            self.submissions.note(record)  # Before the state, so that its readers find the records before it.
             self._state = after
             self._past.learned(self._state, self.now())
             self._recent[record.seqno] = record
@@ -510,9 +504,7 @@ class Follower(AwaitedLog):
         return self.over_all(lambda state: state.ids.get(name))
 
     def entry(self, id_: str) -> CollectionEntry | None:
-        """Return the entry of a collection in the newest known state; None if it is gone. Does not wait for other
-        threads.
-        """
+        """Return the newest known entry of a collection; None if it is gone. Waits for no other thread."""
         return self.over_all(lambda state: state.entries.get(id_))
 
     def over_all(self, look: Callable[[State], T]) -> T:

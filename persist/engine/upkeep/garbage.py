@@ -274,8 +274,8 @@ class _Round:
                 return GarbageReport(self._collections, **self._counts, bytes=self._bytes)
         assert self._full is not None, "it was the reason to do it again"
         raise StoreFull(
-            f"of this location, {len(self._deleted):,} blobs of {self._bytes:,} bytes were deleted; to delete more, a "
-            f"little must be written first, for which there is no room: {self._full}"
+            f"{len(self._deleted):,} blobs of {self._bytes:,} bytes of this location were deleted; deleting more needs "
+            f"a small write first, and the store is full: {self._full}. Make a little room, then try again"
         ) from self._full
 
     def run_only(self) -> Deleted:

@@ -404,7 +404,7 @@ class GroupCommit:
             # Both are possible: it was in the log and was truncated since, or it never was.
             raise Indeterminate(
                 f"creating a record at seqno {record.seqno} took so long that the log has been truncated beyond it "
-                "meanwhile, so it cannot be told whether the record was part of it. Read back before writing it again."
+                "meanwhile, so it is unknown whether the record was part of it. Read back before writing it again."
             )
         return was_truncated
 

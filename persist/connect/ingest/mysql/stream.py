@@ -75,7 +75,7 @@ class MyStream:
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
             raise InvalidUsage(
                 f"the collections of {server.name} are sealed to {self._flow.upper}, and it was read up to "
-                f"{at.gtids!r}: somebody else sealed them. {self._again()}"
+                f"{at.gtids!r}: another writer sealed them. {self._again()}"
             )
         self._relations: dict[int, tuple[Any, TableRows | None]] = {}
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
