@@ -190,7 +190,8 @@ class NewContents:
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
             replaced = self._without_repetitions if self._by_key else None
             writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
-            return [request, *_alone(handle, contents, self._at, writes)]
+            is_single = where is None and not self._multiset and bool(handle.schema.key_names)
+            return [request, *_alone(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
@@ -264,7 +265,7 @@ def delete_steps(
             return [request, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
-        return [request, *_alone(handle, contents, at, [] if step is None else [step])]
+        return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
 def keyed_deletion(
@@ -346,7 +347,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         present_rows = Lookup(present).contents(keys_to_replace, "diff", handle.engine.reader())
         updates = consolidate(replace_by_event(ready, Replacing(), present_rows), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
-        return [request, *_alone(handle, contents, last, [] if step is None else [step])]
+        return [request, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
 
 
 def check_either(keys: Any, where: pc.Expression | None) -> None:
@@ -398,11 +399,19 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
     )
 
 
-def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
+def _alone(
+    handle: CollectionHandle,
+    contents: CollectionState,
+    at: int | None,
+    writes: Sequence[Write],
+    *,
+    is_single: bool = False,
+) -> list[Step]:
+    """Return the steps of a difference to contents; is_single: it leaves each key that it touches with one row."""
     return [
         *_creating(handle),
         *expect_unchanged(contents),
-        *(replace(write, at_commit=True) if at is None else write for write in writes),
+        *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
     ]
 

@@ -55,6 +55,7 @@ class Write:
         is_kept: whether the parts of a rejected commit stay, because the caller deletes or reuses them.
         events: facts about them if these are events for a keyed collection; the schema is then the events' schema.
         at_commit: whether they get the time of their commit; until then it is 0.
+    is_single: whether their parts are single (`persist.codecs.part.part`).
     """
 
     collection: str
@@ -66,6 +67,7 @@ class Write:
     events: "PlannedPend | None" = None
     digest: int | None = None
     at_commit: bool = False
+    is_single: bool = False
 
     @property
     def time_max(self) -> int | None:

@@ -381,8 +381,8 @@ class Output:
             differences[-1] *= -1
             raise OutputConflict(
                 self.handle.name,
-                f"another writer has sealed it to {actual}, and between {self.done} and {until} its updates differ from "
-                f"the results of this program, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
+                f"another writer has sealed it to {actual}, and between {self.done} and {until} its updates differ "
+                f"from the results of this program, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
 
