@@ -137,8 +137,8 @@ def _first_object(file: RowFile) -> dict[str, Any]:
 
 
 def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    for name, wanted in columns.types.items():
-        _check_json_type(name, wanted)
+    for name, arrow_type in columns.types.items():
+        _check_json_type(name, arrow_type)
     types = columns.json_types(_first_object(file))
     lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, columns)
     is_empty = True

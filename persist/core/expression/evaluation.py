@@ -206,33 +206,33 @@ def _divide(one: Value, other: Value) -> Value:
     return pc.divide(pc.cast(one, pa.float64(), safe=False), divisor)
 
 
-def _whole(one: Value, other: Value) -> tuple[Value, Value]:
+def _whole(dividend: Value, divisor: Value) -> tuple[Value, Value]:
     """Return both as the same kind of number, a divisor of zero as NULL."""
-    for operand in (one, other):
+    for operand in (dividend, divisor):
         if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
             raise TypeError(f"{operand.type} is not a number")
-    is_floating = pat.is_floating(one.type) or pat.is_floating(other.type)
+    is_floating = pat.is_floating(dividend.type) or pat.is_floating(divisor.type)
     kind = pa.float64() if is_floating else pa.int64()
-    one, other = (pc.cast(operand, kind, safe=not is_floating) for operand in (one, other))
-    return one, pc.if_else(pc.equal(other, pa.scalar(0, kind)), pa.scalar(None, kind), other)
+    dividend, divisor = (pc.cast(operand, kind, safe=not is_floating) for operand in (dividend, divisor))
+    return dividend, pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
 
-def _floor_divide(one: Value, other: Value) -> Value:
-    one, other = _whole(one, other)
-    if pat.is_floating(one.type):
-        return pc.floor(pc.divide(one, other))
-    quotient = pc.divide_checked(one, other)  # Towards zero.
-    remainder = pc.subtract(one, pc.multiply(quotient, other))
-    is_below = pc.and_(pc.not_equal(remainder, 0), pc.less(pc.bit_wise_xor(remainder, other), 0))
+def _floor_divide(dividend: Value, divisor: Value) -> Value:
+    dividend, divisor = _whole(dividend, divisor)
+    if pat.is_floating(dividend.type):
+        return pc.floor(pc.divide(dividend, divisor))
+    quotient = pc.divide_checked(dividend, divisor)  # Towards zero.
+    remainder = pc.subtract(dividend, pc.multiply(quotient, divisor))
+    is_below = pc.and_(pc.not_equal(remainder, 0), pc.less(pc.bit_wise_xor(remainder, divisor), 0))
     return pc.subtract(quotient, pc.cast(is_below, pa.int64()))
 
 
-def _modulo(one: Value, other: Value) -> Value:
-    quotient = _floor_divide(one, other)
-    one, other = _whole(one, other)
-    if pat.is_floating(one.type):
-        return _float_modulo(one, other)
-    return pc.subtract(one, pc.multiply(quotient, other))
+def _modulo(dividend: Value, divisor: Value) -> Value:
+    quotient = _floor_divide(dividend, divisor)
+    dividend, divisor = _whole(dividend, divisor)
+    if pat.is_floating(dividend.type):
+        return _float_modulo(dividend, divisor)
+    return pc.subtract(dividend, pc.multiply(quotient, divisor))
 
 
 def _float_modulo(one: Value, other: Value) -> Value:
@@ -423,7 +423,7 @@ def factored_conjuncts(condition: Term) -> list[Term]:
         return [part for argument in condition.arguments for part in factored_conjuncts(argument)]
     if isinstance(condition, Call) and calls(condition, "or"):
         branches = [factored_conjuncts(argument) for argument in condition.arguments]
-        common = [part for part in branches[0] if all(part in others for others in branches[1:])]
+        common = [part for part in branches[0] if all(part in other_branch for other_branch in branches[1:])]
         if not common:
             return [condition]
         remainders = [[part for part in branch if part not in common] for branch in branches]

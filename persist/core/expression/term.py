@@ -98,13 +98,13 @@ class Call(Term):
     def __eq__(self, other: object) -> bool:
         pending: list[tuple[object, object]] = [(self, other)]  # In place of recursion: terms may be deep.
         while pending:
-            one, two = pending.pop()
-            if isinstance(one, Call) and isinstance(two, Call):
-                is_alike = one.function == two.function and one.options == two.options
-                if not is_alike or len(one.arguments) != len(two.arguments):
+            first, two = pending.pop()
+            if isinstance(first, Call) and isinstance(two, Call):
+                is_alike = first.function == two.function and first.options == two.options
+                if not is_alike or len(first.arguments) != len(two.arguments):
                     return False
-                pending += zip(one.arguments, two.arguments, strict=True)
-            elif isinstance(one, Call) or isinstance(two, Call) or one != two:
+                pending += zip(first.arguments, two.arguments, strict=True)
+            elif isinstance(first, Call) or isinstance(two, Call) or first != two:
                 return False
         return True
 

@@ -218,7 +218,7 @@ class Database(PgAddress):
     def _check_table(self, table: Published) -> None:
         if table.identity != "f" and not table.key:
             raise InvalidUsage(
-                f"the table {table.full_name} has no key to identify changed rows{table.no_key}: give it a primary key, "
+                f"the table {table.full_name} has no key to identify changes{table.no_key}: give it a primary key, "
                 f"or run ALTER TABLE {table.full_name} REPLICA IDENTITY FULL, or leave it out by tables"
             )
         if table.no_key:
