@@ -86,7 +86,7 @@ def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReade
     def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         if not isinstance(by, pa.Table):
             for part in _slices_that_may_match(scan(by)):
-                yield from rows_in(part, reader)
+                yield from read_rows(part, reader)
             return
         whole = scan(None)
         keys = Wanted.of(distinct_keys(by, whole.schema), whole.schema)

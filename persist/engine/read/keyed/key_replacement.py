@@ -89,7 +89,7 @@ class KeyReplacement:
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:
         """Raise DuplicateKeys if a new row has the key of a present row that is not old."""
         keys = self.schema.key_names
-        taken = have_key_of(present, new, keys) & ~have_key_of(present, old, keys) & self._is_live(present)
+        taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._is_live(present)
         if taken.any():
             raise DuplicateKeys(self.name, repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
 
