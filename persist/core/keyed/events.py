@@ -84,6 +84,7 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
         version=schema.version,
         ids=ids,
         defaults=schema.defaults,
+        inner=schema.inner,
     )
 
 

@@ -196,7 +196,7 @@ def created_or_loaded(
 
     def plan() -> tuple[CollectionState, CollectionSchema]:
         """Load the collection and check its properties, or create it."""
-        id_ = engine.follower.load_newest_id(name)
+        id_ = engine.newest_id_of(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -214,7 +214,7 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except Locked as error:
             # Another client may have created it before an exclusive one came: loading needs no lock.
-            if engine.follower.load_newest_id(name) is None:
+            if engine.newest_id_of(name) is None:
                 raise
             raise CollectionExists(name) from error
         return plan()
@@ -243,7 +243,7 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    if engine.follower.load_newest_id(name) is None:
+    if engine.newest_id_of(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -295,6 +295,7 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
+    engine.settle_names(name)
     present_id = engine.follower.find_id(name)
     state = engine.follower.refresh_and_load([] if present_id is None else [present_id], engine.pool)
     id_ = engine.follower.find_id(name)
@@ -314,6 +315,8 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     Raises:
         CollectionNotFound: one is not there.
     """
+    if names := [named for named in wanted if isinstance(named, str)]:
+        engine.settle_names(*names)
     with engine.follower.looks.once():
         for _ in range(2):  # The second round finds the collections that came with the first round's look.
             ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in wanted]
@@ -373,6 +376,7 @@ CAME_WITH = {
     9: "the directory of very many collections is in pages, which are read when they are needed",
     10: "older tokens of a collection are in archives, and none is forgotten",
     11: "all clients go by a policy in the log; Iceberg readers read tags and earlier times; views store their plans",
+    12: "fields inside of structs, lists and maps have numbers, by which they are added, dropped and renamed",
 }
 
 
