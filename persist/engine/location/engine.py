@@ -212,7 +212,7 @@ class Engine:
     def newest_id_of(self, name: str) -> str | None:
         """Return the id of the collection of a name; None if there is none. Cost: one GET."""
         self.settle_names(name)
-        return self.follower.newest_id_of(name)
+        return self.follower.load_newest_id(name)
 
     def check_clock(self) -> None:
         """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
