@@ -40,6 +40,8 @@ FOREIGN_PRIVATES = {
     ): "PySpark has no other way to the JVM's file systems",
     ("persist.connect.spark.read_functions.store", "_jvm"): "the same",
     ("persist.connect.spark.catalog", "_jdf"): "the plan that takes the place of a table",
+    ("persist.connect.spark.catalog", "_options"): "a builder does not show what it was given",
+    ("persist.connect.spark.catalog", "_active_spark_context"): "a call of the JVM comes without a context",
     ("persist.connect.spark.catalog", "_gateway"): "PySpark has no other way to be called by the JVM",
 }
 

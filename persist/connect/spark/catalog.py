@@ -14,8 +14,8 @@ planner of this module, through Py4J. So planning exists once, in Python, and ev
     DELETE, UPDATE, MERGE                   apply: Spark computes which records go and come; tasks write both
     CREATE, ALTER, DROP                     create, alter, drop, rename
 
-The time of a table is fixed when Spark loads it. A row-level operation is refused if the collection was sealed further
-between that and its commit, so nothing is lost that another writer has committed.
+The time of a table is fixed when Spark loads it, anew for each action of a DataFrame. A row-level operation is refused
+if the collection was sealed further between that and its commit. So an update of another writer is never overwritten.
 
 A driver without Python (`spark-sql`, Spark Connect) starts this module as a process; see `jvm/Python.java`.
 """
@@ -28,7 +28,8 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-from pyspark import SparkContext
+from py4j.java_gateway import JavaClass
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.java_gateway import ensure_callback_server_started, launch_gateway
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -44,6 +45,7 @@ from persist.connect.spark.data_source.writers import DataFrameWrite, present_ti
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, seen_by_all
 from persist.connect.spark.read_functions.locations import SparkLocation
+from persist.connect.spark.read_functions.store import unused
 from persist.connect.spark.types import quoted, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import ranged, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
@@ -62,13 +64,15 @@ from persist.core.settings import Settings
 from persist.core.timeline import Timeline
 from persist.engine.collection.reads import snapshot as engine_snapshot
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.location.opening import loaded, read_engine
+from persist.engine.location.opening import loaded, read_engine, target_of_rows
 
 EXTENSIONS = "dev.persist.spark.PersistExtensions"
 CATALOG = "dev.persist.spark.PersistCatalog"
-WRITE_OPTIONS = {"time", "token", "multiset"}
+RECORD = "_persist_record"  # As in `PersistTable`.
+COPIES_MAX = 1 << 20
 _PROPERTIES = {"comment", "timeline", "key"}  # Those of CREATE TABLE that are not texts for people.
 _OF_SPARK = {"provider", "owner", "location", "external", "is_managed_location"}
+_STORAGE: dict[str, dict[str, Any]] = {}  # By location: options that a configuration would show, and make texts.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -94,23 +98,30 @@ def catalog(
         InvalidUsage: the jar is missing, or the session lacks what has to be set before it is created.
     """
     place = {"": CATALOG, ".location": seen_by_all(location)}
-    place |= {f".storage.{option}": str(value) for option, value in (storage_options or {}).items()}
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}
     if isinstance(spark, SparkSession.Builder):
         for option, value in needed.items():
-            spark = spark.config(option, value)
+            others = str(spark._options.get(option) or "")
+            spark = spark.config(option, ",".join(dict.fromkeys([*filter(None, others.split(",")), value])))
         spark = spark.getOrCreate()
     if not isinstance(spark, SparkSession):
         raise InvalidUsage(f"{spark!r:.80} is not a session: give SparkSession.builder, or a session")
-    set_for_session = str(spark.conf.get("spark.sql.extensions", ""))
-    if EXTENSIONS not in set_for_session.split(","):
+    names = str(spark.conf.get("spark.sql.extensions", "")).split(",")
+    planner = spark.sparkContext._gateway.jvm.dev.persist.spark.Python  # A package, if the JVM lacks the jar.
+    if EXTENSIONS not in map(str.strip, names) or not isinstance(planner, JavaClass):
         settings = "; ".join(f"{option}={value}" for option, value in needed.items())
         raise InvalidUsage(
-            "a catalog needs settings that a session gets when it is created, and this one lacks them: give "
-            f"SparkSession.builder in place of the session and stop the old one first, or set {settings}"
+            "a catalog needs settings that the JVM gets when it starts, and this one lacks them: give "
+            f"SparkSession.builder as the first thing in a new process, or set {settings}"
         )
     for option, value in place.items():
+        before = spark.conf.get(f"spark.sql.catalog.{name}{option}", None)
+        if before not in (None, value):
+            raise InvalidUsage(
+                f"the catalog {name!r} of this session is at {before}: give another name=, or spark.newSession()"
+            )
         spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
+    _STORAGE[place[".location"]] = dict(storage_options or {})
     prepared(spark)
     register_planner(spark.sparkContext)
     return spark
@@ -120,20 +131,20 @@ def register_planner(context: SparkContext) -> None:
     """Let the JVM of a driver call this process."""
     gateway: Any = context._gateway
     ensure_callback_server_started(gateway)
-    gateway.jvm.dev.persist.spark.Python.register(_Callbacks(context))
+    gateway.jvm.dev.persist.spark.Python.register(_Callbacks())
 
 
 class _Callbacks:
     """The Java interface `Planner`. Errors become texts, because Py4J would show a traceback."""
 
-    def __init__(self, context: SparkContext) -> None:
-        self._context = context
-
     def call(self, name: str, arguments: str, session: Any, frame: Any) -> Any:
         """Answer one call of the JVM; see `jvm/Planner.java`."""
-        spark = SparkSession(self._context, session)
+        context = SparkContext._active_spark_context
+        assert context is not None, "a session calls"
+        spark = SparkSession(context, session)
         options = json.loads(arguments)
-        location, storage = options.pop("location"), options.pop("storage")
+        location = seen_by_all(options.pop("location"))
+        storage = options.pop("storage") | _STORAGE.get(location, {})
         try:
             planner = Planner(spark, location, storage)
             rows = None if frame is None else DataFrame(frame, spark)
@@ -166,6 +177,8 @@ class Planner:
                 handle = loaded(engine, options["name"])
             except CollectionNotFound:
                 return None
+            if RECORD in handle.schema.names:
+                raise InvalidUsage(f"{handle.name!r} has a column {RECORD!r}, a name that the catalog needs: rename it")
             about = Collection(handle).about
             columns = [
                 StructField(
@@ -181,6 +194,7 @@ class Planner:
             properties |= {"timeline": handle.timeline.unit} if handle.timeline is not None else {}
             return {
                 "id": handle.id,
+                "keyed": handle.keyed is not None,
                 "version": handle.schema.version,
                 **_state(handle, options["kind"], options["time"]),
                 "schema": StructType(columns).json(),
@@ -208,16 +222,23 @@ class Planner:
                 frame = opened.at.changes(options["name"], start, until, schema=options["version"])
             timeline = opened.handle.timeline
         moment = F.lit(None).cast("timestamp") if timeline is None else _moment(timeline)
-        copies = F.expr("explode(array_repeat(0, CAST(abs(_diff) AS INT)))")
-        kind = F.when(F.col("_diff") > 0, "insert").otherwise("delete")
+        names = opened.schema.names
+        if fixed := {"_change_type", "_commit_version", "_commit_timestamp"} & {*names}:
+            raise InvalidUsage(f"CHANGES and the collection have a column {min(fixed)!r}: use persist.spark.changes")
+        count = F.abs(F.col("_diff"))
+        refused = F.lit(f"a record came more than {COPIES_MAX:,} times at once: use persist.spark.changes")
+        copies = F.array_repeat(
+            F.lit(0), F.when(count <= COPIES_MAX, count.cast("int")).otherwise(F.raise_error(refused).cast("int"))
+        )
+        copy = unused("_copy", names)
         rows = frame.select(
-            *(F.col(quoted(column)) for column in opened.schema.names),
-            kind.alias("_change_type"),
+            *(F.col(quoted(name)) for name in names),
+            F.when(F.col("_diff") > 0, "insert").otherwise("delete").alias("_change_type"),
             F.col("_time").cast("long").alias("_commit_version"),
             moment.alias("_commit_timestamp"),
-            copies.alias("_copy"),
+            F.explode(copies).alias(copy),
         )
-        return rows.drop("_copy")
+        return rows.drop(copy)
 
     def stream(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates of a collection as a stream of the data source."""
@@ -231,9 +252,8 @@ class Planner:
 
     def insert(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
         """Add rows to a collection at the time of the commit; to a keyed one, as events."""
-        named = self._write_options(options, {"time", "token"})
-        with read_engine(self._location, self._storage) as engine:
-            is_keyed = loaded(engine, options["name"]).keyed is not None
+        named = self._write_options(options, {"time", "seal", "token"})
+        is_keyed = self._check_unchanged(options)
         if is_keyed:
             upsert(rows, self._location, options["name"], storage_options=self._storage, **named)
         else:
@@ -241,18 +261,11 @@ class Planner:
 
     def overwrite(self, rows: DataFrame, options: Mapping[str, Any]) -> None:
         """Replace the contents, or the part that fulfils a condition, by the rows of a DataFrame."""
-        named = self._write_options(options, WRITE_OPTIONS)
-        named["multiset"] = named.get("multiset", "false") == "true"
-        where = options["where"]
-        write(
-            rows,
-            self._location,
-            options["name"],
-            mode="overwrite",
-            where=where,
-            storage_options=self._storage,
-            **named,
-        )
+        named = self._write_options(options, {"time", "token", "multiset"})
+        named["multiset"] = named.get("multiset", "false").lower() == "true"
+        named |= {"mode": "overwrite", "where": options["where"]}
+        self._check_unchanged(options)
+        write(rows, self._location, options["name"], storage_options=self._storage, **named)
 
     def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
         """Commit the updates of a row-level operation, unless the collection has changed since its table was loaded.
@@ -264,12 +277,7 @@ class Planner:
         write = DataFrameWrite.overwrite(sink, updates.drop("_diff").schema)
         planned = write.planned
         target = planned.target
-        if target.id != options["id"]:
-            raise CollectionNotFound(target.name, self._location, ())
-        if target.schema.version != options["version"]:
-            raise SchemaMoved(
-                options["version"], target.schema.version, ("a statement of Spark SQL",), ("by another writer",)
-            )
+        _check_same(target.id, target.schema, options)
         if present_time(planned) != options["as_of"]:
             expected = 0 if options["as_of"] is None else options["as_of"] + 1
             raise UpperMismatch(to_antichain(expected), to_antichain(planned.upper))
@@ -287,24 +295,22 @@ class Planner:
             raise InvalidUsage(f"collections do not check NOT NULL: leave it out of the columns {strict}")
         if missing := [name for name in key if name not in columns.names]:
             raise InvalidUsage(f"the key names {missing[0]!r}, which is not a column: columns are {columns.names}")
-        stored = {field.name: field.type for field in to_stored_schema(columns, creates=True)}
+        if columns.names[: len(key)] != key:
+            raise InvalidUsage(f"key columns come first, in the order of the key: begin the columns with {key}")
+        stored = pa.schema([field.with_nullable(True) for field in to_stored_schema(columns, creates=True)])
+        comments = {field.name: field.metadata["comment"] for field in columns.fields if "comment" in field.metadata}
+        texts = {name: value for name, value in properties.items() if name not in _PROPERTIES}
         with self._client() as client:
-            if options["name"] in client.collections():
+            timeline = properties.get("timeline", "ms")
+            handle = target_of_rows(client.engine, options["name"], stored, key=key, timeline=timeline)
+            if handle.create is None:
                 return False
             try:
-                collection = client.create_or_load(
-                    options["name"],
-                    key={name: stored[name] for name in key},
-                    value={name: kind for name, kind in stored.items() if name not in key},
-                    timeline=properties.get("timeline", "ms"),
-                )
+                handle.submit("create", []).result()
             except CollectionExists:
                 return False
-            comments = {
-                field.name: field.metadata["comment"] for field in columns.fields if "comment" in field.metadata
-            }
-            texts = {name: value for name, value in properties.items() if name not in _PROPERTIES}
             if comments or texts or properties.get("comment"):
+                collection = client.load(options["name"])
                 collection.describe(properties.get("comment"), properties=texts, columns=comments).result()
             return True
 
@@ -354,7 +360,10 @@ class Planner:
         """Drop a collection; return False without one."""
         with self._client() as client:
             try:
-                client.drop(options["name"]).result()
+                collection = client.load(options["name"])
+                if options["id"] not in (None, collection.id):
+                    return False
+                collection.drop().result()
             except CollectionNotFound:
                 return False
             return True
@@ -385,13 +394,29 @@ class Planner:
     def _empty(self, schema: CollectionSchema) -> DataFrame:
         return self._spark.createDataFrame([], _columns(schema))
 
+    def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a collection is keyed; raise if another one has its name, or its schema has changed."""
+        with read_engine(self._location, self._storage) as engine:
+            handle = loaded(engine, options["name"])
+            _check_same(handle.id, handle.schema, options)
+            return handle.keyed is not None
+
     def _write_options(self, options: Mapping[str, Any], known: set[str]) -> dict[str, Any]:
-        named = dict(options["options"])
+        named = {name.lower(): value for name, value in options["options"].items()}
         if unknown := sorted({*named} - known):
             raise InvalidUsage(f"the option {unknown[0]!r} is unknown here: use some of {sorted(known)}")
-        if named.get("time", "").isdigit():
-            named["time"] = int(named["time"])
+        for name in {"time", "seal"} & {*named}:
+            if named[name].isdigit():
+                named[name] = int(named[name])
         return named
+
+
+def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) -> None:
+    """Raise if a collection is not the one of a table, or has another schema by now."""
+    if id_ != options["id"]:
+        raise CollectionNotFound(options["name"], "this location: it was dropped and created anew", ())
+    if schema.version != options["version"]:
+        raise SchemaMoved(options["version"], schema.version, ("a statement of Spark SQL",), ("by another writer",))
 
 
 class _Opened:
@@ -498,7 +523,7 @@ def main() -> None:
     java = jvm.org.apache.spark.api.java.JavaSparkContext.fromSparkContext(
         jvm.org.apache.spark.SparkContext.getOrCreate()
     )
-    context = SparkContext(gateway=gateway, jsc=java)
+    context = SparkContext(gateway=gateway, jsc=java, conf=SparkConf(_jconf=java.sc().conf()))
     register_planner(context)
     sys.stdin.read()  # The JVM closes it when it ends.
 

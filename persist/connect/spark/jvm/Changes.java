@@ -14,10 +14,11 @@ final class Changes {
     if (change instanceof TableChange.AddColumn add) {
       if (add.position() != null)
         throw PersistException.of("a new column is the last one: leave out FIRST and AFTER");
+      if (add.defaultValue() != null)
+        throw PersistException.of("collections have no DEFAULT: leave it out of " + String.join(".", add.fieldNames()));
       described.put("kind", "add");
       described.put("type", add.dataType().json());
       described.put("nullable", add.isNullable());
-      described.put("default", add.defaultValue() == null ? null : add.defaultValue().getSql());
       described.put("comment", add.comment());
     } else if (change instanceof TableChange.RenameColumn rename) {
       described.put("kind", "rename");

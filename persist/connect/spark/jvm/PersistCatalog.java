@@ -17,9 +17,10 @@ import org.apache.spark.sql.connector.catalog.ChangelogContext;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.catalog.Identifier;
 import org.apache.spark.sql.connector.catalog.NamespaceChange;
+import org.apache.spark.sql.connector.catalog.StagedTable;
+import org.apache.spark.sql.connector.catalog.StagingTableCatalog;
 import org.apache.spark.sql.connector.catalog.SupportsNamespaces;
 import org.apache.spark.sql.connector.catalog.Table;
-import org.apache.spark.sql.connector.catalog.TableCatalog;
 import org.apache.spark.sql.connector.catalog.TableCatalogCapability;
 import org.apache.spark.sql.connector.catalog.TableChange;
 import org.apache.spark.sql.connector.catalog.TableInfo;
@@ -37,7 +38,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
  * {@code shop.orders}, and {@code persist.orders} is {@code orders}. Options of the catalog: {@code location}, and
  * {@code storage.NAME} for each option of the store.
  */
-public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
+public final class PersistCatalog implements StagingTableCatalog, SupportsNamespaces {
   private String name;
   private final Map<String, Object> place = new HashMap<>();
 
@@ -61,7 +62,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
 
   @Override
   public Set<TableCatalogCapability> capabilities() {
-    return EnumSet.of(TableCatalogCapability.SUPPORT_TABLE_CONSTRAINT, TableCatalogCapability.SUPPORT_COLUMN_DEFAULT_VALUE);
+    return EnumSet.of(TableCatalogCapability.SUPPORT_TABLE_CONSTRAINT);
   }
 
   /** Return the arguments of a call about this location. */
@@ -123,11 +124,36 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
   @Override
   public Changelog loadChangelog(Identifier table, ChangelogContext context, CaseInsensitiveStringMap options)
       throws NoSuchTableException {
-    return new PersistChangelog(load(table, "latest", null), context.range());
+    return new PersistChangelog(load(table, "latest", null), context);
   }
 
   @Override
   public Table createTable(Identifier table, TableInfo info) throws TableAlreadyExistsException {
+    return create(table, info);
+  }
+
+  /** Create the collection of CREATE TABLE AS SELECT, empty; it is dropped again if the query fails. */
+  @Override
+  public StagedTable stageCreate(Identifier table, TableInfo info) throws TableAlreadyExistsException {
+    return new CreatedTable(create(table, info));
+  }
+
+  @Override
+  public StagedTable stageReplace(Identifier table, TableInfo info) {
+    throw PersistException.of("a collection keeps its history, so it is not replaced: use INSERT OVERWRITE "
+        + nameOf(table) + ", or ALTER TABLE for its columns, or DROP TABLE first");
+  }
+
+  @Override
+  public StagedTable stageCreateOrReplace(Identifier table, TableInfo info) {
+    try {
+      return stageCreate(table, info);
+    } catch (TableAlreadyExistsException error) {
+      return stageReplace(table, info);
+    }
+  }
+
+  private PersistTable create(Identifier table, TableInfo info) throws TableAlreadyExistsException {
     List<String> key = new ArrayList<>();
     for (Constraint constraint : info.constraints()) {
       if (!(constraint instanceof PrimaryKey primary))
@@ -136,13 +162,13 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
     }
     if (info.partitions().length > 0)
       throw PersistException.of("collections have no partitions: leave out PARTITIONED BY; rows are in the order of the key");
-    List<String> defaults = new ArrayList<>();
-    for (Column column : info.columns()) if (column.defaultValue() != null) defaults.add(column.name());
+    for (Column column : info.columns()) if (column.defaultValue() != null)
+      throw PersistException.of("collections have no DEFAULT: leave it out of " + column.name());
     JsonNode created = Python.ask("create", arguments("name", nameOf(table), "schema", info.schema().json(), "key", key,
-        "defaults", defaults, "properties", info.properties()));
+        "properties", info.properties()));
     if (!created.asBoolean()) throw new TableAlreadyExistsException(table);
     try {
-      return loadTable(table);
+      return load(table, "latest", null);
     } catch (NoSuchTableException error) {
       throw PersistException.of(nameOf(table) + " was dropped as soon as it was created");
     }
@@ -159,7 +185,7 @@ public final class PersistCatalog implements TableCatalog, SupportsNamespaces {
 
   @Override
   public boolean dropTable(Identifier table) {
-    return Python.ask("drop", arguments("name", nameOf(table))).asBoolean();
+    return Python.ask("drop", arguments("name", nameOf(table), "id", null)).asBoolean();
   }
 
   @Override

@@ -4,6 +4,8 @@ import java.util.Arrays;
 import java.util.Map;
 import java.util.stream.Stream;
 import org.apache.spark.sql.connector.catalog.Changelog;
+import org.apache.spark.sql.connector.catalog.ChangelogContext;
+import org.apache.spark.sql.connector.catalog.ChangelogContext.DeduplicationMode;
 import org.apache.spark.sql.connector.catalog.ChangelogRange;
 import org.apache.spark.sql.connector.catalog.Column;
 import org.apache.spark.sql.connector.expressions.Expressions;
@@ -17,9 +19,17 @@ final class PersistChangelog implements Changelog {
   final PersistTable table;
   private final ChangelogRange range;
 
-  PersistChangelog(PersistTable table, ChangelogRange range) {
+  private final boolean isKeyed;
+
+  /** Spark pairs changes by key, which is right where each key has one row: in keyed collections. */
+  PersistChangelog(PersistTable table, ChangelogContext context) {
     this.table = table;
-    this.range = range;
+    this.range = context.range();
+    this.isKeyed = table.description.get("keyed").asBoolean();
+    boolean isPaired = context.computeUpdates() || context.deduplicationMode() == DeduplicationMode.NET_CHANGES;
+    if (isPaired && !isKeyed)
+      throw PersistException.of("keys of " + table.collection + " may have several rows, so their changes are not "
+          + "paired: leave out computeUpdates and deduplicationMode, or use persist.spark.changes(…, form=\"transitions\")");
   }
 
   /** Return the arguments of the call that reads it. */
@@ -57,12 +67,12 @@ final class PersistChangelog implements Changelog {
 
   @Override
   public boolean containsIntermediateChanges() {
-    return true;
+    return isKeyed;
   }
 
   @Override
   public boolean representsUpdateAsDeleteAndInsert() {
-    return true;
+    return isKeyed;
   }
 
   @Override

@@ -43,7 +43,7 @@ import org.apache.spark.sql.types.StructType;
 import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 
 /**
- * A collection as of a time, which is fixed when the table is loaded: a query sees one state of it.
+ * A collection as of a time, which is fixed when Spark loads the table, anew for each action of a DataFrame.
  *
  * <p>{@link Rewrite} puts a plan of Spark's own operators in place of it where it is read. Where it is written, Spark
  * gives the rows as a {@code Dataset}, and Python writes them by its tasks as one commit.
@@ -216,7 +216,9 @@ class PersistTable
           SupportsWrite table = (SupportsWrite) source.getTable(info.schema(), new Transform[0], options);
           LogicalWriteInfo named = new LogicalWriteInfoImpl(info.queryId(), info.schema(),
               new CaseInsensitiveStringMap(options), info.rowIdSchema(), info.metadataSchema());
-          return table.newWriteBuilder(named).build().toStreaming();
+          WriteBuilder builder = table.newWriteBuilder(named);
+          if (call.equals("overwrite")) builder = ((SupportsTruncate) builder).truncate(); // The source refuses it.
+          return builder.build().toStreaming();
         }
       };
     }

@@ -25,7 +25,8 @@ public final class Python {
   private static final ObjectMapper JSON = new ObjectMapper();
   private static final long START_S = 120;
   private static volatile Planner planner;
-  private static final CountDownLatch registered = new CountDownLatch(1);
+  private static volatile CountDownLatch registered = new CountDownLatch(1);
+  private static volatile Process process; // Null where PySpark is the driver.
 
   private Python() {}
 
@@ -55,7 +56,7 @@ public final class Python {
   }
 
   private static Object call(String name, Map<String, Object> arguments, SparkSession session, Dataset<Row> frame) {
-    if (planner == null) start();
+    if (!isRunning()) start();
     Object answer;
     try {
       answer = planner.call(name, JSON.writeValueAsString(arguments), session, frame);
@@ -66,8 +67,14 @@ public final class Python {
     return answer;
   }
 
+  private static boolean isRunning() {
+    return planner != null && (process == null || process.isAlive());
+  }
+
   private static synchronized void start() {
-    if (planner != null) return;
+    if (isRunning()) return;
+    planner = null;
+    registered = new CountDownLatch(1);
     SparkConf conf = SparkContext.getOrCreate().getConf();
     Py4JServer server = new Py4JServer(conf);
     server.start();
@@ -78,11 +85,13 @@ public final class Python {
     builder.environment().put("PYSPARK_GATEWAY_PORT", String.valueOf(server.getListeningPort()));
     builder.environment().put("PYSPARK_GATEWAY_SECRET", server.secret());
     try {
-      Process process = builder.start();
-      Runtime.getRuntime().addShutdownHook(new Thread(process::destroy, "persist-python"));
+      Process started = builder.start();
+      process = started;
+      Runtime.getRuntime().addShutdownHook(new Thread(started::destroy, "persist-python"));
       for (long waited = 0; !registered.await(1, TimeUnit.SECONDS); waited++) {
-        if (!process.isAlive() || waited >= START_S) {
-          process.destroy();
+        if (!started.isAlive() || waited >= START_S) {
+          started.destroy();
+          server.shutdown();
           throw PersistException.of(
               python + " -m persist.connect.spark.catalog did not start: set spark.pyspark.driver.python to a Python "
                   + "that has persist and pyspark installed");

@@ -6,12 +6,14 @@ import java.util.Map;
 import org.apache.spark.sql.catalyst.expressions.Alias;
 import org.apache.spark.sql.catalyst.expressions.Attribute;
 import org.apache.spark.sql.catalyst.expressions.AttributeReference;
+import org.apache.spark.sql.catalyst.expressions.Cast;
 import org.apache.spark.sql.catalyst.expressions.CreateNamedStruct;
 import org.apache.spark.sql.catalyst.expressions.EqualTo;
 import org.apache.spark.sql.catalyst.expressions.Expression;
 import org.apache.spark.sql.catalyst.expressions.GetStructField;
 import org.apache.spark.sql.catalyst.expressions.If;
 import org.apache.spark.sql.catalyst.expressions.Literal;
+import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.AppendData;
@@ -62,13 +64,26 @@ final class Rewrite extends Rule<LogicalPlan> {
     }
     if (node instanceof OverwriteByExpression overwrite && overwrite.table() instanceof DataSourceV2Relation relation
         && relation.table() instanceof PersistTable table && !overwrite.deleteExpr().equals(Literal.TrueLiteral())) {
-      Expression plain = (Expression) overwrite.deleteExpr().transform(Functions.where(
-          term -> term instanceof AttributeReference column ? column.withQualifier(emptySeq()) : null));
+      Expression plain = (Expression) overwrite.deleteExpr().transformUp(Functions.where(Rewrite::portable));
       DataSourceV2Relation target = relation.copy(table.where(plain.sql()), relation.output(), relation.catalog(),
           relation.identifier(), relation.options(), relation.timeTravelSpec());
       return overwrite.copy(target, Literal.TrueLiteral(), overwrite.query(), overwrite.writeOptions(),
           overwrite.isByName(), overwrite.withSchemaEvolution(), overwrite.write(), overwrite.analyzedQuery());
     }
+    return null;
+  }
+
+  /**
+   * Return a term whose SQL text means the same when it is read again; null for one whose text does.
+   *
+   * <p>A moment is written in the session's zone, where an hour may come twice. A cast of Spark's own would be one that
+   * the user wrote, which Python does not check.
+   */
+  private static Expression portable(Expression term) {
+    if (term instanceof AttributeReference column) return column.withQualifier(emptySeq());
+    if (term instanceof Literal literal && literal.dataType().equals(DataTypes.TimestampType) && literal.value() != null)
+      return new MicrosToTimestamp(Literal.create(literal.value(), DataTypes.LongType));
+    if (term instanceof Cast cast && !cast.getTagValue(Cast.USER_SPECIFIED_CAST()).isDefined()) return cast.child();
     return null;
   }
 
@@ -129,20 +144,25 @@ final class Rewrite extends Rule<LogicalPlan> {
     List<NamedExpression> columns = new ArrayList<>();
     for (AttributeReference wanted : CollectionConverters.asJava(relation.output())) {
       Expression column = wanted.name().equals(PersistTable.RECORD) && wanted.dataType() instanceof StructType
-          ? record(source)
-          : source.stream().filter(one -> one.name().equals(wanted.name())).findFirst().orElseThrow(() -> new IllegalStateException(wanted.name() + " is not in " + source));
+          ? record((StructType) wanted.dataType(), source)
+          : named(wanted.name(), source);
       columns.add(alias(column, wanted));
     }
     return new Project(seq(columns), plan);
   }
 
-  private static Expression record(List<Attribute> source) {
+  private static Expression record(StructType schema, List<Attribute> source) {
     List<Expression> terms = new ArrayList<>();
-    for (Attribute column : source) {
-      terms.add(Literal.create(column.name(), DataTypes.StringType));
-      terms.add(column);
+    for (String name : schema.fieldNames()) {
+      terms.add(Literal.create(name, DataTypes.StringType));
+      terms.add(named(name, source));
     }
     return new CreateNamedStruct(seq(terms));
+  }
+
+  private static Attribute named(String name, List<Attribute> source) {
+    return source.stream().filter(one -> one.name().equals(name)).findFirst()
+        .orElseThrow(() -> new IllegalStateException(name + " is not in " + source));
   }
 
   private static Alias alias(Expression term, String name) {
