@@ -109,6 +109,20 @@ def test_an_inserted_row_has_the_defaults_of_columns(client: persist.Client, key
     assert {row["id"]: row["n"] for row in orders.snapshot().to_pylist()} == {0: 5, 1: None, 2: 5, 9: 5}
 
 
+def test_columns_may_have_any_name(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"_given": str, "n": int})
+    orders.upsert([(1, ("error 00", 1))]).result()
+    orders.update([{"id": 1, "_given": "insert 11"}], token="named").result()
+    assert orders.get([1]) == [(1, ("insert 11", 1))]
+
+
+def test_a_view_takes_no_update(client: persist.Client) -> None:
+    filled(client)
+    client.create_view("big", "SELECT id, a FROM orders WHERE a > 0")
+    with pytest.raises(persist.InvalidUsage, match="'big' is a view"):
+        client["big"].update([{"id": 1, "a": 5}], missing="insert").result()
+
+
 def test_a_key_with_several_rows_is_refused(client: persist.Client) -> None:
     orders = filled(client)
     orders.write([(1, (9, "second", 5, False))]).result()
