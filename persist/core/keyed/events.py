@@ -86,6 +86,7 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
         version=schema.version,
         ids=ids,
         defaults=schema.defaults,
+        inner=schema.inner,
     )
 
 
