@@ -107,7 +107,7 @@ def _check_text(option: str, text: object) -> None:
     """Raise InvalidUsage if a query is not text."""
     if not isinstance(text, str):
         raise InvalidUsage(
-            f"{option}= is a {type(text).__name__}: give SQL as text, such as 'SELECT * FROM orders'. A frame of yours is "
+            f"{option}= is a {type(text).__name__}: give SQL as text, such as 'SELECT * FROM orders'. A frame is "
             "a table in it, with files=True"
         )
 
