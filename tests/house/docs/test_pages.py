@@ -27,7 +27,6 @@ PAGES = [
     "learn/concepts.md",
     "use/how-to.md",
     "use/events.md",
-    "use/from-tables.md",
     "use/ingest.md",
     "use/egress.md",
     "use/dataflow.md",
