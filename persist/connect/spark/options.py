@@ -172,6 +172,7 @@ OPTIONS = (
     Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
     Option("seal", ("streaming write",), _one_of("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
     Option("watermark", ("streaming write",), _whole(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
+    Option("key", ("write",), _COLUMNS, None, "create the collection, if there is none, with the columns of the DataFrame and these as its key, `[]` for none; if it is there, its key must be this one"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
     Option("multiset", ("write",), _one_of("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
     Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
@@ -380,11 +381,13 @@ class WriteOptions(SinkOptions):
     Attributes:
         upserts: rows are events for a keyed collection.
         late, late_collection: what becomes of late events, and where they go.
+        key: of the collection, which is created if there is none; None to write to one that is there.
         where: the condition on the records that an overwrite replaces, as `persist.core.expression.filters` reads it.
         multiset: whether rows that overwrite may repeat a key.
     """
 
     upserts: bool = False
+    key: tuple[str, ...] | None = None
     where: str | None = None
     multiset: bool = False
     late: str | None = None
@@ -393,8 +396,10 @@ class WriteOptions(SinkOptions):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
         """Check what Spark was given; raises as `ReadOptions.of`."""
-        values = _parsed(given, "write").values
+        options = _parsed(given, "write")
+        values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
+        options.refuse({"key"} if upserts else set(), 'mode="upsert": create a keyed collection with Client.create')
         values["multiset"] = values["multiset"] == "true"
         if late is not None and not upserts:
             raise InvalidUsage(f'option late={late!r} goes with the option mode="upsert"')
