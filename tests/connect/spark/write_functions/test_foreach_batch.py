@@ -150,7 +150,7 @@ def test_batches_of_a_query_share_an_engine_until_one_fails(spark: SparkSession,
     assert write.__self__.opened("another") is not engine
     assert pickle.loads(pickle.dumps(write)).__self__.engines == {}
     with pytest.raises(persist.errors.QueryMismatch):
-        write(rows, 9)
+        write(rows, 0)
     assert engine.is_closed
     write(rows, 2)
     with persist.open(location, mode="read") as client:
