@@ -21,7 +21,7 @@ widened, what the index holds does not cancel with what comes: the next refresh 
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -69,11 +69,11 @@ class Index:
         """Return the columns of a version of the collection's schema that it holds as they are, with its own names."""
         held_names = {
             id_: (name, kind)
-            for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.types, strict=False)
+            for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.shapes, strict=True)
         }
         return {
             name: held_names[id_][0]
-            for id_, name, kind in zip(schema.ids, schema.names, schema.types, strict=False)
+            for id_, name, kind in zip(schema.ids, schema.names, schema.shapes, strict=True)
             if id_ in held_names and held_names[id_][1] == kind
         }
 
@@ -181,6 +181,9 @@ def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[i
     ids = (*wanted, *(id_ for id_ in schema.ids if id_ not in wanted))
     sides = [pa.schema([fields[id_] for id_ in side]) for side in (wanted, ids[len(wanted) :])]
     index_schema = CollectionSchema.of(sides[0], sides[1] if len(sides[1]) else None, schema.timeline)
+    numbers = dict(schema.inner)  # By them it knows the fields inside of columns when these change.
+    inner = tuple((at, numbers[id_]) for at, id_ in enumerate(ids) if id_ in numbers)
+    index_schema = replace(index_schema, inner=inner)
     id_, name = uuid.uuid4().hex, index_name(handle.id, wanted)
     view: dict[str, Any] = {"version": VERSION, "number": 1, "inputs": [handle.id], "index": [*ids]}
     contents = CollectionState(id_, name, index_schema.to_json(), view=view)

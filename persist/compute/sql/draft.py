@@ -258,7 +258,7 @@ def _check_together(
         columns = set().union(*(names for _, _, names in parts))
         for reader, schema, _ in parts[1:]:
             then, now = (
-                dict(zip(s.names, zip(s.ids, s.types, strict=False), strict=True)) for s in (schema, parts[0][1])
+                dict(zip(s.names, zip(s.ids, s.shapes, strict=True), strict=True)) for s in (schema, parts[0][1])
             )
             if differing := sorted(column for column in columns if then.get(column) != now.get(column)):
                 raise InvalidUsage(

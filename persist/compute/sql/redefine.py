@@ -293,7 +293,7 @@ def _check_read(
     contents = loaded_by_id(engine, readable.id, readable.name).contents()
     versions = (contents.schema, contents.schema if version is None else load_schema_version(contents, version))
     newest, held_columns = (
-        dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
+        dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True)) for schema in versions
     )
     for column in columns:
         if newest.get(column) != held_columns.get(column):

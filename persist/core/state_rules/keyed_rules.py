@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow.types as pat
 
+from persist.codecs.nested import all_ids
 from persist.codecs.part.part import Footer, Part
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema
@@ -146,7 +147,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
     schema_before = contents.schema
-    if form.ties == "greatest" and not {*schema_before.ids} <= {*after.ids} and due(contents, contents.upper):
+    if form.ties == "greatest" and not all_ids(schema_before) <= all_ids(after) and due(contents, contents.upper):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
             "(ties is 'greatest'): no column can be dropped before."

@@ -15,6 +15,7 @@ import msgspec
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between, check_next, only_adds
+from persist.codecs.nested import Node, all_ids, column_node, find_differences
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
@@ -179,12 +180,18 @@ def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
 
 
 def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the columns that a version of the schema drops although they are held, and the holds on each by name."""
+    """Return the columns that a version of the schema drops although they are held, and the holds on each by name.
+
+    A column of which only fields inside are dropped counts, too.
+    """
     if not any(hold_state.columns for hold_state in contents.holds.values()):
         return {}
     schema_before, after = contents.schema, CollectionSchema.from_json(schema)
+    now = dict(zip(after.ids, after.names, strict=True))
     dropped = {
-        id_: name for id_, name in zip(schema_before.ids, schema_before.names, strict=True) if id_ not in after.ids
+        id_: name
+        for id_, name in zip(schema_before.ids, schema_before.names, strict=True)
+        if id_ not in now or _loses_fields(column_node(schema_before, name), column_node(after, now[id_]))
     }
     in_use: dict[str, list[str]] = {}
     for hold, hold_state in contents.holds.items():
@@ -194,11 +201,15 @@ def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[st
     return in_use
 
 
+def _loses_fields(before: Node, after: Node) -> bool:
+    return any(there is None for _, _, there in find_differences(before, after))
+
+
 def check_versions(contents: CollectionState) -> None:
     """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
-    used: set[int] = set()
+    used: set[int | tuple[int, int]] = set()
     for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
-        used.update(earlier_schema.ids)
+        used.update(all_ids(earlier_schema))
         check_next(earlier_schema, after, used)
     newest = len(contents.earlier) + 1
     if any(part.schema > newest for part in (*contents.parts, *contents.pending.values())):

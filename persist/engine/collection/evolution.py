@@ -17,9 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import evolved, may_overflow, widened_column
+from persist.codecs.evolution import evolved
+from persist.codecs.nested import Node, column_node, reshape_column, split_changes, split_names
 from persist.codecs.types.python_types import field_types
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.widening import may_overflow, widened_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import Keyed, build_form, find_machine
@@ -125,8 +127,8 @@ def _evolve(
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
     then = apply_step(contents, step)  # What it may not do is said before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
-    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
-        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
+    if risky := _find_risky(before, after):
+        _check_fits(handle, contents, before, risky)
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
     steps += _comment_steps(handle, after, comments)
     handle.submit("evolve", [*steps, *beside]).result()
@@ -150,14 +152,17 @@ def _after(before: CollectionSchema, wanted: WantedEvolution, contents: Collecti
     if not wanted.changes_columns:
         return replace(before, version=before.version + 1, known=())
     try:
+        known = replace(before, known=before.known or (before,))
+        add, drop, rename, widen, inner = split_changes(known, wanted.add, wanted.drop, wanted.rename, wanted.widen)
         return evolved(
-            replace(before, known=before.known or (before,)),
-            add=wanted.add,
-            defaults=wanted.defaults,
-            drop=wanted.drop,
-            rename=wanted.rename,
-            widen=wanted.widen,
+            known,
+            add=add,
+            defaults=split_names(wanted.defaults),
+            drop=drop,
+            rename=rename,
+            widen=widen,
             reorder=wanted.reorder,
+            inner=inner,
         )
     except SchemaMismatch as error:
         if before.version == len(contents.earlier) + 1:
@@ -220,22 +225,37 @@ def _comment_steps(
     return [record_kinds.Describe(handle.id, columns=said)] if said else []
 
 
+def _find_risky(before: CollectionSchema, after: CollectionSchema) -> dict[str, tuple[Node, Node]]:
+    """Return the columns, before and after, in which something gets a type where stored values may have no place."""
+    names, risky = dict(zip(after.ids, after.names, strict=True)), {}
+    for id_, name in zip(before.ids, before.names, strict=True):
+        if id_ in names:
+            was, now = column_node(before, name), column_node(after, names[id_])
+            kinds = {node.number: node.kind for node in was.walk()}
+            if any(may_overflow(kinds.get(node.number, node.kind), node.kind) for node in now.walk()):
+                risky[name] = was, now
+    return risky
+
+
 def _check_fits(
-    handle: CollectionHandle, contents: CollectionState, schema: CollectionSchema, kinds: Mapping[str, pa.DataType]
+    handle: CollectionHandle,
+    contents: CollectionState,
+    schema: CollectionSchema,
+    shapes: Mapping[str, tuple[Node, Node]],
 ) -> None:
     """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
     reader = handle.engine.reader()
-    scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(kinds))
+    scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(shapes))
     base = tuple(part for keyframe in contents.keyframes for part in contents.list_parts(keyframe.parts))
-    waiting = _waiting_rows(reader, contents, schema, [*kinds])
-    for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds]), *waiting):
-        for name, kind in kinds.items():
+    waiting = _waiting_rows(reader, contents, schema, [*shapes])
+    for table in (*scan.base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
+        for name, pair in shapes.items():
             try:
-                widened_column(table[name], kind)
+                reshape_column(table[name], *pair, widened_column)
             except pa.ArrowException as error:
                 raise SchemaMismatch(
-                    f"column {name!r} holds times that {kind} cannot hold: {error}. Keep its unit, or correct these "
-                    "times first."
+                    f"column {name!r} holds times that {pair[1].kind} cannot hold: {error}. Keep its unit, or correct "
+                    "these times first."
                 ) from error
 
 

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.nested import Node, column_node, is_extended
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import order_keys
@@ -371,7 +372,7 @@ def find_omitted_rows(
 def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
     """Return whether who knows columns by name, or by field id, reads a part as it is read under a schema.
 
-    Columns that are younger than the part are NULL for them, and so must be their defaults.
+    Columns and fields that are younger than the part are NULL for them, and so must be their defaults.
     """
     lifted = part.lift(schema)
     if lifted is None:
@@ -381,9 +382,15 @@ def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
         if source is None:
             if name in lifted.stored.names or lifted.default(name).is_valid:
                 return False
-        elif source != name or lifted.stored.arrow.field(name).type != schema.arrow.field(name).type:
+        elif source != name or not _is_alike(column_node(lifted.stored, name), column_node(schema, name)):
             return False
     return True
+
+
+def _is_alike(before: Node, after: Node) -> bool:
+    """Return whether readers fill the fields inside that a part lacks; deltalake does not do so within maps."""
+    has_map = any(pt.is_map(node.kind) for node in after.walk())
+    return before == after if has_map else is_extended(before, after)
 
 
 def _with_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:

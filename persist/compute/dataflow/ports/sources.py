@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.types.schema import CollectionSchema, Shape
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import format_schema, is_compatible
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
@@ -123,8 +123,8 @@ class SourceReader:
         if schemas:
             self.handle = replace(self.handle, schema=schemas[-1])
 
-    def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
-        ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
+    def _column(self, schema: CollectionSchema) -> list[tuple[int, Shape] | None]:
+        ids = dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True))
         return [ids.get(name) for name in self._schema.names]
 
     def _check_schema(self) -> None:

@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.api.collection import Collection
+from persist.codecs.nested import quote_name
 from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
 from persist.connect.ingest.mysql.server import Column, Server, logged_type, logged_values, to_column
 from persist.connect.ingest.source import Batch, Run, advise_copy
@@ -255,6 +256,10 @@ class MyStream:
     def _evolved(self, collection: Collection, table: str, **changes: Any) -> None:
         """Change the columns of a collection, with the time as a mark against repetition."""
         changes = {what: names for what, names in changes.items() if names}
+        for what in changes.keys() & {"add", "defaults"}:
+            changes[what] = {quote_name(name): value for name, value in changes[what].items()}
+        if "rename" in changes:
+            changes["rename"] = {old: quote_name(new) for old, new in changes["rename"].items()}
         try:
             collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
         except InvalidUsage as error:

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.collection import Collection
+from persist.codecs.nested import quote_name
 from persist.connect.ingest.postgres.database import CLOCK_US, Database, Published, SlotInUse, typed
 from persist.connect.ingest.postgres.pgoutput import (
     Relation,
@@ -293,7 +294,11 @@ class Stream:
         numbers = {name: now[name] if is_now else old_numbers.get(name, now.get(name)) for name in types}
         try:  # In one commit, so that a crash cannot separate numbers and columns.
             collection.evolve(
-                add=added, drop=dropped, rename=renamed, widen=wider, properties={COLUMNS: json.dumps(numbers)}
+                add={quote_name(name): kind for name, kind in added.items()},
+                drop=dropped,
+                rename={old: quote_name(new) for old, new in renamed.items()},
+                widen=wider,
+                properties={COLUMNS: json.dumps(numbers)},
             )
         except InvalidUsage as error:
             raise InvalidUsage(
