@@ -64,7 +64,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         time = _last_change(source.known())
 
     def plan() -> CollectionHandle:
-        if engine.follower.newest_id_of(name) is not None:
+        if engine.newest_id_of(name) is not None:
             raise CollectionExists(name)
         if time >= source.known().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)

@@ -5,9 +5,9 @@ that belong to one collection are in `CollectionHandle`.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
 from persist.core.closing import close_after
 from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly
+from persist.core.log import kinds
 from persist.core.metrics import Metrics, register
 from persist.core.names import OWN_PREFIX
 from persist.core.progress import commit_span
@@ -87,6 +88,7 @@ class Engine:
             return PartReader(blob, pool, caches, budget, spilled)
 
         self._reader = reader
+        self._naming: dict[CommitFuture, frozenset[str]] = {}  # The names that queued commits give or free.
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
@@ -121,6 +123,7 @@ class Engine:
         Cost: one GET.
         """
         self.check_open("collections")
+        self.settle_names()
         self.follower.refresh()
         names = self.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(prefix)])
         is_own = prefix.startswith(OWN_PREFIX)
@@ -185,6 +188,9 @@ class Engine:
         except ClientClosed:
             self.abandon(steps)
             raise
+        if naming := frozenset(_changed_names(steps, names)):
+            self._naming[future] = naming
+            future.add_done_callback(partial(_forget, self._naming))
         commit_span(future, action, self.url, names)
         if self.when_committed is not None:
             self.when_committed(future)
@@ -194,6 +200,19 @@ class Engine:
         """Wait until all that this client was asked to write by now is done: its reads begin after that (rule 3)."""
         if self._writer is not None:
             self._writer.settle()
+
+    def settle_names(self, *names: str) -> None:
+        """Wait for queued commits that create, rename or drop a collection of these names, or of any without names.
+
+        Who looks a name up calls it first: a lookup begins after all that this client was asked to change before.
+        """
+        if any(not names or not naming.isdisjoint(names) for naming in [*self._naming.values()]):
+            self.settle()
+
+    def newest_id_of(self, name: str) -> str | None:
+        """Return the id of the collection of a name; None if there is none. Cost: one GET."""
+        self.settle_names(name)
+        return self.follower.newest_id_of(name)
 
     def check_clock(self) -> None:
         """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
@@ -312,3 +331,20 @@ class Engine:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         close_after(error, self.close)
+
+
+def _changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names that steps give or free.
+
+    Args:
+        names: of collections, by id.
+    """
+    for step in steps:
+        if isinstance(step, (kinds.Create, kinds.Clone, kinds.Rename)):
+            yield step.name
+        if isinstance(step, (kinds.Destroy, kinds.Rename)) and step.collection in names:
+            yield names[step.collection]
+
+
+def _forget(naming: dict[CommitFuture, frozenset[str]], future: CommitFuture) -> None:
+    naming.pop(future, None)

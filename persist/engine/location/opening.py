@@ -195,7 +195,7 @@ def created_or_loaded(
     """
 
     def plan() -> tuple[CollectionState, CollectionSchema]:
-        id_ = engine.follower.newest_id_of(name)
+        id_ = engine.newest_id_of(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -213,7 +213,7 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except Locked as error:
             # Another client may have created it before an exclusive one came: loading needs no lock.
-            if engine.follower.newest_id_of(name) is None:
+            if engine.newest_id_of(name) is None:
                 raise
             raise CollectionExists(name) from error
         return plan()
@@ -242,7 +242,7 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    if engine.follower.newest_id_of(name) is None:
+    if engine.newest_id_of(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -294,6 +294,7 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
+    engine.settle_names(name)
     known = engine.follower.id_of(name)
     state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
     id_ = engine.follower.id_of(name)
@@ -312,6 +313,8 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
     Raises:
         CollectionNotFound: one is not there.
     """
+    if names := [named for named in wanted if isinstance(named, str)]:
+        engine.settle_names(*names)
     with engine.follower.looks.once():
         for _ in range(2):  # In the second round there are those that came with the look of the first one.
             known = [engine.follower.id_of(named) if isinstance(named, str) else named.id for named in wanted]
