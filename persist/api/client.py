@@ -29,9 +29,9 @@ from persist.core.settings import Location, Settings
 from persist.core.timeline import Moment, Timeline, time_text
 from persist.engine.collection.clones import clone
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import About, about_location, version_of, words
+from persist.engine.collection.descriptions import About, about_location, read_version, words
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import Origin, open_engine, origin_of
+from persist.engine.location.opening import Origin, describe_origin, open_engine
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
@@ -222,7 +222,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     ) -> CommitFuture:
         """Set the comment and properties of the location; others stay. See `Collection.describe`."""
         self.engine.writer("describe")
-        step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
+        step = kinds.DescribeLocation(words(comment, properties), read_version(expected))
         return self.engine.submit("describe", [step], {})
 
     def create_view(
@@ -529,7 +529,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return rows
 
     def __reduce__(self) -> Any:
-        return _reopen, (origin_of(self.engine, self),)
+        return _reopen, (describe_origin(self.engine, self),)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

@@ -50,7 +50,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         source: a folder, a prefix, or a pattern of names, such as s3://bucket/orders/*.csv.
         collection: that gets the rows.
         key: columns that are the key, if the collection is made.
-        columns: types of columns of a new collection; by default those of the first file.
+        columns: types of columns of a new collection; by default the types in the first file.
         keyed: in a new collection, a row replaces the previous one of its key.
         format: csv, json (lines), parquet or arrow; by default from each file's name.
         timeline: the unit of times, if the collection is made.

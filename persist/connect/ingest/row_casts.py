@@ -59,7 +59,7 @@ class Misfits:
 def cast_rows(
     table: pa.Table, cast: Callable[[pa.ChunkedArray, str], tuple[pa.ChunkedArray, dict[int, str]]]
 ) -> CastTable:
-    """Cast all rows of a table column by column; return them, and those that do not fit."""
+    """Cast all rows of a table column by column; return the fitting ones, and the reasons of the others."""
     misfits: dict[int, str] = {}
     columns = {}
     for name in table.column_names:

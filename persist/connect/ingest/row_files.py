@@ -142,8 +142,8 @@ def _first_object(file: RowFile) -> dict[str, Any]:
 
 
 def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    for name, wanted in columns.types.items():
-        _check_json_type(name, wanted)
+    for name, arrow_type in columns.types.items():
+        _check_json_type(name, arrow_type)
     types = columns.json_types(_first_object(file))
     lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, columns)
     is_empty = True
@@ -177,6 +177,7 @@ class _Lines:
         self._columns = columns
 
     def read(self, texts: pa.Array) -> pa.Table:
+        """Parse JSON texts of rows."""
         table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
             if name not in self._fields.names and name not in self._columns.ignored:

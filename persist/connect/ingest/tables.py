@@ -162,8 +162,8 @@ class Tables:
         at = [place for place, version in enumerate(versions) if version == before]
         if not at:
             raise InvalidUsage(
-                f"{self.name} does not have its version {before.number} any more, which was taken in last. So what has "
-                f"changed since cannot be told: drop {self.config.collection!r} and its versions, and begin anew"
+                f"{self.name} does not have its version {before.number} any more, which was read last. So the changes "
+                f"since then are unknown: drop {self.config.collection!r} and its versions, and begin anew"
             )
         return at[-1] + 1
 
@@ -258,6 +258,7 @@ class Tables:
                     ) from None
 
         def changes() -> Iterator[Change]:
+            """Yield the changes of the table, and the mark of its version."""
             updates = rows()
             first = next(updates, None)
             if first is not None:
@@ -366,6 +367,7 @@ class _Iceberg:
         ]
 
     def columns(self, version: Version) -> Columns:
+        """Return the columns of a version, by field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         schema = self._schema(self._loaded(), version)
@@ -380,6 +382,7 @@ class _Iceberg:
         return {id_.field_id: [*_ids_inside(field.type)] for id_, field in zip(schema.fields, arrow, strict=True)}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
+        """Read the rows of changed files between two versions."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 

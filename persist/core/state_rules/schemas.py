@@ -66,7 +66,7 @@ def reconciled(given: CollectionSchema, contents: CollectionState, collection: s
     That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
 
     Raises:
-        CodecMismatch, SchemaMismatch: it is none of these; the message tells the difference to the newest.
+        CodecMismatch, SchemaMismatch: it is none of these; the message has the difference to the newest.
     """
     newest = contents.schema
     try:
@@ -83,10 +83,10 @@ def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
     """Return contents with the next version of their schema.
 
     Raises:
-        SchemaMoved: it was made from another version than the newest: somebody else came first.
+        SchemaMoved: it is based on another version than the newest: another client was first.
         SchemaMismatch: it may not follow the newest.
         InvalidUsage: it is a view; or what `evolved_form` and `make_keyed` raise.
-        ValueError: it is no schema.
+        ValueError: it is not a valid schema.
     """
     if contents.view is not None:
         raise InvalidUsage(
@@ -100,8 +100,8 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
     """Return contents of a view with its next definition.
 
     Raises:
-        UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or somebody else came first.
-        InvalidUsage: it is no view, or is complete for ever.
+        UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or another client was first.
+        InvalidUsage: it is not a view, or is complete for ever.
         SchemaMismatch: the schema may not follow the newest.
     """
     if contents.view is None:
@@ -168,7 +168,7 @@ def check_written(contents: CollectionState, written: int) -> None:
 
 
 def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
-    """Raise SchemaMismatch if a column that somebody is about to read was dropped."""
+    """Raise SchemaMismatch if a column to be read was dropped."""
     newest = contents.schema
     dropped_ids = [id_ for id_ in ids if id_ not in newest.ids]
     if dropped_ids:

@@ -1,7 +1,7 @@
-"""One location, open in one process: what a client owns, and the operations that everything else is made of.
+"""One location, open in one process: a client's resources, and the basic operations.
 
-Who uses it opens it by `persist.open` and takes it from `Client.engine`. Its operations know collections by id; those
-that belong to one collection are in `CollectionHandle`.
+Open it by `persist.open` and take it from `Client.engine`. Its operations identify collections by id; operations on one
+collection are in `CollectionHandle`.
 """
 
 import os
@@ -48,19 +48,19 @@ class Engine:
         pool: the threads of this client for requests, decoding and encoding.
         caches: what reads keep of parts.
         spilled: what point reads have decoded, in the cache folder; None without one.
-        folds: what sealed events come to that are not resolved yet, as it was last worked out.
+        folds: the cached results of sealed events that are not resolved yet.
     """
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
         """Open a location. The storage belongs to the engine from here on, unless this raises.
 
         Raises:
-            Locked: another client has the location exclusively, and this one wants it, too.
+            Locked: another client has the location exclusively, and this one requests it, too.
             Corruption: the newest checkpoint or a record after it cannot be believed.
         """
         self.storage = storage
         self.blob = blob = storage.blob
-        self._url = blob.url  # Each wrapper asks the one inside it, and every commit wants to know.
+        self._url = blob.url  # Each wrapper calls the one inside it, and every commit needs the URL.
         self.mode: Mode = options.mode
         self.settings = options.settings
         self.clock = clock = options.clock
@@ -82,7 +82,7 @@ class Engine:
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
         )
         self.folds = Folds(storage.cache)
-        self.when_committed: Callable[[CommitFuture], object] | None = None  # Is told of each commit that is asked for.
+        self.when_committed: Callable[[CommitFuture], object] | None = None  # Called with each submitted commit.
 
         def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
             return PartReader(blob, pool, caches, budget, spilled)
@@ -103,12 +103,12 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Where the location is."""
+        """The URL of the location."""
         return self._url
 
     @cached_property
     def place(self) -> str:
-        """Where the location is, the same however its folder was spelled: without links, `..` and the like."""
+        """The place of the location, without links, `..` and the like in its path."""
         return os.path.realpath(self._url) if os.path.isabs(self._url) else self._url
 
     @property
@@ -118,7 +118,7 @@ class Engine:
         return self.follower.refresh().seqno
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all collections that begin with a prefix, sorted; the library's own only if asked for.
+        """Return the names of all collections with a prefix, sorted; the library's own only for their prefix.
 
         Cost: one GET.
         """
@@ -181,7 +181,7 @@ class Engine:
             renew: makes the steps anew for each state that the record may follow, in the thread that commits.
 
         Raises:
-            ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
+            ReadOnly, ClientClosed, InvalidUsage: as `writer`. Uploads for the steps are deleted then.
         """
         try:
             future = self.writer(action).submit(steps, names, renew)
@@ -197,7 +197,7 @@ class Engine:
         return future
 
     def settle(self) -> None:
-        """Wait until all that this client was asked to write by now is done: its reads begin after that (rule 3)."""
+        """Wait until all earlier writes of this client are done: its reads begin after that (rule 3)."""
         if self._writer is not None:
             self._writer.settle()
 
@@ -212,7 +212,7 @@ class Engine:
     def newest_id_of(self, name: str) -> str | None:
         """Return the id of the collection of a name; None if there is none. Cost: one GET."""
         self.settle_names(name)
-        return self.follower.newest_id_of(name)
+        return self.follower.load_newest_id(name)
 
     def check_clock(self) -> None:
         """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
@@ -228,9 +228,8 @@ class Engine:
     def claim(self, collection: str, name: str, time: int, consumer: str = "") -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
 
-        Who may only read the store, or opened the location to read, or finds no room for a commit, gets a claim that
-        keeps nothing. Cost: a commit for
-        the first claim on a collection, nothing for those that it covers.
+        A client that may only read the store, opened the location to read, or finds no room for a commit, gets a claim
+        that keeps nothing. Cost: a commit for the first claim on a collection, nothing for later ones within it.
 
         Raises:
             AsOfCompacted: since has passed time.
@@ -294,11 +293,11 @@ class Engine:
 
     @staticmethod
     def _lease_counts(writer: Writer) -> dict[str, int]:
-        own, consumers = writer.leases.counts(), writer.consumers.counts()
-        return {what: count + consumers[what] for what, count in own.items()}
+        lease_counts, consumers = writer.leases.counts(), writer.consumers.counts()
+        return {what: count + consumers[what] for what, count in lease_counts.items()}
 
     def close(self) -> None:
-        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+        """Finish all requests, free threads and sockets, and raise unseen errors; idempotent.
 
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
@@ -306,7 +305,7 @@ class Engine:
             return
         is_own = os.getpid() == self._pid
         if self._writer is not None and is_own:
-            self._writer.keyed.close()  # What is queued there asks this engine, which must not refuse it.
+            self._writer.keyed.close()  # Queued jobs there call this engine, which must not refuse them.
         self._is_closed = True
         if not is_own:
             return
@@ -323,7 +322,7 @@ class Engine:
             self._writer.committer.unobserved.raise_all()
 
     def close_when_dropped(self) -> None:
-        """Let the last reference free this engine without a warning: nobody can close a shared one."""
+        """Let the last reference free this engine without a warning: a shared one has no single owner to close it."""
         self._unclosed.is_shared = True
 
     def __enter__(self) -> Self:

@@ -129,7 +129,7 @@ class Planner:
         try:
             with reading.explained():
                 reader = reading()
-                scan = snapshot_scan(contents, self._handle.schema_in(contents, None), as_of, None)
+                scan = snapshot_scan(contents, self._handle.load_schema(contents, None), as_of, None)
                 # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
                 newest = self._handle.known()
                 is_moved = newest.published.get(self._table) != known
@@ -198,7 +198,7 @@ class Planner:
             current = self._newest(contents, changes, unlisted, listed, touched, reader)
             if current is None:
                 lookup = Lookup(scan)
-                current = lookup.contents(lookup.wanted(pa.Table.from_batches([touched.batch])), "diff", reader)
+                current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
             files += self._stored([current], scan)
         return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
 

@@ -164,7 +164,7 @@ def test_a_version_that_was_vacuumed_is_told(tmp_path: Path) -> None:
         ingested(tmp_path, source, collection="other", first=9)
     shutil.rmtree(tmp_path / "table")
     delta(tmp_path, [{"id": 1}])
-    with pytest.raises(persist.InvalidUsage, match="does not have its version 3 any more, which was taken in last"):
+    with pytest.raises(persist.InvalidUsage, match="does not have its version 3 any more, which was read last"):
         ingested(tmp_path, source)
 
 

@@ -98,6 +98,7 @@ class KeptLinear(Operator):
         return self._after is not None
 
     def run(self) -> None:
+        """Split the new updates into results and changes."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]
@@ -363,7 +364,7 @@ class Output:
         """Go on behind another copy of the program, which has sealed the collection to actual.
 
         Raises:
-            OutputConflict: the updates differ from those of this copy.
+            OutputConflict: the other copy's updates differ.
         """
         if actual < self.upper:
             raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
@@ -380,8 +381,8 @@ class Output:
             differences[-1] *= -1
             raise OutputConflict(
                 self.handle.name,
-                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there differs "
-                f"from what this program gives, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
+                f"another writer has sealed it to {actual}, and between {self.done} and {until} its updates differ "
+                f"from the results of this program, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
 

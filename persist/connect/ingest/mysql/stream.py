@@ -76,7 +76,7 @@ class MyStream:
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
             raise InvalidUsage(
                 f"the collections of {server.name} are sealed to {self._flow.upper}, and it was read up to "
-                f"{at.gtids!r}: somebody else sealed them. {self._again()}"
+                f"{at.gtids!r}: another writer sealed them. {self._again()}"
             )
         self._relations: dict[int, tuple[Any, TableRows | None]] = {}
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
@@ -279,7 +279,11 @@ class MyStream:
             if name is None:
                 self._relations[event.table_id] = (None, None)
             return
-        exclude = {left.partition(".")[2] for left in self._server.config.exclude if left.startswith(f"{event.table}.")}
+        exclude = {
+            excluded.partition(".")[2]
+            for excluded in self._server.config.exclude
+            if excluded.startswith(f"{event.table}.")
+        }
         if not event.optional_metadata.column_name_list:
             raise InvalidUsage(
                 f"{self._server.name} has logged rows of {event.table} without the names of its columns, because "
@@ -293,8 +297,8 @@ class MyStream:
                     f"the values of the ENUM {event.table}.{column.name} are not in UTF-8: exclude it, or convert it"
                 )
             types[column.name] = logged_type(column)
-        for left in (*exclude, *self._generated(event.table, types, collection)):
-            types.pop(left, None)
+        for excluded in (*exclude, *self._generated(event.table, types, collection)):
+            types.pop(excluded, None)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         if have != types:
             yield from self._flow.seal_earlier()

@@ -370,8 +370,8 @@ def _renamed(
     unknown = [new for new in types if new not in have and new not in now]
     if len(again) == len(unknown) == 1:
         return renamed | {again[0]: unknown[0]}
-    in_order = [known for known in sorted(numbers, key=lambda known: numbers[known] or 0) if known in types]
-    if again or in_order != [known for known in types if known in numbers]:
+    in_order = [column for column in sorted(numbers, key=lambda column: numbers[column] or 0) if column in types]
+    if again or in_order != [column for column in types if column in numbers]:
         raise InvalidUsage(
             f"columns of the table {table} have got other names more than once meanwhile, so it is not known which one "
             f"{(again or in_order)[0]!r} is. {advise_copy([name])}"
