@@ -70,13 +70,16 @@ def asks_catalog(sql: str) -> bool:
 
 
 _REWRITES = re.compile(
-    r"""(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
+    r"""(?P<array>'\{[\w,\s]*+\}')\s*::\s*text\s*\[\]
+    |(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
     |OPERATOR\s*\(\s*"?pg_catalog"?\s*\.\s*(?P<operator>[^)\s]+)\s*\)
     |(?P<collate>\bCOLLATE\s+(?:"?pg_catalog"?\s*\.\s*)?"?(?:default|C|POSIX|ucs_basic)"?)
     |(?P<named>'(?:[^']|'')*'|\$\d+)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<to>regclass|regtype|regnamespace|regproc)\b"?
     |(?P<column>(?<![\w".])[\w".]++)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<shown>regclass|regtype|regnamespace)\b"?
     |(?P<is_there>\btyp(?:receive|send|input|output)\s*(?:!=|<>)\s*0\b)
     |(?P<object>\bjson_build_object\b)
+    |(?P<cast>\bAS\s+REGCLASS\s*\)\s*AS\s+OID\s*\))
+    |(?P<search_path>SELECT\s+CASE\s+WHEN\s+trim\(s\[i\]\)[^;]*?string_to_array\(current_setting\('search_path'\),','\)\s+s\b)
     |\b(?:pg_catalog|"pg_catalog")\s*\.\s*(?="?\w+"?\s*\(|(?:text|bool|int[248]|float[48]|numeric|varchar|bytea|date
         |timestamp(?:tz)?|interval|uuid|json)\b)
     |\b(?P<user>current_user|session_user|current_role)\b(?!\s*\()
@@ -104,6 +107,12 @@ def rewrite(sql: str, user: str) -> str:
             return "true"
         if match["object"] is not None:
             return "json_object"
+        if match["array"] is not None:
+            return f"string_split(trim({match['array']}, '{{}}'), ',')"
+        if match["cast"] is not None:  # It is an argument of col_description.
+            return "AS VARCHAR) AS VARCHAR)"
+        if match["search_path"] is not None:  # Of Grafana, in SQL that DuckDB does not have.
+            return "SELECT 'main'"
         if match["user"] is not None:
             return _quoted(user)
         return "pg." if match["pg"] is not None else "info." if match["info"] is not None else ""
