@@ -70,7 +70,7 @@ def asks_catalog(sql: str) -> bool:
 
 
 _REWRITES = re.compile(
-    r"""(?P<array>'\{[\w,\s]*+\}')\s*::\s*text\s*\[\]
+    r"""(?P<array>'\{[^'{}\\]*+\}')\s*::\s*text\s*\[\]
     |(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
     |OPERATOR\s*\(\s*"?pg_catalog"?\s*\.\s*(?P<operator>[^)\s]+)\s*\)
     |(?P<collate>\bCOLLATE\s+(?:"?pg_catalog"?\s*\.\s*)?"?(?:default|C|POSIX|ucs_basic)"?)
@@ -108,7 +108,7 @@ def rewrite(sql: str, user: str) -> str:
         if match["object"] is not None:
             return "json_object"
         if match["array"] is not None:
-            return f"string_split(trim({match['array']}, '{{}}'), ',')"
+            return f"string_split(trim(replace({match['array']}, '\"', ''), '{{}}'), ',')"
         if match["cast"] is not None:  # It is an argument of col_description.
             return "AS VARCHAR) AS VARCHAR)"
         if match["search_path"] is not None:  # Of Grafana, in SQL that DuckDB does not have.
