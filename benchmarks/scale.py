@@ -34,7 +34,7 @@ from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, decode_framed, encode_framed, make_pointer, store_framed
 from persist.core.log.keys import checkpoint_key, directory_prefix, state_prefix
 from persist.core.log.records import as_stored
-from persist.core.state_rules.collection_rules import after_step
+from persist.core.state_rules.collection_rules import apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.follow import directory
 from persist.engine.follow.checkpoint import STORED_PENDING_MAX, checkpoint_of
@@ -140,13 +140,13 @@ def of_parts(sizes: Sequence[int]) -> Iterator[Curve]:
 
 def state_bytes(state: CollectionState, location: str, rounds: int = 100) -> float:
     """Return the bytes of state objects that checkpoints write for each append, if each is one part."""
-    (like,), spent = state.parts_of(state.history[-1]), 0
+    (like,), spent = state.list_parts(state.history[-1]), 0
     levels, _ = new_levels(location, 0, state, (), format=FORMAT)
     for seqno in range(1, rounds + 1):
         for number in range(STORED_PENDING_MAX):
             blob = f"{like.blob.rpartition('/')[0]}/{seqno:020}-{number:032x}.parquet"
             append = kinds.Append(state.id, (msgspec.structs.replace(like, blob=blob, time_min=2, time_max=2),))
-            state = after_step(state, append)
+            state = apply_step(state, append)
         levels, data = new_levels(location, seqno, state, levels, format=FORMAT)
         spent += len(data)
     return spent / (rounds * STORED_PENDING_MAX)
@@ -160,11 +160,11 @@ def _on_parts(contents: CollectionState, location: str, size: int) -> dict[str, 
     stored = StateObject(location=location, collection=state)
     data, whole = encode_framed(stored), snapshot_scan(state, state.schema, 1, None)
     base = StateLevel(make_pointer(state_prefix(state.id, 0), data), state)
-    after = after_step(state, append)
+    after = apply_step(state, append)
     by_key = pc.field("k") == 12_345
     return {
-        "apply an append": (lambda: after_step(state, append), False),
-        "apply a seal": (lambda: after_step(state, kinds.Seal(state.id, (3,))), False),
+        "apply an append": (lambda: apply_step(state, append), False),
+        "apply a seal": (lambda: apply_step(state, kinds.Seal(state.id, (3,))), False),
         "plan a snapshot": (lambda: snapshot_scan(state, state.schema, 1, None), True),
         "plan with a filter, by what is known": (lambda: snapshot_scan(state, state.schema, 1, None, by_key), True),
         "prepare a look-up by key": (lambda: Lookup(whole), True),

@@ -19,7 +19,7 @@ from benchmarks.harness import Row, duration
 from benchmarks.workspace import Workspace
 from persist import View
 from persist.blob.stores.file import FileBlob
-from persist.compute.sql.graph import ViewProgram, views_for
+from persist.compute.sql.graph import ViewProgram, load_views
 from persist.sql import open_together
 from tests.compute.sql.tpch import QUERIES, Refreshes, generated
 
@@ -43,7 +43,7 @@ def tpch(work: Workspace) -> list[Row]:
         for name, view in views.items():
             built[name] = _timed(view)
             change = changed if name in touched else _parts_changed
-            computing = ViewProgram(engine, views_for(engine, {view.id: name}), is_rehearsal=True).open(engine)
+            computing = ViewProgram(engine, load_views(engine, {view.id: name}), is_rehearsal=True).open(engine)
             computing.run()
             taken, bare = [], []
             for _ in range(REFRESHES):

@@ -70,7 +70,7 @@ class PersistError(Exception):
         self.remedy = remedy
         return self
 
-    def shown(self, time: Any) -> str:
+    def format_time(self, time: Any) -> str:
         """Return a time or a frontier for a message. Errors that know a timeline add its moments."""
         return str(time)
 
@@ -98,7 +98,7 @@ class _Words(Formatter):
                 return self._face.name_option(name, "".join(option))
         if format_spec == "names":
             return ", ".join(map(repr, value))
-        return self._error.shown(value) if format_spec == "time" else str(format(value, format_spec))
+        return self._error.format_time(value) if format_spec == "time" else str(format(value, format_spec))
 
 
 class InvalidUsage(PersistError, ValueError):

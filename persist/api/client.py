@@ -264,13 +264,13 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: this client only reads.
         """
         self.engine.writer("create_view")
-        from persist.compute.sql import given_options, made_view  # Here: the dataflow takes long to load.
+        from persist.compute.sql import collect_options, load_or_create_view  # Here: the dataflow takes long to load.
 
         if indexes not in (None, "auto"):
             raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
-        options = given_options(memory_budget, spill_folder)
+        options = collect_options(memory_budget, spill_folder)
         with self.engine.follower.looks.once():
-            live = made_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
+            live = load_or_create_view(self.engine, name, sql, key, start, options, keeps_groups=indexes is not None)
             if indexes is not None:
                 live.make_indexes()
             return View(live)
@@ -332,10 +332,10 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             InvalidUsage: it is not a view, or a value is not allowed.
         """
         self.engine.check_open("view")
-        from persist.compute.sql import given_options, live_view  # As above.
+        from persist.compute.sql import collect_options, live_view  # As above.
 
         with self.engine.follower.looks.once():
-            return View(live_view(self.engine, name, given_options(memory_budget, spill_folder)))
+            return View(live_view(self.engine, name, collect_options(memory_budget, spill_folder)))
 
     def publish(
         self,

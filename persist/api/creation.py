@@ -17,12 +17,12 @@ from persist.codecs.updates.tuples import as_dict, is_named, is_record
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.python_functions import add_function
-from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import rows_that_delete
 from persist.core.names import check_free_name
 from persist.core.rendering import aligned, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import Moment, Retention, retention_times, time_text, timeline_of
+from persist.core.timeline import Moment, Retention, read_timeline, retention_times, time_text
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
@@ -103,10 +103,10 @@ class CreatingCalls:
         elif key is ...:
             raise InvalidUsage("create_or_load() needs key=: its columns, or like= with a frame that has them")
         schema = CollectionSchema.of(key, value, timeline)
-        retained = None if retention is None else retention_times(retention, timeline_of(schema))
+        retained = None if retention is None else retention_times(retention, read_timeline(schema))
         if keyed is not None and not isinstance(keyed, Keyed):
             raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
-        form = None if keyed is None else form_of(keyed, schema)
+        form = None if keyed is None else build_form(keyed, schema)
         machine = None if keyed is None else keyed.machine
         contents, both = created_or_loaded(self.engine, name, schema, form, retained)
         return Collection(handle_on(self.engine, contents, both, machine))
@@ -283,5 +283,5 @@ class Collections(list[str]):
 
 def _cells_of(contents: CollectionState) -> tuple[str, str, str]:
     rows, upper = record_count(contents), contents.upper
-    sealed = "for ever" if upper == END else "-" if upper == 0 else time_text(upper, timeline_of(contents.schema))
+    sealed = "for ever" if upper == END else "-" if upper == 0 else time_text(upper, read_timeline(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

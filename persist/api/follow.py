@@ -86,7 +86,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         self._listen.close()
 
     def __repr__(self) -> str:
-        held = None if self.held is None else self.handle.shown(self.held)
+        held = None if self.held is None else self.handle.format_time(self.held)
         return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {held}>"
 
 

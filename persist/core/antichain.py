@@ -50,8 +50,8 @@ def coordinates(what: str, time: Any, dimensions: int | None = None) -> Coordina
     """
     point = tuple(time) if isinstance(time, tuple | list) else (time,)
     if not point or (dimensions is not None and len(point) != dimensions):
-        wanted = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
-        raise InvalidUsage(f"{what} {time!r} has {len(point)} dimensions, and here a time is {wanted}")
+        allowed = "an integer" if dimensions == 1 else f"a tuple of {dimensions or 'some'} integers"
+        raise InvalidUsage(f"{what} {time!r} has {len(point)} dimensions, and here a time is {allowed}")
     return tuple(as_time(what, coordinate, most=END) for coordinate in point)
 
 
@@ -82,8 +82,10 @@ class Antichain:
         least: list[Coordinates] = []
         for element in elements:
             point = coordinates("frontier time", element, len(least[0]) if least else None)
-            if not any(_precedes(other, point) for other in least):
-                least = [other for other in least if not _precedes(point, other)] + [point]
+            if not any(_precedes(earlier_element, point) for earlier_element in least):
+                least = [earlier_element for earlier_element in least if not _precedes(point, earlier_element)] + [
+                    point
+                ]
         object.__setattr__(self, "elements", tuple(map(as_given, sorted(least))))
 
     @property
@@ -114,8 +116,10 @@ class Antichain:
 
     def join(self, other: "Antichain | Time") -> "Antichain":
         """Return the least frontier not before either: what is beyond it is beyond both."""
-        others = _points((other if isinstance(other, Antichain) else Antichain(other)).elements)
-        return Antichain(*(_least_after(one, two) for one in _points(self.elements) for two in others))
+        other_points = _points((other if isinstance(other, Antichain) else Antichain(other)).elements)
+        return Antichain(
+            *(_least_after(left_point, two) for left_point in _points(self.elements) for two in other_points)
+        )
 
     def __eq__(self, other: object) -> bool:
         if type(other) is Antichain:
@@ -206,10 +210,10 @@ def _is_at_or_before(one: Any, other: Any) -> bool:
     """Return whether one reach has come no farther than the other."""
     if type(one) is not tuple and type(other) is not tuple:
         return bool(one <= other)
-    ones, others = (
+    left_points, right_points = (
         reach if type(reach) is tuple else _points(() if reach == math.inf else (reach,)) for reach in (one, other)
     )
-    return all(any(_precedes(a, b) for a in ones) for b in others)
+    return all(any(_precedes(a, b) for a in left_points) for b in right_points)
 
 
 def _points(elements: tuple[Any, ...]) -> tuple[Coordinates, ...]:

@@ -44,7 +44,7 @@ def new_client_name() -> str:
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}:{__version__}"
 
 
-def release_of(client: str) -> str | None:
+def read_release(client: str) -> str | None:
     """Return the release of a client by its name; None of one that does not say it."""
     match = _CLIENT.fullmatch(client)
     return None if match is None else match[1]
@@ -145,9 +145,9 @@ def is_id(text: str) -> bool:
 def _checked(what: str, name: str) -> str:
     reason = _fault(name)
     if reason is not None:
-        shown = repr(name if not isinstance(name, str) else name[:80])
+        sample = repr(name if not isinstance(name, str) else name[:80])
         raise InvalidUsage(
-            f"{what} name {shown} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text, "
+            f"{what} name {sample} is not allowed: {reason}. A name is 1 to {NAME_CHARS_MAX} characters of text, "
             "without '/', '\\', '..', control characters or surrounding spaces."
         )
     return name

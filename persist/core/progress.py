@@ -59,11 +59,11 @@ _watcher: ContextVar[Watcher | None] = ContextVar("persist_watcher", default=Non
 @contextmanager
 def watched(watcher: Watcher | None) -> Iterator[None]:
     """Tell a watcher of the work in this block; None for nobody."""
-    before = _watcher.set(watcher)
+    token = _watcher.set(watcher)
     try:
         yield
     finally:
-        _watcher.reset(before)
+        _watcher.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,11 +91,11 @@ def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[None]
             raise InvalidUsage(f"{name}={limit!r} is no limit: give a number of at least 0, or None for no limit")
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     resident = math.inf if memory_limit is None else resident_bytes() + memory_limit
-    before = _limits.set(_Limits(until, resident, timeout_s, memory_limit))
+    token = _limits.set(_Limits(until, resident, timeout_s, memory_limit))
     try:
         yield
     finally:
-        _limits.reset(before)
+        _limits.reset(token)
 
 
 def check_limits() -> None:
@@ -199,8 +199,8 @@ def _log(
     fields = {**about, "seconds": round(seconds, 3)}
     if error is not None:
         fields["error"] = f"{type(error).__name__}: {error}"
-    said = result if error is None else f"failed, {fields['error']}"
-    logger.log(level, "%s: %s, in %.3f s", what, said, seconds, extra={"persist": fields})
+    outcome = result if error is None else f"failed, {fields['error']}"
+    logger.log(level, "%s: %s, in %.3f s", what, outcome, seconds, extra={"persist": fields})
 
 
 @contextmanager
@@ -287,13 +287,13 @@ class _Told:
         self._known: dict[Done, Work] = {}
 
     def begun(self, what: str, total: int | None, unit: str) -> Done:
-        def done(amount: int) -> None:
-            self._known[done] = work = replace(self._known[done], done=self._known[done].done + amount)
+        def report(amount: int) -> None:
+            self._known[report] = work = replace(self._known[report], done=self._known[report].done + amount)
             self._tell(work)
 
-        self._known[done] = Work(what, 0, total, unit)
-        done(0)
-        return done
+        self._known[report] = Work(what, 0, total, unit)
+        report(0)
+        return report
 
     def ended(self, done: Done) -> None:
         self._tell(replace(self._known.pop(done), is_over=True))
@@ -311,13 +311,13 @@ class Bars:
     def begun(self, what: str, total: int | None, unit: str) -> Done:
         began_s, count = self._clock(), 0
 
-        def done(amount: int) -> None:
+        def report(amount: int) -> None:
             nonlocal count
             count += amount
             if self._clock() - began_s >= SHOWN_AFTER_S:
-                self._draw(done, f"{what} ({unit})", total, count)
+                self._draw(report, f"{what} ({unit})", total, count)
 
-        return done
+        return report
 
     def ended(self, done: Done) -> None:
         with self._lock:

@@ -28,13 +28,13 @@ def without_secrets(text: str) -> str:
     return _WORD.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
 
-def some_of(names: Sequence[str]) -> str:
+def list_some(names: Sequence[str]) -> str:
     """Return names as an error lists them: the first ones, and how many more there are."""
     more = len(names) - SOME
     return f"{[*names[:SOME]]}" + (f" and {more:,} more" if more > 0 else "")
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """Return a number of things, such as 1 row, 2 rows or 3 directories."""
     nouns = noun if number == 1 else f"{noun[:-1]}ies" if noun.endswith("ory") else f"{noun}s"
     return f"{number:,} {nouns}"

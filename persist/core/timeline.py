@@ -115,7 +115,7 @@ def parse_time_word(given: Any, wall_ms: int) -> datetime | None:
         raise InvalidUsage(f"{given!r} is before the year 1: give a shorter span") from error
 
 
-def timeline_of(schema: CollectionSchema) -> "Timeline | None":
+def read_timeline(schema: CollectionSchema) -> "Timeline | None":
     """Return the timeline of a collection with that schema; None if its times only count."""
     return None if schema.timeline is None else Timeline(schema.timeline)
 
@@ -128,7 +128,7 @@ def time_text(time: int, timeline: "Timeline | None") -> str:
     return str(time) if timeline is None or not time else timeline.text_of(time)
 
 
-def shown_time(time: int, timeline: "Timeline | None") -> str:
+def format_time(time: int, timeline: "Timeline | None") -> str:
     """Return a time as errors name it, which may have to be given again: the number, and the moment that it is."""
     return str(time) if timeline is None else f"{time} ({timeline.text_of(time)})"
 
@@ -177,9 +177,9 @@ class Timeline:
             return self.time_of(by_clock)
         exactly = self._exactly(moment)
         if exactly.denominator != 1:
-            before, after = (self._checked(round_(exactly), moment) for round_ in (floor, ceil))
+            time_before, after = (self._checked(round_(exactly), moment) for round_ in (floor, ceil))
             raise InvalidUsage(
-                f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(before)} and "
+                f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(time_before)} and "
                 f'{self.text_of(after)}: give one of them, "now" for the time of the clock, or use a collection whose '
                 "timeline has a finer unit"
             )
@@ -200,8 +200,8 @@ class Timeline:
                 than a day ahead of the clock, and this is not allowed.
         """
         if not _MEANT_S[0] <= time // self.per_second < _MEANT_S[1]:
-            others = (Timeline(unit) for unit in TIME_UNITS)
-            likely = next((o for o in others if _MEANT_S[0] <= time // o.per_second < _MEANT_S[1]), None)
+            timelines = (Timeline(unit) for unit in TIME_UNITS)
+            likely = next((o for o in timelines if _MEANT_S[0] <= time // o.per_second < _MEANT_S[1]), None)
             if likely is not None or is_number:
                 looks = "" if likely is None else f" It looks like {likely.unit}: that would be {likely.text_of(time)}."
                 raise InvalidUsage(
@@ -248,13 +248,13 @@ class Timeline:
             )
         if not (pat.is_timestamp(kind) or pat.is_date(kind)):
             return column
-        wanted = pa.timestamp(self.unit, getattr(kind, "tz", None))
+        target_type = pa.timestamp(self.unit, getattr(kind, "tz", None))
         try:
-            return column.cast(wanted).cast(pa.int64())
+            return column.cast(target_type).cast(pa.int64())
         except pa.ArrowInvalid as error:
-            row = _first_changed(column, wanted)
+            row = _first_changed(column, target_type)
             raise InvalidUpdate(
-                f"update {row} has the time {_shown_value(column[row])}, which a timeline in {self.unit} cannot hold "
+                f"update {row} has the time {_format_value(column[row])}, which a timeline in {self.unit} cannot hold "
                 f"exactly: round it to {self.unit} first, or use a collection with another unit"
             ) from error
 
@@ -299,13 +299,13 @@ class Timeline:
 
     def text_of(self, time: int) -> str:
         """Return the moment of a time as ISO 8601 text, exactly; of what is no moment, the number."""
-        seconds, rest = divmod(time, self.per_second)
+        seconds, fraction = divmod(time, self.per_second)
         try:
             whole = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
         except OverflowError:
             return str(time)
         digits = 3 * TIME_UNITS.index(self.unit)
-        return f"{whole}.{rest:0{digits}d}Z" if rest else f"{whole}Z"
+        return f"{whole}.{fraction:0{digits}d}Z" if fraction else f"{whole}Z"
 
     @property
     def per_second(self) -> int:
@@ -313,7 +313,7 @@ class Timeline:
         return int(1000 ** TIME_UNITS.index(self.unit))
 
     def _exactly(self, moment: Any) -> Fraction:
-        return _seconds_of(moment) * self.per_second
+        return _to_seconds(moment) * self.per_second
 
     def _checked(self, time: int, moment: Moment) -> int:
         if not 0 <= time <= TIME_MAX:
@@ -322,9 +322,9 @@ class Timeline:
         return time
 
     def _column_of_text(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        for wanted in (self.type, pa.timestamp(self.unit)):  # With an offset in each text, or in none.
+        for target_type in (self.type, pa.timestamp(self.unit)):  # With an offset in each text, or in none.
             try:
-                return column.cast(wanted).cast(pa.int64())
+                return column.cast(target_type).cast(pa.int64())
             except pa.ArrowInvalid:
                 continue
         # More digits than the unit has, or a form that Arrow does not know.
@@ -338,7 +338,7 @@ class Timeline:
         return pa.chunked_array([pc.take(times, coded.indices)])
 
 
-def _seconds_of(moment: Any) -> Fraction:
+def _to_seconds(moment: Any) -> Fraction:
     """Return the seconds since 1970 of a moment, exactly."""
     if isinstance(moment, pa.Scalar):
         return _seconds_of_scalar(moment)
@@ -362,7 +362,7 @@ def _seconds_of(moment: Any) -> Fraction:
 
 def _seconds_of_scalar(moment: pa.Scalar) -> Fraction:
     if not moment.is_valid or not pat.is_timestamp(moment.type):
-        return _seconds_of(moment.as_py())
+        return _to_seconds(moment.as_py())
     if moment.type.tz is None:
         raise _naive(moment, 'pyarrow.compute.assume_timezone(moment, "UTC")')
     return Fraction(moment.value, 1000 ** TIME_UNITS.index(moment.type.unit))
@@ -384,7 +384,7 @@ def _first_changed(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
     return int(pc.index(pc.equal(back, column), False).as_py())
 
 
-def _shown_value(value: pa.Scalar) -> str:
+def _format_value(value: pa.Scalar) -> str:
     return str(value.cast(pa.string()).as_py())
 
 

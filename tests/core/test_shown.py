@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.core.rendering import some_of
+from persist.core.rendering import list_some
 from persist.core.settings import Tuning
 
 QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=0))
@@ -182,5 +182,5 @@ def test_a_client_shows_its_collections_with_what_it_knows_of_their_times(tmp_pa
 
 
 def test_an_error_lists_no_more_names_than_a_person_reads() -> None:
-    assert some_of(["a", "b"]) == "['a', 'b']"
-    assert some_of([f"n{n}" for n in range(1_023)]).endswith("'n19'] and 1,003 more")
+    assert list_some(["a", "b"]) == "['a', 'b']"
+    assert list_some([f"n{n}" for n in range(1_023)]).endswith("'n19'] and 1,003 more")

@@ -13,7 +13,7 @@ import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.codecs.part.decoding import decode_part
 from persist.core.log import kinds
-from persist.core.state_rules.collection_rules import after_step, check_contents
+from persist.core.state_rules.collection_rules import apply_step, check_contents
 from tests.support.reads import rows_with
 
 QUIET = persist.Settings(background=False)
@@ -126,7 +126,7 @@ def test_a_part_of_a_version_that_there_is_not_is_refused_by_the_log_and_by_read
         (part,) = contents.parts
         late = msgspec.structs.replace(part, schema=2, time_min=1, time_max=1)
         with pytest.raises(ValueError, match="schema version 2"):
-            after_step(contents, kinds.Append(rows.id, (late,)))
+            apply_step(contents, kinds.Append(rows.id, (late,)))
         forged = msgspec.structs.replace(contents, numbered={0: msgspec.structs.replace(part, schema=2)})
         with pytest.raises(ValueError, match="later schema version"):
             check_contents(forged)

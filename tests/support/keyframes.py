@@ -36,14 +36,14 @@ def add_keyframe(collection: persist.Collection, as_of: int, *, pieces: int = 1,
     for start in range(0, len(table), rows):  # Of one row for each key, or of one piece.
         parts += writer.upload(collection.id, schema, table.slice(start, rows))
     state = collection.handle.contents()
-    gone = [run for run in state.history if drop_history and state.parts_of(run)[0].time_max <= as_of]
+    gone = [run for run in state.history if drop_history and state.list_parts(run)[0].time_max <= as_of]
     step = kinds.Replace(
         collection.id,
         parts=parts,
         keyframes=(Keyframe(as_of, tuple(-1 - i for i in range(len(parts)))),),
         removed_runs=tuple(run[0] for run in gone),
         history_from=as_of + 1 if drop_history else None,
-        unused=tuple(part.blob for run in gone for part in state.parts_of(run) if part.blob),
+        unused=tuple(part.blob for run in gone for part in state.list_parts(run) if part.blob),
     )
     collection.handle.submit("a test", [step]).result()
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.index import IndexInfo, create_index, drop_index, indexes_of, steps_to_drop
+from persist.compute.index import IndexInfo, create_index, drop_index, load_indexes, steps_to_drop
 from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed
@@ -252,9 +252,9 @@ class DescribingCalls(CollectionBase, Described):
         Raises (the future):
             CollectionNeeded: views read it.
         """
-        if indexes_of(self.handle) or self.handle.known().view:
+        if load_indexes(self.handle) or self.handle.known().view:
             self.handle.engine.follower.refresh()
-        return drop(self.handle, steps_to_drop(self.handle, indexes_of(self.handle)))
+        return drop(self.handle, steps_to_drop(self.handle, load_indexes(self.handle)))
 
 
 Deleting = Literal["vectors", "none"]
@@ -367,7 +367,9 @@ class IndexingCalls(CollectionBase):
     def indexes(self) -> list[IndexInfo]:
         """Return the indexes of the collection, by their columns. Cost: one GET."""
         self.handle.contents()
-        return sorted((IndexInfo.of(index, self.handle) for index in indexes_of(self.handle)), key=lambda x: x.columns)
+        return sorted(
+            (IndexInfo.of(index, self.handle) for index in load_indexes(self.handle)), key=lambda x: x.columns
+        )
 
     def drop_index(self, *columns: str) -> CommitFuture:
         """Remove the index by some columns. It changes no answer.

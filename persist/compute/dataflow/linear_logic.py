@@ -2,7 +2,7 @@
 
 A linear operator looks at one record at a time, whatever the others are. All of them are stages of one general
 operator, the `Linear` node of a plan. It turns an update into any number of updates, with times joined and diffs
-multiplied. So two linear operators in sequence are one linear operator, which `followed_by` returns:
+multiplied. So two linear operators in sequence are one linear operator, which `chain` returns:
 
     stream.linear(one.followed_by(other))  is  stream.linear(one).linear(other)
 
@@ -34,7 +34,7 @@ from persist.compute.dataflow.plan.stages import (
     record_schema,
 )
 from persist.compute.dataflow.plan.types import Columns, as_names
-from persist.core.expression.term import Col, Expression, Term, term_of
+from persist.core.expression.term import Col, Expression, Term, to_term
 
 Function: TypeAlias = Callable[..., Any]
 Made = TypeVar("Made")
@@ -67,7 +67,7 @@ class LinearMethods(ABC, Generic[Made]):
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._always("map", Map(tuple((name, term_of(term)) for name, term in outputs.items())))
+            return self._always("map", Map(tuple((name, to_term(term)) for name, term in outputs.items())))
         check_function(function, "map")
         if outputs or schema is None:
             raise InvalidUsage(
@@ -82,7 +82,7 @@ class LinearMethods(ABC, Generic[Made]):
 
     def extend(self, **outputs: Any) -> Made:
         """Return the same columns, and some that are computed; one of the same name is replaced."""
-        computed = {name: term_of(term) for name, term in outputs.items()}
+        computed = {name: to_term(term) for name, term in outputs.items()}
 
         def stage(given: pa.Schema) -> Stage:
             return Map(tuple(({name: Col(name) for name in given.names} | computed).items()))
@@ -110,7 +110,7 @@ class LinearMethods(ABC, Generic[Made]):
     def filter(self, condition: Expression | Term | bool | Function) -> Made:
         """Return the records for which a condition, or a Python function, is true."""
         if isinstance(condition, Expression | Term | bool):
-            return self._always("filter", Filter(term_of(condition)))
+            return self._always("filter", Filter(to_term(condition)))
         check_function(condition, "filter")
         return self._always("filter", FilterFunction(condition))
 
@@ -122,7 +122,7 @@ class LinearMethods(ABC, Generic[Made]):
     def explode(self, by: Expression | Term | Function, *, schema: Columns | None = None) -> Made:
         """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
         if isinstance(by, Expression | Term):
-            return self._always("explode", Explode(term_of(by)))
+            return self._always("explode", Explode(to_term(by)))
         check_function(by, "explode")
         if schema is None:
             raise InvalidUsage(
@@ -138,7 +138,7 @@ class LinearMethods(ABC, Generic[Made]):
         """
         if not lists:
             raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
-        return self._always("unnest", Unnest(tuple((name, term_of(term)) for name, term in lists.items())))
+        return self._always("unnest", Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
         """Return the updates (record, time, diff) that a function returns for each record. Their times are joined with
@@ -159,7 +159,7 @@ class LinearMethods(ABC, Generic[Made]):
         lower bound at all, or `coalesce` an expression that may be NULL. A window is a reduction over this:
         `temporal_filter(col("at"), col("at") + 24)` holds the last 24 hours.
         """
-        bounds = [None if bound is None else term_of(bound) for bound in (lower, upper)]
+        bounds = [None if bound is None else to_term(bound) for bound in (lower, upper)]
         stage = TemporalFilter(bounds[0], bounds[1], dimension)
         return self.then(LinearStep("temporal_filter", lambda _: stage, dimension))
 
@@ -169,7 +169,7 @@ class LinearMethods(ABC, Generic[Made]):
         An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
         with a program that both reads and writes collections, which could not resume from what it has written.
         """
-        stage = Delay(term_of(to), dimension)
+        stage = Delay(to_term(to), dimension)
         return self.then(LinearStep("delay", lambda _: stage, dimension))
 
     def _always(self, operator: str, stage: Stage) -> Made:
@@ -191,7 +191,7 @@ class Logic(LinearMethods["Logic"]):
         """Return this with a linear operator behind it."""
         return Logic(*self.steps, step)
 
-    def followed_by(self, other: "Logic") -> "Logic":
+    def chain(self, other: "Logic") -> "Logic":
         """Return the logic that applies this one, and then the other one."""
         if not isinstance(other, Logic):
             raise InvalidUsage(f"followed_by: {other!r} is not a Logic; begin one with Logic()")

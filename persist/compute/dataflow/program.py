@@ -31,7 +31,7 @@ from persist.compute.dataflow.plan.plan import (
     edges_into,
 )
 from persist.compute.dataflow.plan.stages import record_schema
-from persist.compute.dataflow.plan.types import Columns, shown
+from persist.compute.dataflow.plan.types import Columns, format_schema
 from persist.compute.dataflow.ports.output import list_kept, make_kept_name
 from persist.compute.dataflow.ports.sources import writable
 from persist.compute.dataflow.running.running import Options, Running
@@ -308,8 +308,8 @@ class Looped(Stream):
         result = result.enter_scope(variable.scope)
         if (result.schema.names, result.schema.types) != (self.schema.names, self.schema.types):
             raise SchemaMismatch(
-                f"{title} has the columns {shown(self.schema)}, and is set to {shown(result.schema)}: map one to "
-                "the other"
+                f"{title} has the columns {format_schema(self.schema)}, and is set to "
+                f"{format_schema(result.schema)}: map one to the other"
             )
         whole = result if self._initial is None else result.concat(self._initial.negate())
         plan.change(self._variable, operator=Variable(variable.operator.name, whole.number))

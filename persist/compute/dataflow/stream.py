@@ -49,14 +49,14 @@ from persist.compute.dataflow.plan.types import (
     Columns,
     On,
     as_names,
-    as_on,
     concatenated,
     distinct_columns,
     joined_schema,
+    pair_join_columns,
     pick,
 )
 from persist.compute.dataflow.updates.words import is_interned
-from persist.core.expression.term import Aggregate, Col, Expression, Lit, Term, col, columns_of, lit, term_of
+from persist.core.expression.term import Aggregate, Col, Expression, Lit, Term, col, list_columns, lit, to_term
 from persist.core.names import check_name
 
 
@@ -90,7 +90,7 @@ class Stream(LinearMethods["Stream"]):
     # Linear operators; most are methods of `LinearMethods`.
 
     def linear(self, logic: Logic) -> "Stream":
-        """Return what a logic makes of each record: `linear(one.followed_by(other))`. It is one operator of the plan.
+        """Return what a logic makes of each record: `linear(one.chain(other))`. It is one operator of the plan.
 
         Raises:
             InvalidUsage, SchemaMismatch: it does not fit the columns.
@@ -156,7 +156,7 @@ class Stream(LinearMethods["Stream"]):
             null_equals: NULL equals NULL; else it equals nothing.
         """
         this_side, other_side = self._together([other])
-        pairs = as_on("join", on, this_side.schema, other_side.schema)
+        pairs = pair_join_columns("join", on, this_side.schema, other_side.schema)
         operator = Join((pairs,), null_equals=null_equals)
         return self._add(
             operator, [this_side, other_side], joined_schema("join", this_side.schema, other_side.schema, pairs)
@@ -172,7 +172,7 @@ class Stream(LinearMethods["Stream"]):
     def semijoin(self, other: "Stream", on: On) -> "Stream":
         """Return the records whose key the other one has, however often."""
         this_side, other_side = self._together([other])
-        pairs = as_on("semijoin", on, this_side.schema, other_side.schema)
+        pairs = pair_join_columns("semijoin", on, this_side.schema, other_side.schema)
         keys = other_side._mapped({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
         return this_side.join(keys, [this_name for this_name, _ in pairs])
 
@@ -183,7 +183,7 @@ class Stream(LinearMethods["Stream"]):
     def left_join(self, other: "Stream", on: On) -> "Stream":
         """Return what join returns, and the records without partner, with NULL for the other's columns."""
         this_side, other_side = self._together([other])
-        pairs = as_on("left_join", on, this_side.schema, other_side.schema)
+        pairs = pair_join_columns("left_join", on, this_side.schema, other_side.schema)
         joined = this_side.join(other_side, dict(pairs))
         missing = [field for field in joined.schema if field.name not in this_side.columns]
         alone = this_side.antijoin(other_side, dict(pairs))
@@ -192,7 +192,7 @@ class Stream(LinearMethods["Stream"]):
     def group_by(self, *names: str, **keys: Any) -> "Grouped":
         """Return the records by key: column names, and expressions under new names. Without any, all are one group."""
         as_names("group_by", names, self.schema)
-        return Grouped(self, {name: Col(name) for name in names} | {name: term_of(key) for name, key in keys.items()})
+        return Grouped(self, {name: Col(name) for name in names} | {name: to_term(key) for name, key in keys.items()})
 
     def distinct(self) -> "Stream":
         """Return each record of positive multiplicity once."""
@@ -398,7 +398,7 @@ class Stream(LinearMethods["Stream"]):
         rounds = "_round"
         while rounds in self.columns:
             rounds += "_"
-        if TIME in columns_of(term_of(expression)):
+        if TIME in list_columns(to_term(expression)):
             raise InvalidUsage(
                 f"enter_at: {expression} reads {TIME}. A record has to be taken away where it entered, so use its own "
                 "columns"

@@ -4,6 +4,6 @@ Promises: an index is a hint. What is read through one is what is read without; 
 from before a change of columns makes reads dearer and nothing else. It is never half there: one record makes it.
 """
 
-from persist.compute.index.indexes import IndexInfo, drop_index, indexes_of, steps_to_drop, steps_to_empty
-from persist.compute.index.lookups import PAYS, FoundByIndex, Path, indexed, paths_of
+from persist.compute.index.indexes import IndexInfo, drop_index, load_indexes, steps_to_drop, steps_to_empty
+from persist.compute.index.lookups import PAYS, FoundByIndex, Path, indexed, plan_paths
 from persist.compute.index.maintenance import create_index, keep_indexes_current, refresh_indexes

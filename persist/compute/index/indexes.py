@@ -65,27 +65,27 @@ class Index:
         """The ids of the columns that it is an order of."""
         return self.ids[: len(self.handle.schema.key_names)]
 
-    def names_in(self, schema: CollectionSchema) -> dict[str, str]:
+    def map_names(self, schema: CollectionSchema) -> dict[str, str]:
         """Return the columns of a version of the collection's schema that it holds as they are, with its own names."""
-        own = {
+        held_names = {
             id_: (name, kind)
             for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.types, strict=False)
         }
         return {
-            name: own[id_][0]
+            name: held_names[id_][0]
             for id_, name, kind in zip(schema.ids, schema.names, schema.types, strict=False)
-            if id_ in own and own[id_][1] == kind
+            if id_ in held_names and held_names[id_][1] == kind
         }
 
-    def columns_in(self, schema: CollectionSchema) -> tuple[str, ...] | None:
+    def name_columns(self, schema: CollectionSchema) -> tuple[str, ...] | None:
         """Return what the columns that it is an order of are called in a version of the schema; None if not all are."""
-        names = {own: name for name, own in self.names_in(schema).items()}
-        columns = tuple(names.get(own, "") for own in self.handle.schema.key_names)
+        names = {held_names: name for name, held_names in self.map_names(schema).items()}
+        columns = tuple(names.get(held_names, "") for held_names in self.handle.schema.key_names)
         return columns if all(columns) else None
 
     def fits(self, schema: CollectionSchema) -> bool:
         """Whether it holds all columns of the newest schema as they are, and no others."""
-        return len(self.names_in(schema)) == len(schema.names) == len(self.ids)
+        return len(self.map_names(schema)) == len(schema.names) == len(self.ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,32 +114,32 @@ class IndexInfo:
         return cls(columns, index.as_of, sum(part.rows for part in parts), sum(part.bytes for part in parts))
 
 
-def indexes_of(handle: CollectionHandle) -> list[Index]:
+def load_indexes(handle: CollectionHandle) -> list[Index]:
     """Return the indexes of a collection, as far as this client knows."""
     prefix = f"{INDEX_PREFIX}{handle.id}."
-    ids = handle.engine.follower.over_all(lambda state: [*state.ids.starting_with(prefix)])
-    return [index for _, id_ in ids if (index := index_at(handle.engine, id_)) is not None]
+    ids = handle.engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(prefix)])
+    return [index for _, id_ in ids if (index := load_index(handle.engine, id_)) is not None]
 
 
 def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
     """Return the ids of all indexes that this client knows of, by the ids of their collections."""
-    known: dict[str, list[str]] = {}
-    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(INDEX_PREFIX)]):
-        known.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
-    return known
+    index_ids: dict[str, list[str]] = {}
+    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(INDEX_PREFIX)]):
+        index_ids.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
+    return index_ids
 
 
-def index_at(engine: Engine, id_: str) -> Index | None:
+def load_index(engine: Engine, id_: str) -> Index | None:
     """Return the index of an id; None if it is gone."""
     try:
         contents = engine.follower.known(id_, id_)
     except CollectionNotFound:
         return None
-    ids = definition_of(contents)
+    ids = read_indexed_ids(contents)
     return None if ids is None else Index(CollectionHandle(engine, id_, contents.name, contents.schema), contents, ids)
 
 
-def definition_of(contents: CollectionState) -> tuple[int, ...] | None:
+def read_indexed_ids(contents: CollectionState) -> tuple[int, ...] | None:
     """Return the ids of the columns that an index holds; None of a collection that is none, or of a later version."""
     stored = contents.view or {}
     return tuple(stored["index"]) if stored.get("version") == VERSION and "index" in stored else None
@@ -180,12 +180,12 @@ def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[i
     fields = dict(zip(schema.ids, (schema.declared.field(name) for name in schema.names), strict=True))
     ids = (*wanted, *(id_ for id_ in schema.ids if id_ not in wanted))
     sides = [pa.schema([fields[id_] for id_ in side]) for side in (wanted, ids[len(wanted) :])]
-    own = CollectionSchema.of(sides[0], sides[1] if len(sides[1]) else None, schema.timeline)
+    index_schema = CollectionSchema.of(sides[0], sides[1] if len(sides[1]) else None, schema.timeline)
     id_, name = uuid.uuid4().hex, index_name(handle.id, wanted)
     view: dict[str, Any] = {"version": VERSION, "number": 1, "inputs": [handle.id], "index": [*ids]}
-    contents = CollectionState(id_, name, own.to_json(), view=view)
-    return Index(CollectionHandle(handle.engine, id_, name, own), contents, ids), kinds.Create(
-        id_, name, own.to_json(), view=view
+    contents = CollectionState(id_, name, index_schema.to_json(), view=view)
+    return Index(CollectionHandle(handle.engine, id_, name, index_schema), contents, ids), kinds.Create(
+        id_, name, index_schema.to_json(), view=view
     )
 
 
@@ -200,13 +200,13 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
     contents = handle.contents()
     schema = contents.schema
     names = schema.distinct("columns", columns)
-    known = indexes_of(handle)
-    for index in known:
-        if index.columns_in(schema) == names or ids_of(schema, names) == index.indexed:
+    indexes = load_indexes(handle)
+    for index in indexes:
+        if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed:
             return handle.engine.submit("drop_index", steps_to_drop(handle, [index]), _names(handle, [index]))
-    there = [list(index.columns_in(schema) or ()) for index in known]
+    present = [list(index.name_columns(schema) or ()) for index in indexes]
     raise InvalidUsage(
-        f"collection {handle.name!r} has no index by {list(names)}; it has {there or 'none'}: name the columns of one"
+        f"collection {handle.name!r} has no index by {list(names)}; it has {present or 'none'}: name the columns of one"
     )
 
 
@@ -239,6 +239,6 @@ def _names(handle: CollectionHandle, indexes: Sequence[Index]) -> dict[str, str]
     return {handle.id: handle.name, **{index.handle.id: index.handle.name for index in indexes}}
 
 
-def ids_of(schema: CollectionSchema, names: Sequence[str]) -> tuple[int, ...]:
+def list_ids(schema: CollectionSchema, names: Sequence[str]) -> tuple[int, ...]:
     ids = dict(zip(schema.names, schema.ids, strict=True))
     return tuple(ids[name] for name in names)

@@ -1,6 +1,6 @@
 """Records found by an index: what it holds of some keys, and what has changed between its time and the one wanted.
 
-Steps ask for keys (`Path.records`). Reads ask for what passes a filter (`found_by_index`). An index is cut into ranges
+Steps ask for keys (`Path.records`). Reads ask for what passes a filter (`find_by_index`). An index is cut into ranges
 of its keys, and Arrow is asked whether the filter may be true between the least and the greatest key of each. So any
 filter narrows: by `=`, `in`, bounds, prefixes of several columns, or all that is joined of these by `and` and `or`.
 """
@@ -20,7 +20,7 @@ from persist.codecs.part.filters import ranges_that_may_match, referenced_column
 from persist.codecs.part.key_range import KeyRange
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.index.indexes import indexes_of
+from persist.compute.index.indexes import load_indexes
 from persist.core.names import index_hold
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
@@ -53,14 +53,14 @@ class Path:
 
     columns: tuple[str, ...]
     names: tuple[str, ...]
-    own: tuple[str, ...]
+    held_columns: tuple[str, ...]
     contents: Scan
     changes: Scan | None
     is_ahead: bool
 
-    def bytes_of(self, keys: pa.Table) -> int:
+    def estimate_bytes(self, keys: pa.Table) -> int:
         """Return about how many bytes, decoded, looking up some keys reads. No I/O."""
-        return estimate_matching(self.contents, self._own_keys(keys)) + (self.changes.memory if self.changes else 0)
+        return estimate_matching(self.contents, self._rename_keys(keys)) + (self.changes.memory if self.changes else 0)
 
     def records(self, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
         """Yield updates that sum up to all records with one of some keys, and perhaps to others; with `_diff`.
@@ -70,27 +70,27 @@ class Path:
         """
         names = [*self.names, "_diff"]
         try:
-            for table in read_matching(self.contents, self._own_keys(keys), reader):
-                yield table.select([*self.own, "_diff"]).rename_columns(names)
+            for table in read_matching(self.contents, self._rename_keys(keys), reader):
+                yield table.select([*self.held_columns, "_diff"]).rename_columns(names)
             if self.changes is not None:
                 new = among(read_changes(self.changes, reader), keys).select(names)
                 yield negated(new) if self.is_ahead else new
         except MissingBlob as error:
             raise collected(error) from error
 
-    def _own_keys(self, keys: pa.Table) -> pa.Table:
+    def _rename_keys(self, keys: pa.Table) -> pa.Table:
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
 
 
 def among(table: pa.Table, keys: pa.Table, *, others: bool = False) -> pa.Table:
     """Return the rows that have one of some keys in the columns of these; or the others."""
     names = keys.column_names
-    wanted = SortedKeys.of(keys, names)
-    inside, outside = wanted.split(table.take(sort_indices(table, names)))
+    sorted_keys = SortedKeys.of(keys, names)
+    inside, outside = sorted_keys.split(table.take(sort_indices(table, names)))
     return outside if others else inside
 
 
-def paths_of(
+def plan_paths(
     handle: CollectionHandle,
     contents: CollectionState,
     schema: CollectionSchema,
@@ -107,22 +107,24 @@ def paths_of(
         adds_key: want these in any case.
     """
     paths = []
-    for index in indexes_of(handle):
-        own, by = index.names_in(schema), index.columns_in(schema)
-        wanted = [*columns, *(name for name in by or () if adds_key and name not in columns)]
-        if index.as_of < 0 or by is None or not {*by} <= {*wanted} <= own.keys():
+    for index in load_indexes(handle):
+        held_names, by = index.map_names(schema), index.name_columns(schema)
+        requested = [*columns, *(name for name in by or () if adds_key and name not in columns)]
+        if index.as_of < 0 or by is None or not {*by} <= {*requested} <= held_names.keys():
             continue
         first, last = sorted((index.as_of, as_of))
         if first < contents.since or last >= contents.upper:
             continue
-        held = snapshot_scan(index.contents, index.handle.schema, index.as_of, [own[name] for name in wanted])
-        new = changes_scan(contents, schema, first + 1, last + 1, wanted) if first < last else None
+        index_scan = snapshot_scan(
+            index.contents, index.handle.schema, index.as_of, [held_names[name] for name in requested]
+        )
+        new = changes_scan(contents, schema, first + 1, last + 1, requested) if first < last else None
         paths.append(
             Path(
                 by,
-                tuple(wanted),
-                held.columns,
-                held,
+                tuple(requested),
+                index_scan.columns,
+                index_scan,
                 new if new is not None and new.parts else None,
                 index.as_of > as_of,
             )
@@ -189,7 +191,7 @@ class FoundByIndex:
         tables = [kinds.empty_table()]
         for piece in self.ranges:
             for table in read_snapshot(piece, "diff", reader):
-                table = table.select([*path.own, "_diff"]).rename_columns(names).cast(kinds)
+                table = table.select([*path.held_columns, "_diff"]).rename_columns(names).cast(kinds)
                 tables.append(filtered(table, scan.filter, names, scan.schema.arrow))
         if self.changes is not None:
             new = read_changes(self.changes, reader)
@@ -197,7 +199,7 @@ class FoundByIndex:
         return consolidate(pa.concat_tables(tables), [*scan.columns]).select([*scan.columns, "_diff"])
 
 
-def found_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> FoundByIndex | None:
+def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> FoundByIndex | None:
     """Return what finds the rows that a scan of a collection asks for by an index; None if that is not much less.
 
     No I/O but what is known of the indexes.
@@ -209,26 +211,26 @@ def found_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_ma
     least = PAYS * LEAST_BYTES
     if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:
         return None
-    known = handle.known()
-    if not any(name.startswith(index_hold("")) for name in known.holds):
+    peeked = handle.known()
+    if not any(name.startswith(index_hold("")) for name in peeked.holds):
         return None
     rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
-    wanted = [*scan.columns, *referenced_columns(scan.filter, rows, scan.columns)]
-    paths = paths_of(handle, handle.folded(known), scan.schema, scan.as_of, wanted, adds_key=True)
+    requested = [*scan.columns, *referenced_columns(scan.filter, rows, scan.columns)]
+    paths = plan_paths(handle, handle.folded(peeked), scan.schema, scan.as_of, requested, adds_key=True)
     if erasure_number(handle.known()) != erasures:
         return None
-    candidates = [candidate for path in paths if (candidate := _found_by(path, scan)) is not None]
+    candidates = [candidate for path in paths if (candidate := _plan_find(path, scan)) is not None]
     best = min(candidates, key=lambda candidate: candidate.memory, default=None)
     return None if best is None or best.memory > bytes_max or PAYS * best.memory > scan.memory else best
 
 
 def indexed(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
     """Let a snapshot of a collection read by its indexes what passes a filter, where that is much less; return it."""
-    snapshot.find_by_index = partial(found_by_index, handle)
+    snapshot.find_by_index = partial(find_by_index, handle)
     return snapshot
 
 
-def _found_by(path: Path, scan: Scan) -> FoundByIndex | None:
+def _plan_find(path: Path, scan: Scan) -> FoundByIndex | None:
     """Return what an index finds of a scan."""
     changes = path.changes if path.changes is None else narrowed_scan(path.changes, scan.filter)
     if path.changes is not None and changes is None:

@@ -21,12 +21,12 @@ from persist.codecs.updates.inputs import TableStream
 from persist.compute.index.indexes import (
     Index,
     checked_columns,
-    definition_of,
     draft,
-    ids_of,
-    index_at,
     indexes_by_collection,
-    indexes_of,
+    list_ids,
+    load_index,
+    load_indexes,
+    read_indexed_ids,
     steps_to_drop,
 )
 from persist.core.antichain import to_stored
@@ -69,18 +69,18 @@ def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
     def plan() -> Index:
         schema = handle.contents().schema
         names = checked_columns(handle, schema, columns)
-        wanted = [*ids_of(schema, names)]
-        present = next((index for index in indexes_of(handle) if [*index.indexed] == wanted), None)
+        requested = [*list_ids(schema, names)]
+        present = next((index for index in load_indexes(handle) if [*index.indexed] == requested), None)
         if present is None:
-            return made(handle, wanted)
+            return build_index(handle, requested)
         bring_up(handle)
-        return index_at(handle.engine, present.handle.id) or present
+        return load_index(handle.engine, present.handle.id) or present
 
     conflicts = (CollectionExists, Superseded)
     return commit_with_retry(plan, action="index", clock=handle.engine.clock, conflicts=conflicts)
 
 
-def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
+def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = None) -> Index:
     """Make the index of a collection by the columns of some ids, as of the last sealed time, in one commit.
 
     Args:
@@ -89,16 +89,16 @@ def made(handle: CollectionHandle, wanted: Sequence[int], old: Index | None = No
     Raises:
         CollectionExists: somebody else has made it.
     """
-    gone = [] if old is None else steps_to_drop(handle, [old])
+    drops = [] if old is None else steps_to_drop(handle, [old])
     contents = handle.contents()
     if contents.upper == 0:
         index, create = draft(handle, contents.schema, wanted)
-        _make(handle, index, [*gone, create], None, first_time(contents), wanted, erasure_number(contents))
+        _make(handle, index, [*drops, create], None, first_time(contents), wanted, erasure_number(contents))
         return index
-    with snapshot(handle.newest(), form="diff") as held:
-        index, create = draft(handle, held.scan.result_schema, wanted)
-        _make(handle, index, [*gone, create], held, held.as_of, wanted, erasure_number(contents))
-    return index_at(handle.engine, index.handle.id) or index
+    with snapshot(handle.newest(), form="diff") as contents_as_of:
+        index, create = draft(handle, contents_as_of.scan.result_schema, wanted)
+        _make(handle, index, [*drops, create], contents_as_of, contents_as_of.as_of, wanted, erasure_number(contents))
+    return load_index(handle.engine, index.handle.id) or index
 
 
 def _make(
@@ -116,7 +116,7 @@ def _make(
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
         commit.add(index.handle, [step for step in steps if step not in late])
         if held is not None:
-            commit.add(index.handle, _written(index, _contents(held, as_of), index.names_in(held.scan.result_schema)))
+            commit.add(index.handle, _written(index, _contents(held, as_of), index.map_names(held.scan.result_schema)))
             commit.add(index.handle, _sealed(index, as_of))
         hold = kinds.SetHold(handle.id, index_hold(index.handle.id), as_of, columns=tuple(wanted))
         commit.add(handle, [hold, *late])
@@ -124,12 +124,12 @@ def _make(
 
 def _written(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:
     """Return what adds updates of a collection to its index; names are those that columns have there."""
-    own = {own: name for name, own in names.items()}
+    source_names = {source_names: name for name, source_names in names.items()}
     schema = index.handle.schema
 
     def updates(_: CollectionSchema | None) -> Iterator[pa.Table]:
         for table in tables:
-            columns = [table[own[name]] for name in schema.names]
+            columns = [table[source_names[name]] for name in schema.names]
             yield pa.Table.from_arrays([*columns, table["_time"], table["_diff"]], names=schema.arrow.names)
 
     return index.handle.write_steps(TableStream(updates))
@@ -149,9 +149,9 @@ def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
     """Refresh the indexes of some collections, by their ids, that are far enough behind; a client that only reads may
     not. Cost: nothing if none is, as far as this client knows, and otherwise one commit for each collection.
     """
-    known = indexes_by_collection(engine)
+    index_ids = indexes_by_collection(engine)
     for id_ in collections:
-        if id_ in known:
+        if id_ in index_ids:
             handle = loaded_by_id(engine, id_, id_)
             bring_up(handle, least_rows=LAG_ROWS)
 
@@ -174,15 +174,15 @@ def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
 def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
     contents = handle.contents()
     schema = handle.schema_in(contents, None)
-    behind = [index for index in indexes_of(handle) if _is_due(index, contents, least_rows)]
-    going_on = [index for index in behind if index.fits(schema) and _can_go_on(index, contents)]
-    for index in behind:
+    stale = [index for index in load_indexes(handle) if _is_due(index, contents, least_rows)]
+    going_on = [index for index in stale if index.fits(schema) and _can_continue(index, contents)]
+    for index in stale:
         if index not in going_on:
-            made(handle, index.indexed, index)
+            build_index(handle, index.indexed, index)
     if going_on:
         with Commit(handle.engine) as commit:
             for index in going_on:
-                _go_on(commit, handle.newest(), contents, index)
+                _continue(commit, handle.newest(), contents, index)
 
 
 def _is_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
@@ -192,32 +192,32 @@ def _is_due(index: Index, contents: CollectionState, least_rows: int) -> bool:
     return len(new) > LAG_PARTS or sum(part.rows for part in new) >= least_rows or not index.fits(contents.schema)
 
 
-def _can_go_on(index: Index, contents: CollectionState) -> bool:
+def _can_continue(index: Index, contents: CollectionState) -> bool:
     return index_hold(index.handle.id) in contents.holds and max(index.as_of, 0) >= contents.since
 
 
-def _go_on(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
-    id_, own = handle.id, index.handle.id
+def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
+    id_, index_id = handle.id, index.handle.id
     until = contents.upper
     schema = handle.schema_in(contents, None)
-    names = index.names_in(schema)
+    names = index.map_names(schema)
     commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])
-    commit.add(index.handle, [ExpectDefinition(own, 1), ExpectUpper(own, index.contents.upper_times)])
+    commit.add(index.handle, [ExpectDefinition(index_id, 1), ExpectUpper(index_id, index.contents.upper_times)])
     scan = changes_scan(handle.folded(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()
     changed = (read_changes(piece, reader) for piece in scan.slices_within(reader.slice_bytes))
     commit.add(index.handle, _written(index, changed, names))
     commit.add(index.handle, _sealed(index, until - 1))
-    hold = index_hold(own)
+    hold = index_hold(index_id)
     commit.add(handle, [kinds.SetHold(id_, hold, until - 1, None, contents.holds[hold].time)])
 
 
 def keep_indexes_current(engine: Engine) -> None:
     """Let a client that writes refresh indexes that are far behind, in the collections that it looks after."""
-    held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
+    engine_ref = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
     def look_after(contents: CollectionState) -> bool:
-        alive = held()
+        alive = engine_ref()
         return alive is not None and _keep(alive, contents)
 
     engine.writer("index").compaction.also.append(look_after)
@@ -225,7 +225,7 @@ def keep_indexes_current(engine: Engine) -> None:
 
 def _keep(engine: Engine, contents: CollectionState) -> bool:
     """Do what is due in a collection; return whether it is an index, which goes when the other collection does."""
-    if definition_of(contents) is not None and contents.view is not None:
+    if read_indexed_ids(contents) is not None and contents.view is not None:
         (collection,) = contents.view["inputs"]
         if engine.follower.entry(collection) is None:  # Somebody dropped it, and left its index behind.
             engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()

@@ -42,7 +42,7 @@ from persist.compute.query.tables import (
 )
 from persist.compute.query.time_windows import windowed_table
 from persist.core.errors import InvalidUsage, PersistError, Unavailable
-from persist.core.rendering import some_of
+from persist.core.rendering import list_some
 from persist.core.timeline import Moment
 from persist.engine.collection.reads import snapshots_together
 from persist.engine.location.collection_handle import CollectionHandle
@@ -299,7 +299,7 @@ class QueryResult(ArrowResult):
             raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
-        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {some_of(self._collections)}.")
+        refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {list_some(self._collections)}.")
         raise (refused.with_remedy(way) if type(error).__name__ == "CatalogException" else refused) from error
 
     def __repr__(self) -> str:

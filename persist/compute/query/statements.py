@@ -47,7 +47,7 @@ from persist.compute.query.tables import (
 )
 from persist.core.antichain import END
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
-from persist.core.rendering import some_of
+from persist.core.rendering import list_some
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import rewrite
 from persist.engine.collection.reads import snapshot
@@ -158,7 +158,7 @@ def execute(
                 if failed:
                     raise failed[0] from error
                 why = re.sub(r'!?\s*Did you mean "[^"]*"\?', "", why_refused(error))
-                refused = InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {some_of(names)}.")
+                refused = InvalidUsage(f"DuckDB refuses the statement: {why}. The collections are {list_some(names)}.")
                 is_missing = type(error).__name__ in ("CatalogException", "PermissionException")
                 raise (refused.with_remedy(FILES_REMEDY) if is_missing else refused) from error
 

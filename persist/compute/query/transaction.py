@@ -47,7 +47,7 @@ from persist.core.errors import (
     UpperMismatch,
     with_timeline,
 )
-from persist.core.rendering import some_of
+from persist.core.rendering import list_some
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
@@ -136,7 +136,7 @@ class Transaction:
                 if failed:
                     raise failed[0] from error
                 raise InvalidUsage(
-                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {some_of(names)}"
+                    f"DuckDB refuses the statement: {why_refused(error)}. The collections are {list_some(names)}"
                 ) from error
         if count:
             self._changed.setdefault(handle.name, changed)

@@ -18,18 +18,18 @@ Columns keep their names from the relation on (`rows`). The program of several v
 """
 
 from persist.compute.sql.apply import Change, ViewsPlan, Wanted, plan_views
-from persist.compute.sql.creating import made_view
+from persist.compute.sql.creating import load_or_create_view
 from persist.compute.sql.definition import Definition, InputBehind, Start
 from persist.compute.sql.lower import answer
 from persist.compute.sql.reasons import UnboundedState
-from persist.compute.sql.redefine import dependents_of, views_anew
+from persist.compute.sql.redefine import load_dependents, views_anew
 from persist.compute.sql.view import (
     LiveView,
     OnView,
     ViewsTogether,
-    given_options,
-    live_of,
+    collect_options,
     live_view,
+    load_live_view,
     open_together,
 )
 

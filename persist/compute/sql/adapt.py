@@ -33,20 +33,20 @@ from persist.compute.sql.algebra import (
     Values,
     Window,
     WindowCall,
-    every,
-    terms_of,
-    types_of,
-    width_of,
+    count_columns,
+    infer_types,
+    list_terms,
+    walk,
 )
-from persist.compute.sql.by_duckdb import name_of
+from persist.compute.sql.by_duckdb import read_function_name
 from persist.compute.sql.by_place import by_place, is_by_place
 from persist.compute.sql.duck import Columns
 from persist.compute.sql.members import check_members
 from persist.compute.sql.temporal import bounded, check_without_now, reads_now
 from persist.compute.sql.types import Unreadable, constant, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.evaluation import all_of, conjuncts
-from persist.core.expression.term import Call, Lit, Place, Term, places_in, shifted, sql_call
+from persist.core.expression.evaluation import conjuncts, join_with_and
+from persist.core.expression.term import Call, Lit, Place, Term, list_places, shifted, sql_call
 
 _SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
 _ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
@@ -93,11 +93,11 @@ class Adapter:
         if adapter is None:
             name = plan["type"].removeprefix("LOGICAL_").replace("_", " ")
             raise InvalidUsage(f"{name} is not supported in a view: {_INSTEAD.get(name, _INSTEAD_OF_ALL)}")
-        if plan["type"] == "LOGICAL_GET" and name_of(plan) not in _SERIES:
+        if plan["type"] == "LOGICAL_GET" and read_function_name(plan) not in _SERIES:
             self._check_table(plan)
         check_members(plan)
         node: Node = adapter(self, plan)
-        for term in terms_of(node):
+        for term in list_terms(node):
             check_without_now(term, self._sql)
         return node
 
@@ -110,78 +110,82 @@ class Adapter:
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
 
     def scan(self, plan: Json) -> Node:
-        if name_of(plan) in _SERIES:
+        if read_function_name(plan) in _SERIES:
             return self._series(plan)
         table = plan["function_data"]["table"]
         columns = self._tables[table]
         numbers = [column_index["index"] for column_index in plan.get("column_indexes", ())]
-        asked = [columns[number] for number in numbers if number < _ROW_ID]
-        for _, kind in asked:
+        requested = [columns[number] for number in numbers if number < _ROW_ID]
+        for _, kind in requested:
             if isinstance(kind, Unreadable):
                 raise InvalidUsage(kind.why)
-        picked = [(name, kind) for name, kind in asked or columns if isinstance(kind, str)]
-        picked = picked if asked else picked[:1]
+        picked = [(name, kind) for name, kind in requested or columns if isinstance(kind, str)]
+        picked = picked if requested else picked[:1]
         node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
-        return node if asked else Project(node, (TRUE,))
+        return node if requested else Project(node, (TRUE,))
 
     def _series(self, plan: Json) -> Node:
         """Return rows that a function makes of each row: the columns that are asked for, and those that pass."""
         rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
-        width = width_of(rows)
+        width = count_columns(rows)
         numbers = [column["index"] for column in plan.get("column_indexes", ())]
-        asked = [number for number in numbers if number < _ROW_ID]
-        if asked and asked != numbers:
-            raise InvalidUsage(f"rows of {name_of(plan)}() have no rowid in a view: use WITH ORDINALITY, or id of JSON")
-        made = Unnest(rows, tuple(self._of.series(plan, asked or [0])))
-        places = [*range(width, width + len(asked)), *plan.get("projected_input", ())]
-        return Project(made, tuple(map(Place, places)) or (TRUE,))
+        requested = [number for number in numbers if number < _ROW_ID]
+        if requested and requested != numbers:
+            raise InvalidUsage(
+                f"rows of {read_function_name(plan)}() have no rowid in a view: use WITH ORDINALITY, or id of JSON"
+            )
+        unnested = Unnest(rows, tuple(self._of.series(plan, requested or [0])))
+        places = [*range(width, width + len(requested)), *plan.get("projected_input", ())]
+        return Project(unnested, tuple(map(Place, places)) or (TRUE,))
 
     def unnest(self, plan: Json) -> Node:
-        return Unnest(self._child(plan), self._of.every(node["child"] for node in plan["expressions"]))
+        return Unnest(self._child(plan), self._of.translate_all(node["child"] for node in plan["expressions"]))
 
     def project(self, plan: Json) -> Node:
         child = self._child(plan)
         self._of.table = plan["children"][0].get("table_index")
-        outputs = self._of.every(plan["expressions"])
+        outputs = self._of.translate_all(plan["expressions"])
         self._of.table = None
         return Project(child, outputs)
 
     def filter(self, plan: Json) -> Node:
         node = self._child(plan)
-        conditions = [part for condition in self._of.every(plan["expressions"]) for part in conjuncts(condition)]
+        conditions = [
+            part for condition in self._of.translate_all(plan["expressions"]) for part in conjuncts(condition)
+        ]
         timed = [condition for condition in conditions if reads_now(condition)]
-        rest = [condition for condition in conditions if condition not in timed]
-        node = bounded(Filter(node, all_of(rest)) if rest else node, timed, self._unit, self._sql)
-        return _picked(node, plan.get("projection_map"))
+        untimed = [condition for condition in conditions if condition not in timed]
+        node = bounded(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
+        return _pick_columns(node, plan.get("projection_map"))
 
     def cross(self, plan: Json) -> Node:
         return Join("inner", self._child(plan), self._child(plan, 1))
 
     def join(self, plan: Json) -> Node:
         left, right = self._child(plan), self._child(plan, 1)
-        width, others = width_of(left), width_of(right)
+        width, right_width = count_columns(left), count_columns(right)
         how: Any = _HOW.get(plan["join_type"])
         if how is None:
             raise InvalidUsage(f"a {plan['join_type']} JOIN is not supported in a view")
-        equal, same, rest = [], [], []
+        equal, same, residual = [], [], []
         for clause in plan.get("conditions", ()):
             comparison = clause["comparison"]
             if comparison == "INVALID":
-                rest.append(self._of.one(clause["left"]))
+                residual.append(self._of.translate(clause["left"]))
                 continue
-            one, other = self._of.compared(clause["left"]), self._of.compared(clause["right"])
+            left_value, right_value = self._of.compared(clause["left"]), self._of.compared(clause["right"])
             if comparison == "COMPARE_EQUAL":
-                equal.append((one, other))
+                equal.append((left_value, right_value))
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
-                same.append((one, other))
+                same.append((left_value, right_value))
             elif comparison in _COMPARED:
-                rest.append(sql_call(_COMPARED[comparison], pa.bool_(), one, shifted(other, width)))
+                residual.append(sql_call(_COMPARED[comparison], pa.bool_(), left_value, shifted(right_value, width)))
             else:
                 raise InvalidUsage(f"a join on {comparison} is not supported in a view")
-        rest += self._of.every(plan.get("expressions"))
+        residual += self._of.translate_all(plan.get("expressions"))
         if "condition" in plan:
-            rest.append(self._of.one(plan["condition"]))
-        condition = all_of(rest) if rest else None
+            residual.append(self._of.translate(plan["condition"]))
+        condition = join_with_and(residual) if residual else None
         join = Join(how, left, right, tuple(equal), tuple(same), condition)
         lefts, rights = plan.get("left_projection_map"), plan.get("right_projection_map")
         if not lefts and (not rights or how in ("semi", "anti", "mark")):
@@ -190,7 +194,7 @@ class Adapter:
         if how == "mark":
             picked.append(width)
         elif how not in ("semi", "anti"):
-            picked += [width + number for number in rights or range(others)]
+            picked += [width + number for number in rights or range(right_width)]
         return Project(join, tuple(map(Place, picked)))
 
     def asof(self, plan: Json) -> Node:
@@ -201,32 +205,33 @@ class Adapter:
         next row is one of the left, which has a key.
         """
         left, right = self._child(plan), self._child(plan, 1)
-        how, width, others = plan["join_type"], width_of(left), width_of(right)
+        how, width, right_width = plan["join_type"], count_columns(left), count_columns(right)
         equal: list[tuple[Term, Term, bool]] = []
         nearest: list[tuple[Term, Term, str]] = []
         for clause in plan.get("conditions", ()):
             comparison = clause["comparison"]
             if comparison not in ("COMPARE_EQUAL", "COMPARE_NOT_DISTINCT_FROM", *_NEAREST):
                 raise InvalidUsage("an ASOF JOIN has columns that are equal, and one that is nearest, and nothing else")
-            one, other = self._of.compared(clause["left"]), self._of.compared(clause["right"])
+            left_value, right_value = self._of.compared(clause["left"]), self._of.compared(clause["right"])
             if comparison in _NEAREST:
-                nearest.append((one, other, comparison))
+                nearest.append((left_value, right_value, comparison))
             else:
-                equal.append((one, other, comparison == "COMPARE_EQUAL"))
+                equal.append((left_value, right_value, comparison == "COMPARE_EQUAL"))
         if how not in ("INNER", "LEFT", "RIGHT", "FULL", "OUTER") or len(nearest) != 1 or plan.get("expressions"):
             raise InvalidUsage(f"an ASOF {how} JOIN with these conditions is not supported in a view")
         [(key, other_key, comparison)] = nearest
-        kinds = [*types_of(left), *types_of(right)]
+        kinds = [*infer_types(left), *infer_types(right)]
         nulls = [constant(kind, None) for kind in kinds]
-        keys = (*(one for one, _, _ in equal), key)
-        other_keys = (*(other for _, other, _ in equal), other_key)
+        keys = (*(left_value for left_value, _, _ in equal), key)
+        other_keys = (*(right_value for _, right_value, _ in equal), other_key)
         needed = [at for at, (_, _, is_strict) in enumerate(equal) if is_strict] + [len(equal)]
-        there = all_of([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
+        has_right_key = join_with_and([sql_call("is_not_null", pa.bool_(), other_keys[at]) for at in needed])
         ours = Project(left, (*map(Place, range(width)), *nulls[width:], *keys, Lit(pa.scalar(False))))
-        theirs = Project(
-            Filter(right, there), (*nulls[:width], *map(Place, range(others)), *other_keys, Lit(pa.scalar(True)))
+        right_rows = Project(
+            Filter(right, has_right_key),
+            (*nulls[:width], *map(Place, range(right_width)), *other_keys, Lit(pa.scalar(True))),
         )
-        first = width + others
+        first = width + right_width
         is_right, by = Place(first + len(keys)), Place(first + len(equal))
         is_down, is_with_equal = comparison in _NEAREST[2:], comparison.endswith("OREQUALTO")
         window = WindowCall(
@@ -242,29 +247,29 @@ class Adapter:
             for at in range(width, first)
         ]
         first_key, is_left = Place(first + len(keys) + 1), sql_call("not", pa.bool_(), is_right)
-        has_key = all_of([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
+        has_key = join_with_and([is_left, *(sql_call("is_not_null", pa.bool_(), Place(first + at)) for at in needed)])
         finds = msgspec.structs.replace(window, function="lead", type="boolean", arguments=(has_key,), where=None)
         is_outer = how not in ("INNER", "LEFT")
-        rows = Window(SetOperation("union", ours, theirs), (*calls, window, *[finds] * is_outer))
-        count, is_found = (Place(first_key.index + others + at) for at in (0, 1))
-        matched = all_of([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
+        rows = Window(SetOperation("union", ours, right_rows), (*calls, window, *[finds] * is_outer))
+        count, is_found = (Place(first_key.index + right_width + at) for at in (0, 1))
+        matched = join_with_and([sql_call("greater", pa.bool_(), count, Lit(pa.scalar(0, pa.int64()))), has_key])
         of_left: Node = Filter(rows, matched if how in ("INNER", "RIGHT") else is_left)
-        shown = (
+        shown_columns = (
             sql_call("case", to_arrow(kinds[width + at]), matched, Place(first_key.index + at), nulls[width + at])
-            for at in range(others)
+            for at in range(right_width)
         )
-        pairs: Node = Project(of_left, (*map(Place, range(width)), *shown))
+        pairs: Node = Project(of_left, (*map(Place, range(width)), *shown_columns))
         if not is_outer:
             return pairs
-        is_alone = all_of([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
+        is_alone = join_with_and([is_right, sql_call("distinct_from", pa.bool_(), is_found, Lit(pa.scalar(True)))])
         alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
-        has_none = sql_call("distinct_from", pa.bool_(), there, Lit(pa.scalar(True)))
-        keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(others))))
+        has_none = sql_call("distinct_from", pa.bool_(), has_right_key, Lit(pa.scalar(True)))
+        keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
         return _united([pairs, alone, keyless])
 
     def aggregate(self, plan: Json) -> Node:
         node = self._child(plan)
-        keys = self._of.every(plan.get("groups"))
+        keys = self._of.translate_all(plan.get("groups"))
         nodes = plan.get("expressions") or []
         aggregates = _in_one_order(tuple(map(self._of.aggregation, nodes)))
         if not keys and not aggregates:
@@ -274,17 +279,19 @@ class Adapter:
             )
         sets = plan.get("grouping_sets") or [list(range(len(keys)))]
         if len(sets) > 1:  # DuckDB shows one of the intervals where the column is not grouped by.
-            self._refuse_intervals(types_of(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
+            self._refuse_intervals(infer_types(Project(node, keys)), "ROLLUP, CUBE or GROUPING SETS")
         groupings = tuple(map(tuple, plan.get("grouping_functions") or ()))
-        made = Aggregate(node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings)
-        return self._with_lists(made, nodes, len(keys))
+        aggregated = Aggregate(
+            node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings
+        )
+        return self._with_lists(aggregated, nodes, len(keys))
 
     def _with_lists(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
         """Return a relation with the aggregates that DuckDB computes of lists, of which columns from the first one
         on are."""
         if not any(map(is_of_list, nodes)):
             return made
-        outputs: list[Term] = [Place(at) for at in range(width_of(made))]
+        outputs: list[Term] = [Place(at) for at in range(count_columns(made))]
         for at, node in enumerate(nodes, first):
             outputs[at] = self._of.of_list(node, Place(at)) if is_of_list(node) else outputs[at]
         return Project(made, tuple(outputs))
@@ -292,7 +299,7 @@ class Adapter:
     def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
         """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
         node = self._child(plan)
-        targets = self._of.every(plan["distinct_targets"])
+        targets = self._of.translate_all(plan["distinct_targets"])
         if plan.get("distinct_type") == "DISTINCT_ON":
             order = tuple(map(self._of.order, plan.get("order_by", {}).get("orders") or ()))
         elif _determines(targets, node):
@@ -301,7 +308,7 @@ class Adapter:
 
     def order(self, plan: Json) -> Node:
         # A collection is in no order; what LIMIT makes of it is in `limit`.
-        return _picked(self._child(plan), plan.get("projection_map"))
+        return _pick_columns(self._child(plan), plan.get("projection_map"))
 
     def limit(self, plan: Json) -> Node:
         ordered = plan["children"][0]
@@ -313,7 +320,7 @@ class Adapter:
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
         node = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
         limit, offset = self._count(plan, "limit_val"), self._count(plan, "offset_val") or 0
-        return _picked(TopK(node, order, limit, offset), map_)
+        return _pick_columns(TopK(node, order, limit, offset), map_)
 
     def _count(self, plan: Json, which: str) -> int | None:
         value = plan.get(which, {"type": "UNSET"})
@@ -336,7 +343,7 @@ class Adapter:
         for child in through:
             check_members(child)
         every = [
-            self._parts(child, is_all) if any(child is other for other in through) else [self.adapted(child)]
+            self._parts(child, is_all) if any(child is branch for branch in through) else [self.adapted(child)]
             for child in plan["children"]
         ]
         return [part for parts in every for part in parts]
@@ -349,7 +356,7 @@ class Adapter:
 
     def _set_operation(self, plan: Json, how: Any) -> Node:
         left, right = self._child(plan), self._child(plan, 1)
-        self._refuse_intervals(types_of(left), how.upper())
+        self._refuse_intervals(infer_types(left), how.upper())
         if plan.get("setop_all"):
             return SetOperation(how, left, right)
         return SetOperation(how, Distinct(left), Distinct(right))
@@ -361,15 +368,15 @@ class Adapter:
     def window(self, plan: Json) -> Node:
         child, nodes = self._child(plan), plan["expressions"]
         if any(map(is_by_place, nodes)):
-            made = by_place(child, nodes, plan["window_index"], self._of, self._of.window)
-            return self._with_lists(made, nodes, width_of(child))
-        return self._with_lists(Window(child, tuple(map(self._of.window, nodes))), nodes, width_of(child))
+            windowed = by_place(child, nodes, plan["window_index"], self._of, self._of.window)
+            return self._with_lists(windowed, nodes, count_columns(child))
+        return self._with_lists(Window(child, tuple(map(self._of.window, nodes))), nodes, count_columns(child))
 
     def let(self, plan: Json) -> Node:
         return Let(plan["table_index"], self._child(plan), self._child(plan, 1))
 
     def ref(self, plan: Json) -> Node:
-        types = tuple(self._of.type_of(kind, plan) for kind in plan["chunk_types"])
+        types = tuple(self._of.infer_type(kind, plan) for kind in plan["chunk_types"])
         if plan.get("is_recurring"):
             raise InvalidUsage("recurring.… is not supported in a view: read the rows of the round before")
         return Ref(plan["cte_index"], types)
@@ -379,8 +386,8 @@ class Adapter:
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
         anchor, step = self._child(plan), self._child(plan, 1)
         if not plan.get("union_all"):
-            self._refuse_intervals(types_of(anchor), "WITH RECURSIVE with UNION")
-        if any(isinstance(node, Temporal) for node in every(step)):
+            self._refuse_intervals(infer_types(anchor), "WITH RECURSIVE with UNION")
+        if any(isinstance(node, Temporal) for node in walk(step)):
             raise InvalidUsage("_now() is not supported in the step of WITH RECURSIVE: compare it before, or after")
         return Recursive(plan["table_index"], bool(plan.get("union_all")), anchor, step)
 
@@ -389,10 +396,10 @@ class Adapter:
 
     def expressions(self, plan: Json) -> Node:
         input_ = self._child(plan)
-        return _united([Project(input_, self._of.every(row)) for row in plan["expressions"]])
+        return _united([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
 
     def empty(self, plan: Json) -> Node:
-        types = tuple(self._of.type_of(kind, plan) for kind in plan.get("return_types", ()))
+        types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
         return Values(types or ("boolean",), ())
 
 
@@ -456,23 +463,23 @@ _IN_AN_ORDER = ("first", "last", "any", "arg_min", "arg_max", "list", "string_ag
 
 def _determines(targets: Sequence[Term], node: Node) -> bool:
     """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
-    known = {target.index for target in targets if isinstance(target, Place)}
+    target_places = {target.index for target in targets if isinstance(target, Place)}
     if not isinstance(node, Project):
-        return len(known) == width_of(node)
-    given = [node.outputs[at] for at in known]
-    kinds = types_of(node.input)
+        return len(target_places) == count_columns(node)
+    outputs = [node.outputs[at] for at in target_places]
+    kinds = infer_types(node.input)
     exact = {at for at, kind in enumerate(kinds) if kind not in ("float", "double")}  # 0.0 and -0.0 are one row.
 
     def is_known(expression: Term) -> bool:
-        if isinstance(expression, Call) and places_in(expression) <= exact and expression not in given:
+        if isinstance(expression, Call) and list_places(expression) <= exact and expression not in outputs:
             return all(map(is_known, expression.arguments))
-        return isinstance(expression, Lit) or expression in given
+        return isinstance(expression, Lit) or expression in outputs
 
     return all(map(is_known, node.outputs))
 
 
-def _picked(node: Node, places: Sequence[int] | None) -> Node:
+def _pick_columns(node: Node, places: Sequence[int] | None) -> Node:
     """Return some columns of a relation; all of them if it is not said which."""
-    if not places or list(places) == list(range(width_of(node))):
+    if not places or list(places) == list(range(count_columns(node))):
         return node
     return Project(node, tuple(map(Place, places)))

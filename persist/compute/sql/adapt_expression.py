@@ -7,12 +7,12 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.compute.sql.algebra import Aggregation, Frame, Order, WindowCall
-from persist.compute.sql.by_duckdb import Text, bare, is_another, is_nested, is_within, name_of, shown_type
+from persist.compute.sql.by_duckdb import Text, bare, is_another, is_nested, is_within, name_type, read_function_name
 from persist.compute.sql.duck import place
 from persist.compute.sql.members import NOWHERE, check_members
 from persist.compute.sql.types import constant, has_interval, of_duckdb, to_arrow
 from persist.core.errors import InvalidUsage
-from persist.core.expression.evaluation import all_of
+from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.python_functions import PythonFunction, python_function
 from persist.core.expression.sql_numbers import is_cast
 from persist.core.expression.term import Call, Lit, Place, Term, calls, sql_call
@@ -101,7 +101,7 @@ class Expressions:
         except InvalidUsage as error:
             self.refuse(str(error), node)
 
-    def type_of(self, kind: Json, node: Json) -> str:
+    def infer_type(self, kind: Json, node: Json) -> str:
         try:
             name = of_duckdb(kind)
         except InvalidUsage as error:
@@ -110,10 +110,10 @@ class Expressions:
             self.refuse("lists, structs and maps hold no intervals in a view: take their lengths, epoch_us(…)", node)
         return name
 
-    def every(self, nodes: Any) -> tuple[Term, ...]:
-        return tuple(map(self.one, nodes or ()))
+    def translate_all(self, nodes: Any) -> tuple[Term, ...]:
+        return tuple(map(self.translate, nodes or ()))
 
-    def one(self, node: Json) -> Term:
+    def translate(self, node: Json) -> Term:
         """Return one expression."""
         self.check(node)
         match node.get("expression_class"):
@@ -135,7 +135,7 @@ class Expressions:
         value = node["value"]
         if is_nested(value["type"]) or is_another(value["type"]):
             return self._by_duckdb({**node, "return_type": value["type"]})
-        kind = self.type_of(value["type"], node)
+        kind = self.infer_type(value["type"], node)
         if value.get("is_null") or "value" not in value:
             return constant(kind, None)
         literal = value["value"]
@@ -148,68 +148,70 @@ class Expressions:
         return constant(kind, str(literal))
 
     def _case(self, node: Json) -> Term:
-        kind = self.type_of(node["return_type"], node)
+        kind = self.infer_type(node["return_type"], node)
         arguments: list[Term] = []
         for check in node["case_checks"]:
-            arguments += [self.one(check["when_expr"]), self.one(check["then_expr"])]
-        return sql_call("case", to_arrow(kind), *arguments, self.one(node["else_expr"]), at=self._at(node))
+            arguments += [self.translate(check["when_expr"]), self.translate(check["then_expr"])]
+        return sql_call("case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._at(node))
 
     def compared(self, node: Json) -> Term:
         """Return one expression as what it is compared by: of an interval, its microseconds."""
         if not _is_interval(node):
-            return self.one(node)
+            return self.translate(node)
         # DuckDB puts this around intervals that it compares: months become days there, which these have, too.
-        bare_ = node["children"][0] if name_of(node) == "normalized_interval" else node
-        return sql_call("duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.one(bare_), at=self._at(node))
+        bare_ = node["children"][0] if read_function_name(node) == "normalized_interval" else node
+        return sql_call(
+            "duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.translate(bare_), at=self._at(node)
+        )
 
     def _is_by_duckdb(self, node: Json) -> bool:
         """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs
         and maps, or casts JSON."""
         if _of_python(node) is not None:
             return False
-        kind, given = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
-        if any(map(is_within, [node.get("return_type") or {}, *given])):
+        kind, child_types = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
+        if any(map(is_within, [node.get("return_type") or {}, *child_types])):
             return True
         if kind == "OPERATOR_CAST":
-            both = (node["return_type"], *node["arguments"])
-            if {"NULL", "SQLNULL"} & {one.get("id") for one in both}:
+            cast_types = (node["return_type"], *node["arguments"])
+            if {"NULL", "SQLNULL"} & {source.get("id") for source in cast_types}:
                 return False
-            if any(is_nested(one) or is_another(one) for one in both):
+            if any(is_nested(source) or is_another(source) for source in cast_types):
                 return True
-            one, other = (self.type_of(kind, node) for kind in both)
+            source, target = (self.infer_type(kind, node) for kind in cast_types)
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
-            return other != "null" and (bool(tries) or not is_cast(to_arrow(other), to_arrow(one)))
+            return target != "null" and (bool(tries) or not is_cast(to_arrow(target), to_arrow(source)))
         if kind == "OPERATOR_TRY":
             return True
         if kind in COMPARISONS:
-            return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, given))
-        return kind == "BOUND_FUNCTION" and (_own_name(node) is None or any(map(is_nested, given)))
+            return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, child_types))
+        return kind == "BOUND_FUNCTION" and (_name_function(node) is None or any(map(is_nested, child_types)))
 
     def _by_duckdb(self, node: Json) -> Term:
-        text = Text(self.one, self.refuse, self._is_by_duckdb, self.check)
-        shown, kind = self._as_arrow(text.of(node), node["return_type"], node)
-        return sql_call("duckdb", kind, Lit(pa.scalar(shown)), *text.columns, at=self._at(node))
+        text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
+        sql_text, kind = self._as_arrow(text.of(node), node["return_type"], node)
+        return sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._at(node))
 
     def _as_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
         """Return an expression of DuckDB's as one of a type that Arrow has, and that type."""
-        arrow, named = to_arrow(self.type_of(kind, node)), shown_type(kind, is_named=True)
-        return text if named == shown_type(kind) else f"CAST({text} AS {named})", arrow
+        arrow, named = to_arrow(self.infer_type(kind, node)), name_type(kind, is_named=True)
+        return text if named == name_type(kind) else f"CAST({text} AS {named})", arrow
 
     def series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
         """Return the lists of which a table function gives the elements: one for each column that is asked for.
 
         With ordinality, the last one says the number of each element.
         """
-        name, kinds = name_of(plan), plan["input_table_types"]
-        text = Text(self.one, self.refuse, self._is_by_duckdb, self.check)
-        given = plan.get("parameters") or []
-        if given:
-            shown = [text.constant(value) for value in given]
+        name, kinds = read_function_name(plan), plan["input_table_types"]
+        text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
+        parameters = plan.get("parameters") or []
+        if parameters:
+            argument_texts = [text.constant(value) for value in parameters]
         else:
-            shown = [f'CAST("${at + 1}" AS {shown_type(kind)})' for at, kind in enumerate(kinds)]
-        columns = text.columns if given else list(map(Place, range(len(kinds))))
-        rows = f"{name}({', '.join(shown)})"
-        whole, lists = shown[0] if name == "unnest" else rows, list[Term]()
+            argument_texts = [f'CAST("${at + 1}" AS {name_type(kind)})' for at, kind in enumerate(kinds)]
+        columns = text.columns if parameters else list(map(Place, range(len(kinds))))
+        rows = f"{name}({', '.join(argument_texts)})"
+        whole, lists = argument_texts[0] if name == "unnest" else rows, list[Term]()
         is_json_function, is_numbered = name.startswith("json_"), plan.get("source_ordinality") == "WITH_ORDINALITY"
         for at in asked:
             kind = {"id": "LIST", "type_info": {"child_type": plan["returned_types"][at]}}
@@ -223,22 +225,25 @@ class Expressions:
         return lists
 
     def _call(self, node: Json) -> Term:
-        name = name_of(node)
+        name = read_function_name(node)
         function = _of_python(node)
         if function is not None:
-            return function.term(self.every(node.get("children")), self._at(node))
+            return function.term(self.translate_all(node.get("children")), self._at(node))
         if self._is_by_duckdb(node):
             return self._by_duckdb(node)
-        kind = self.type_of(node.get("return_type", {"id": "BOOLEAN"}), node)
+        kind = self.infer_type(node.get("return_type", {"id": "BOOLEAN"}), node)
         type_, at = node["type"], self._at(node)
         is_comparison = type_.startswith("COMPARE_")
-        arguments = tuple(map(self.compared if is_comparison else self.one, node.get("children") or ()))
+        arguments = tuple(map(self.compared if is_comparison else self.translate, node.get("children") or ()))
         if type_ == "OPERATOR_CAST":
-            given = self.type_of(node["arguments"][0], node)
-            if given == "null" and isinstance(arguments[0], Lit | Place):
+            argument_type = self.infer_type(node["arguments"][0], node)
+            if argument_type == "null" and isinstance(arguments[0], Lit | Place):
                 return constant(kind, None)
-            if kind == "hugeint" and given in ("float", "double"):  # Decimals, which these are here, round otherwise.
-                arguments = (sql_call("round_even", to_arrow(given), *arguments, at=at),)
+            if kind == "hugeint" and argument_type in (
+                "float",
+                "double",
+            ):  # Decimals, which these are here, round otherwise.
+                arguments = (sql_call("round_even", to_arrow(argument_type), *arguments, at=at),)
             [argument] = arguments
             if isinstance(argument, Lit) and argument.value.type == to_arrow(kind):
                 return argument  # DuckDB 2.0.1 casts a text to the type that it has.
@@ -247,21 +252,21 @@ class Expressions:
             return _between("greater_equal", "less_equal", *arguments, at=at)
         if type_ in COMPARISONS:
             return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
-        own = _own_name(node)
-        if type_ != "BOUND_FUNCTION" or own is None:
+        own_function = _name_function(node)
+        if type_ != "BOUND_FUNCTION" or own_function is None:
             self.refuse(f"function {name or type_}() is not supported in a view", node)
-        return sql_call(own, to_arrow(kind), *(arguments[-1:] if own in _PARTS else arguments), at=at)
+        return sql_call(own_function, to_arrow(kind), *(arguments[-1:] if own_function in _PARTS else arguments), at=at)
 
     def order(self, node: Json) -> Order:
         """Return one key of an ORDER BY."""
         down = node["type"] == "DESCENDING"
         nulls = node.get("null_order", "NULLS LAST").replace("_", " ")
-        return Order(self.one(node["expression"]), down, nulls == "NULLS FIRST")
+        return Order(self.translate(node["expression"]), down, nulls == "NULLS FIRST")
 
     def aggregation(self, node: Json) -> Aggregation:
         """Return one aggregate."""
         self.check(node)
-        name = name_of(node)
+        name = read_function_name(node)
         if is_of_list(node):
             return self._list(node)
         if name not in AGGREGATES:
@@ -276,10 +281,10 @@ class Expressions:
         order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(
             function,
-            self.type_of(node["return_type"], node),
+            self.infer_type(node["return_type"], node),
             arguments,
             node.get("aggregate_type") == "DISTINCT",
-            self.one(node["filter"]) if node.get("filter") else None,
+            self.translate(node["filter"]) if node.get("filter") else None,
             order,
         )
 
@@ -291,37 +296,37 @@ class Expressions:
 
     def _list(self, node: Json) -> Aggregation:
         """Return the list of values of which DuckDB computes an aggregate: `of_list` does that."""
-        function, children = AGGREGATES.get(name_of(node), ""), node["children"]
-        value = self.one(children[0])
-        by = self.one(children[1]) if function.startswith("arg_") else value
+        function, children = AGGREGATES.get(read_function_name(node), ""), node["children"]
+        value = self.translate(children[0])
+        by = self.translate(children[1]) if function.startswith("arg_") else value
         conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), term) for term in (value, by)]
-        conditions += [self.one(node["filter"])] if node.get("filter") else []
+        conditions += [self.translate(node["filter"])] if node.get("filter") else []
         return Aggregation(
             "list",
-            self.type_of({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}}, node),
+            self.infer_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}}, node),
             (value,),
             node.get("aggregate_type") == "DISTINCT",
-            all_of(conditions),
+            join_with_and(conditions),
             (Order(by, function.endswith("max")),),
         )
 
     def of_list(self, node: Json, values: Place) -> Term:
         """Return an aggregate that DuckDB computes of a list of the values, or that is its first ones."""
-        name, children = name_of(node), node["children"]
-        kind = shown_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
-        shown, text = f'CAST("$1" AS {kind})', Text(self.one, self.refuse, self._is_by_duckdb, self.check)
+        name, children = read_function_name(node), node["children"]
+        kind = name_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
+        sql_text, text = f'CAST("$1" AS {kind})', Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
         if name in AGGREGATES and name != "histogram":
             count = self.whole(children[-1], f"how many rows {name}() gives")
             if count < 1:
                 self.refuse(f"{name}() gives one row or more", children[-1])
-            shown = f"list_slice({shown}, 1, {count})"
+            sql_text = f"list_slice({sql_text}, 1, {count})"
         else:
             more = "".join(f", {text.of(child)}" for child in children[1:])
-            shown = f"list_aggregate(coalesce({shown}, CAST([] AS {kind})), '{name}'{more})"
+            sql_text = f"list_aggregate(coalesce({sql_text}, CAST([] AS {kind})), '{name}'{more})"
         if text.columns:
             self.refuse(f"{name}() takes constants besides its values in a view", node)
-        shown, arrow = self._as_arrow(shown, node["return_type"], node)
-        return sql_call("duckdb", arrow, Lit(pa.scalar(shown)), values, at=self._at(node))
+        sql_text, arrow = self._as_arrow(sql_text, node["return_type"], node)
+        return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._at(node))
 
     def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
         """Return the arguments of an aggregate: those that are computed, then its constants. Those of a
@@ -329,7 +334,7 @@ class Expressions:
         function, data = AGGREGATES[name], node.get("function_data") or {}
         if function.startswith("bit_") and node["return_type"]["id"] not in _BITS:
             self.refuse(f"{name}() of {node['return_type']['id']} is not supported in a view: cast to BIGINT", node)
-        arguments = self.every(node.get("children", ())[: 1 if function == "quantile" else None])
+        arguments = self.translate_all(node.get("children", ())[: 1 if function == "quantile" else None])
         if function == "quantile":
             is_median = name == "median" and node["return_type"]["id"].startswith(_BETWEEN)
             is_between = name == "quantile_cont" or is_median
@@ -341,7 +346,7 @@ class Expressions:
         return arguments
 
     def _refuse_interval(self, node: Json, name: str) -> None:
-        if AGGREGATES.get(name, name) not in _OF_INTERVALS and self.type_of(node["return_type"], node) == "interval":
+        if AGGREGATES.get(name, name) not in _OF_INTERVALS and self.infer_type(node["return_type"], node) == "interval":
             self.refuse(f"{name}() of intervals is not supported in a view: take it of epoch_us(…), their length", node)
 
     def window(self, node: Json) -> WindowCall:
@@ -354,19 +359,24 @@ class Expressions:
         kind = node["return_type"]
         condition = node.get("filters")
         within = tuple(map(self.order, node.get("arg_orders") or ()))
-        where = self.one(condition) if condition else None
+        where = self.translate(condition) if condition else None
         if function == "aggregate" and is_of_list(node):
-            made = self._list({**node, "filter": condition})
-            function, arguments, within, where = made.function, made.arguments, made.order, made.where
+            aggregation = self._list({**node, "filter": condition})
+            function, arguments, within, where = (
+                aggregation.function,
+                aggregation.arguments,
+                aggregation.order,
+                aggregation.where,
+            )
             kind = {"id": "LIST", "type_info": {"child_type": node["children"][0]["return_type"]}}
         elif function == "aggregate":
-            name = name_of(node)
+            name = read_function_name(node)
             if name not in AGGREGATES:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
             function = AGGREGATES[name] if node.get("children") else "count_star"
             function, arguments = self._extreme(node, function, self._aggregated(node, name))
         else:
-            arguments = self.every(node.get("children"))
+            arguments = self.translate_all(node.get("children"))
         self._refuse_interval(node, function)
         start, start_at = self.bound(node, "start")
         end, end_at = self.bound(node, "end")
@@ -375,9 +385,9 @@ class Expressions:
             self.refuse(f"ORDER BY inside of {function}() is not supported in a view: order the window", node)
         return WindowCall(
             function,
-            self.type_of(kind, node),
+            self.infer_type(kind, node),
             arguments,
-            self.every(node.get("partitions")),
+            self.translate_all(node.get("partitions")),
             tuple(map(self.order, node.get("orders") or ())),
             Frame(start, end, start_at, end_at, exclude),
             where,
@@ -397,7 +407,7 @@ class Expressions:
         if mode.endswith("RANGE"):
             if _is_interval(expression):
                 self.refuse("a frame of RANGE over intervals is not supported in a view: order by epoch_us(…)", node)
-            return ("value", 0), self.one(expression)
+            return ("value", 0), self.translate(expression)
         offset = self.whole(expression, "an offset of a frame")
         if offset < 0:
             self.refuse("an offset of a frame is not negative", expression)
@@ -405,7 +415,7 @@ class Expressions:
 
     def whole(self, node: Json, what: str) -> int:
         """Return a constant whole number."""
-        number = self.one(node)
+        number = self.translate(node)
         while isinstance(number, Call) and calls(number, "cast"):
             number = number.arguments[0]
         if not isinstance(number, Lit) or not isinstance(number.value.as_py(), int | Decimal):
@@ -424,7 +434,7 @@ def _is_interval(node: Json) -> bool:
 
 def is_of_list(node: Json) -> bool:
     """Return whether DuckDB computes an aggregate of the list of its values."""
-    name, count = name_of(node), len(node.get("children") or ())
+    name, count = read_function_name(node), len(node.get("children") or ())
     function = AGGREGATES.get(name)
     several = {"min": 1, "max": 1, "arg_min": 2, "arg_max": 2, "histogram": 1}
     return name in OF_LISTS or (function in several and count > several[function])
@@ -432,24 +442,24 @@ def is_of_list(node: Json) -> bool:
 
 def _of_python(node: Json) -> PythonFunction | None:
     """Return the function of Python that a node calls; None if it calls none."""
-    return python_function(name_of(node)) if node["type"] == "BOUND_FUNCTION" else None
+    return python_function(read_function_name(node)) if node["type"] == "BOUND_FUNCTION" else None
 
 
-def _own_name(node: Json) -> str | None:
+def _name_function(node: Json) -> str | None:
     """Return what our plans call the function of a node; None if DuckDB computes it."""
-    own = FUNCTIONS.get(name_of(node))
-    given = node.get("children") or [{}]
-    kind = (given[-1].get("return_type") or {}).get("id")
-    if own == "date_part":
-        unit = str((bare(given[0]).get("value") or {}).get("value", "")).lower()
-        own = unit if unit in _PARTS else None
-    if own in _PARTS:
-        return None if kind == "INTERVAL" else own
-    if own in _OF_PATTERN:
-        return own if bare(given[-1]).get("expression_class") == "BOUND_CONSTANT" else None
-    if own in ("divide_whole", "remainder") and node["return_type"]["id"] in ("DECIMAL", "HUGEINT"):
+    function = FUNCTIONS.get(read_function_name(node))
+    children = node.get("children") or [{}]
+    kind = (children[-1].get("return_type") or {}).get("id")
+    if function == "date_part":
+        unit = str((bare(children[0]).get("value") or {}).get("value", "")).lower()
+        function = unit if unit in _PARTS else None
+    if function in _PARTS:
+        return None if kind == "INTERVAL" else function
+    if function in _OF_PATTERN:
+        return function if bare(children[-1]).get("expression_class") == "BOUND_CONSTANT" else None
+    if function in ("divide_whole", "remainder") and node["return_type"]["id"] in ("DECIMAL", "HUGEINT"):
         return None
-    return None if own == "length" and kind != "VARCHAR" else own
+    return None if function == "length" and kind != "VARCHAR" else function
 
 
 def _between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from persist.compute.sql.types import kind_in, kind_of, to_arrow
-from persist.core.expression.evaluation import all_of
-from persist.core.expression.term import Call, Lit, Place, Term, calls, places_in, shifted
+from persist.compute.sql.types import infer_arrow_type, name_arrow_type, to_arrow
+from persist.core.expression.evaluation import join_with_and
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, shifted
 
 TRUE = Lit(pa.scalar(True))
 
@@ -253,25 +253,25 @@ def children(node: Node) -> tuple[Node, ...]:
     return tuple(part for part in parts if part is not None)
 
 
-def every(node: Node) -> Iterator[Node]:
+def walk(node: Node) -> Iterator[Node]:
     """Yield a relation, and all that it is made of."""
     yield node
     for child in children(node):
-        yield from every(child)
+        yield from walk(child)
 
 
 def crosses(plan: Node) -> int:
     """Return how many inner joins of a plan have no key."""
-    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in every(plan))
+    return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in walk(plan))
 
 
-def replaced(node: Node, by: Callable[[Any], Node]) -> Any:
+def map_children(node: Node, by: Callable[[Any], Node]) -> Any:
     """Return a node with each of its relations given to a function, and replaced by what that returns."""
     changes = {name: by(getattr(node, name)) for name in _PARTS if getattr(node, name, None) is not None}
     return msgspec.structs.replace(node, **changes) if changes else node
 
 
-def terms_of(node: Node) -> list[Term]:
+def list_terms(node: Node) -> list[Term]:
     """Return the terms of a node itself, without those of the relations that it is made of."""
     terms: list[Term] = []
 
@@ -283,10 +283,10 @@ def terms_of(node: Node) -> list[Term]:
     return terms
 
 
-def all_terms_of(node: Node) -> Iterator[Term]:
+def iterate_terms(node: Node) -> Iterator[Term]:
     """Give the terms of a relation and of all below it."""
-    for relation in every(node):
-        yield from terms_of(relation)
+    for relation in walk(node):
+        yield from list_terms(relation)
 
 
 def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
@@ -303,33 +303,33 @@ def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
 
 def filtered(node: Node, conditions: Sequence[Term]) -> Node:
     """Return the rows of a relation for which some conditions hold."""
-    return Filter(node, all_of(conditions)) if conditions else node
+    return Filter(node, join_with_and(conditions)) if conditions else node
 
 
 def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
     """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
-    lefts, rights, both = [], [], []
+    lefts, rights, crossing = [], [], []
     for part in conditions:
-        reads = places_in(part)
+        reads = list_places(part)
         if reads and max(reads) < width:
             lefts.append(part)
         elif reads and min(reads) >= width:
             rights.append(shifted(part, -width))
         else:
-            both.append(part)
-    return lefts, rights, both
+            crossing.append(part)
+    return lefts, rights, crossing
 
 
 def equality(condition: Term, width: int) -> tuple[Term, Term] | None:
     """Return the two sides of a condition that something of the left equals something of the right."""
     if not (isinstance(condition, Call) and calls(condition, "equal")):
         return None
-    one, other = condition.arguments
-    if places_in(one) and places_in(other):
-        if min(places_in(one)) >= width:
-            one, other = other, one
-        if max(places_in(one)) < width <= min(places_in(other)):
-            return one, shifted(other, -width)
+    left_term, right_term = condition.arguments
+    if list_places(left_term) and list_places(right_term):
+        if min(list_places(left_term)) >= width:
+            left_term, right_term = right_term, left_term
+        if max(list_places(left_term)) < width <= min(list_places(right_term)):
+            return left_term, shifted(right_term, -width)
     return None
 
 
@@ -341,49 +341,52 @@ def inner_join(
     same: Sequence[tuple[Term, Term]] = (),
 ) -> Join:
     """Return a join under some conditions, whose keys are those of them that say what is equal in both sides."""
-    pairs = [equality(part, width_of(left)) for part in conditions]
-    rest = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
+    pairs = [equality(part, count_columns(left)) for part in conditions]
+    residual = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
     keys = (*equal, *(pair for pair in pairs if pair is not None))
-    return Join("inner", left, right, keys, tuple(same), all_of(rest) if rest else None)
+    return Join("inner", left, right, keys, tuple(same), join_with_and(residual) if residual else None)
 
 
-def width_of(node: Node) -> int:
+def count_columns(node: Node) -> int:
     """Return how many columns a relation has."""
-    return len(types_of(node))
+    return len(infer_types(node))
 
 
-def types_of(node: Node) -> tuple[str, ...]:
+def infer_types(node: Node) -> tuple[str, ...]:
     """Return the types of the columns of a relation."""
     match node:
         case Scan(_, _, types) | Values(types) | Ref(_, types):
             return types
         case Project(input_, outputs):
-            return types_in(outputs, types_of(input_))
+            return infer_term_types(outputs, infer_types(input_))
         case Filter(input_) | Temporal(input_) | Distinct(input_) | TopK(input_):
-            return types_of(input_)
+            return infer_types(input_)
         case Join(how, left, right):
             if how in ("semi", "anti", "unless"):
-                return types_of(left)
-            return (*types_of(left), *(("boolean",) if how == "mark" else types_of(right)))
+                return infer_types(left)
+            return (*infer_types(left), *(("boolean",) if how == "mark" else infer_types(right)))
         case Aggregate(input_, keys, aggregates, _, groupings):
-            made = (*(aggregation.type for aggregation in aggregates), *("int64" for _ in groupings))
-            return (*types_in(keys, types_of(input_)), *made)
+            aggregate_types = (*(aggregation.type for aggregation in aggregates), *("int64" for _ in groupings))
+            return (*infer_term_types(keys, infer_types(input_)), *aggregate_types)
         case SetOperation(_, left) | Recursive(_, _, left):
-            return types_of(left)
+            return infer_types(left)
         case Window(input_, calls):
-            return (*types_of(input_), *(call.type for call in calls))
+            return (*infer_types(input_), *(call.type for call in calls))
         case Unnest(input_, lists):
-            given = types_of(input_)
-            elements = (to_arrow(kind).value_type for kind in types_in(lists, given))
-            return (*given, *map(kind_of, elements))
+            input_types = infer_types(input_)
+            elements = (to_arrow(kind).value_type for kind in infer_term_types(lists, input_types))
+            return (*input_types, *map(name_arrow_type, elements))
         case Let(_, _, body):
-            return types_of(body)
+            return infer_types(body)
     raise AssertionError(node)
 
 
-def types_in(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
+def infer_term_types(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
     """Return the types of expressions over columns of given types."""
-    return tuple(given[term.index] if isinstance(term, Place) else kind_of(kind_in(term)) for term in expressions)
+    return tuple(
+        given[term.index] if isinstance(term, Place) else name_arrow_type(infer_arrow_type(term))
+        for term in expressions
+    )
 
 
 def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
@@ -434,5 +437,5 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
 
 def has_one_partner(join: Join) -> bool:
     """Return whether no row of the left has two partners, because the right has no two rows of one key."""
-    keys = {other.index for _, other in (*join.equal, *join.same) if isinstance(other, Place)}
+    keys = {right_key.index for _, right_key in (*join.equal, *join.same) if isinstance(right_key, Place)}
     return any(unique <= keys for unique in unique_columns(join.right))

@@ -12,9 +12,9 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Literal, TypeVar
 
 from persist.compute.sql.compile import mentioned
-from persist.compute.sql.definition import Start, given_start
-from persist.compute.sql.draft import Catalog, Draft, drafted, reads_of, steps_to_drop
-from persist.compute.sql.graph import definition_of
+from persist.compute.sql.definition import Start, parse_start
+from persist.compute.sql.draft import Catalog, Draft, drafted, list_reads, steps_to_drop
+from persist.compute.sql.graph import load_definition
 from persist.compute.sql.view import LiveView, ViewsTogether, live_view
 from persist.core.errors import InvalidUsage
 from persist.core.names import VIEW_HOLD, check_free_name, owner_of_groups
@@ -111,16 +111,16 @@ class _Planner:
         dropped = self._unwanted() if prune else {}
         for name, view in dropped.items():
             self._remove(name, view)
-        made = [self._planned(name) for name in self._ordered()]
+        planned = [self._planned(name) for name in self._sort_names()]
         self._check_readers()
         # Who reads comes before what is read.
         going = {view.handle.id for view in self._gone.values()}
-        gone = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
-        steps: list[Step] = [step for view in gone for step in steps_to_drop(view.handle, view.definition)]
+        dropped_views = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
+        steps: list[Step] = [step for view in dropped_views for step in steps_to_drop(view.handle, view.definition)]
         steps += [step for draft in self._drafts for step in draft.steps]
         names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
-        names |= {id_: view.handle.name for view in gone for id_ in (*view.definition.inputs, view.handle.id)}
-        changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *made]
+        names |= {id_: view.handle.name for view in dropped_views for id_ in (*view.definition.inputs, view.handle.id)}
+        changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *planned]
         return ViewsPlan(self._engine, changes, steps, names)
 
     def _view(self, name: str) -> LiveView | None:
@@ -128,7 +128,7 @@ class _Planner:
         if name not in self._engine.names():
             return None
         handle = loaded(self._engine, name)
-        definition = definition_of(handle)
+        definition = load_definition(handle)
         if definition is None:
             raise InvalidUsage(f"there is a collection {name!r} that is no view: call the view otherwise, or rename it")
         return LiveView(handle, definition)
@@ -137,18 +137,18 @@ class _Planner:
         unwanted = {}
         for name in self._engine.names():
             handle = loaded(self._engine, name)
-            definition = None if name in self._wanted else definition_of(handle)
+            definition = None if name in self._wanted else load_definition(handle)
             if definition is not None:
                 unwanted[name] = LiveView(handle, definition)
         return unwanted
 
-    def _ordered(self) -> list[str]:
+    def _sort_names(self) -> list[str]:
         """Return the names of the wanted views, each after those that it reads."""
         names = list(dict.fromkeys([*self._catalog.names, *self._wanted]))
         reads: dict[str, list[str]] = {}
         for name, view in self._wanted.items():
-            read = _told(name, partial(mentioned, view.sql, names))
-            reads[name] = [one for one in read if one in self._wanted]
+            read = _name_view_in_errors(name, partial(mentioned, view.sql, names))
+            reads[name] = [read_name for read_name in read if read_name in self._wanted]
         try:
             return list(TopologicalSorter(reads).static_order())
         except CycleError as error:
@@ -156,9 +156,9 @@ class _Planner:
             raise InvalidUsage(f"views cannot read each other in a circle: {circle}") from error
 
     def _planned(self, name: str) -> Change:
-        wanted, view = self._wanted[name], self._present.get(name)
-        draft = _told(name, partial(drafted, self._catalog, name, wanted.sql, wanted.key, wanted.start))
-        why = "it is not there" if view is None else _difference(view, draft, wanted.start)
+        spec, view = self._wanted[name], self._present.get(name)
+        draft = _name_view_in_errors(name, partial(drafted, self._catalog, name, spec.sql, spec.key, spec.start))
+        why = "it is not there" if view is None else _difference(view, draft, spec.start)
         if view is not None and why is None:
             return Change(name, "keep", "it is as defined")
         assert why is not None
@@ -180,16 +180,16 @@ class _Planner:
                 reader = hold.removeprefix(VIEW_HOLD)
                 if not hold.startswith(VIEW_HOLD) or reader in going:
                     continue
-                other = loaded_by_id(self._engine, reader, reader).name
-                if owner_of_groups(other) is not None:
+                reader_name = loaded_by_id(self._engine, reader, reader).name
+                if owner_of_groups(reader_name) is not None:
                     continue  # It goes with its view, which depends on the same.
                 raise InvalidUsage(
-                    f"the view {other!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
-                    f"{other!r} shall be: add its definition, or drop it"
+                    f"the view {reader_name!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
+                    f"{reader_name!r} shall be: add its definition, or drop it"
                 )
 
 
-def _told(name: str, what: Callable[[], Found]) -> Found:
+def _name_view_in_errors(name: str, what: Callable[[], Found]) -> Found:
     """Say which view an error is about."""
     try:
         return what()
@@ -203,10 +203,10 @@ def _difference(view: LiveView, draft: Draft, start: Start) -> str | None:
         return "its query has changed"
     if old.key != new.key:
         return f"its key was {', '.join(old.key)}"
-    if reads_of(old) != reads_of(new):
+    if list_reads(old) != list_reads(new):
         return "what it reads is replaced"
     if old.columns != new.columns:
         return "the columns of what it reads have changed"
-    if start is not None and given_start(start, draft.made.timeline) not in (None, old.start):
+    if start is not None and parse_start(start, draft.readable.timeline) not in (None, old.start):
         return f"it begins at {old.start}"
     return None

@@ -11,7 +11,7 @@ from uuid import UUID
 
 from persist.compute.query import quoted
 from persist.compute.sql.definite import indefinite_functions
-from persist.compute.sql.types import fields_of, of_duckdb, to_arrow, to_duckdb
+from persist.compute.sql.types import list_struct_fields, of_duckdb, to_arrow, to_duckdb
 from persist.core.expression.sql_numbers import is_cast
 from persist.core.expression.term import Term
 
@@ -42,7 +42,7 @@ _SIGNS = {
 }  # fmt: skip
 
 
-def name_of(node: Json) -> str:
+def read_function_name(node: Json) -> str:
     """Return what a function of a plan is called."""
     path = node.get("qname", {}).get("path") or [node.get("name", "")]
     return str(path[-1]).lower()
@@ -81,7 +81,7 @@ def is_nested(kind: Json) -> bool:
 
 def is_within(kind: Json) -> bool:
     """Return whether values of a type of a plan stand within what DuckDB computes only, also inside of others."""
-    return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_within, _parts_of(kind)))
+    return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_within, _list_parts(kind)))
 
 
 def is_json(kind: Json) -> bool:
@@ -92,10 +92,10 @@ def is_json(kind: Json) -> bool:
 def casts(given: Json, kind: Json) -> bool:
     """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
     names = given.get("id"), kind.get("id")
-    others = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
-    if others and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
-        is_number = all(str(name).endswith("INT") or name in ("INTEGER", *others) for name in names)
-        is_number = is_number and ({*others} == {"BIT"} or {*others} <= {"UHUGEINT", "BIGNUM"})
+    special = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
+    if special and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
+        is_number = all(str(name).endswith("INT") or name in ("INTEGER", *special) for name in names)
+        is_number = is_number and ({*special} == {"BIT"} or {*special} <= {"UHUGEINT", "BIGNUM"})
         return is_number or (kind.get("id") == "UNION" and not is_nested(given))
     if {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
         return True
@@ -105,11 +105,13 @@ def casts(given: Json, kind: Json) -> bool:
         {*names} <= same for same in ({*names[:1]}, {"STRUCT", "TUPLE"}, {"LIST", "ARRAY"})
     ):
         return is_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind)))
-    parts = [_parts_of(one) for one in (given, kind)]
-    return len(parts[0]) == len(parts[1]) and all(casts(one, other) for one, other in zip(*parts, strict=True))
+    parts = [_list_parts(part) for part in (given, kind)]
+    return len(parts[0]) == len(parts[1]) and all(
+        casts(part, target_part) for part, target_part in zip(*parts, strict=True)
+    )
 
 
-def _parts_of(kind: Json) -> list[Json]:
+def _list_parts(kind: Json) -> list[Json]:
     """Return the types inside of a nested one; of a map, that of its entries, which are structs."""
     if not is_nested(kind):
         return []
@@ -117,7 +119,7 @@ def _parts_of(kind: Json) -> list[Json]:
     return [info["child_type"]] if "child_type" in info else [part["second"] for part in info["child_types"]]
 
 
-def shown_type(kind: Json, *, is_named: bool = False) -> str:
+def name_type(kind: Json, *, is_named: bool = False) -> str:
     """Return what DuckDB calls a type of a plan; if asked, that of its values in Arrow, where fields have names.
 
     Raises:
@@ -125,7 +127,7 @@ def shown_type(kind: Json, *, is_named: bool = False) -> str:
     """
     if is_json(kind):
         return "JSON"
-    form, parts = kind.get("id"), _parts_of(kind)
+    form, parts = kind.get("id"), _list_parts(kind)
     if form == "UUID" and not is_named:
         return "UUID"
     if form in _WITHIN and not is_named:
@@ -134,16 +136,16 @@ def shown_type(kind: Json, *, is_named: bool = False) -> str:
         return f"ENUM({', '.join(map(_literal, kind['type_info']['values']))})"
     if form == "UNION" and not is_named:
         members = ((quoted(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
-        return f"UNION({', '.join(f'{name} {shown_type(part)}' for name, part in members)})"
+        return f"UNION({', '.join(f'{name} {name_type(part)}' for name, part in members)})"
     if not is_nested(kind):
         return to_duckdb(of_duckdb(kind))
-    shown = [shown_type(part, is_named=is_named) for part in (_parts_of(parts[0]) if form == "MAP" else parts)]
+    part_types = [name_type(part, is_named=is_named) for part in (_list_parts(parts[0]) if form == "MAP" else parts)]
     if form in ("LIST", "ARRAY"):
-        return f"{shown[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
+        return f"{part_types[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
     if form == "MAP" or (form == "TUPLE" and not is_named):
-        return f"{form}({', '.join(shown)})"
-    names = [quoted(name) for name, _ in fields_of(kind)]
-    return f"STRUCT({', '.join(f'{name} {part}' for name, part in zip(names, shown, strict=True))})"
+        return f"{form}({', '.join(part_types)})"
+    names = [quoted(name) for name, _ in list_struct_fields(kind)]
+    return f"STRUCT({', '.join(f'{name} {part}' for name, part in zip(names, part_types, strict=True))})"
 
 
 def is_another(kind: Json) -> bool:
@@ -152,7 +154,7 @@ def is_another(kind: Json) -> bool:
         is_json(kind)
         or is_within(kind)
         or kind.get("id") in ("TUPLE", "ARRAY", "UUID")
-        or any(map(is_another, _parts_of(kind)))
+        or any(map(is_another, _list_parts(kind)))
     )
 
 
@@ -192,7 +194,8 @@ class Text:
                 return self._names[-1][node["index"]]
             case "BOUND_CASE" if self._names or self._is_whole:
                 whens = (
-                    f"WHEN {self.of(one['when_expr'])} THEN {self.of(one['then_expr'])}" for one in node["case_checks"]
+                    f"WHEN {self.of(case['when_expr'])} THEN {self.of(case['then_expr'])}"
+                    for case in node["case_checks"]
                 )
                 return f"(CASE {' '.join(whens)} ELSE {self.of(node['else_expr'])} END)"
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" if (
@@ -209,30 +212,30 @@ class Text:
             self.columns.append(term)
         place = quoted(f"${self.columns.index(term) + 1}")
         kind = node.get("return_type", {"id": "BOOLEAN"})
-        return f"CAST({place} AS {shown_type(kind)})" if is_another(kind) or kind["id"] == "HUGEINT" else place
+        return f"CAST({place} AS {name_type(kind)})" if is_another(kind) or kind["id"] == "HUGEINT" else place
 
     def constant(self, value: Json) -> str:
         """Return the text of a constant."""
         kind = value["type"]
         if value.get("is_null") or "value" not in value:
-            return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {shown_type(kind)})"
+            return "NULL" if kind.get("id") in ("NULL", "SQLNULL") else f"CAST(NULL AS {name_type(kind)})"
         literal = value["value"]
         if kind["id"] in ("LIST", "ARRAY"):
             child = kind["type_info"]["child_type"]
-            shown = (self.constant({"type": child, **element}) for element in literal.get("children", ()))
-            return f"CAST([{', '.join(shown)}] AS {shown_type(kind)})"
+            texts = (self.constant({"type": child, **element}) for element in literal.get("children", ()))
+            return f"CAST([{', '.join(texts)}] AS {name_type(kind)})"
         if kind["id"] == "MAP":  # A list of its entries.
             return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
         if kind["id"] in ("STRUCT", "TUPLE"):
             names = (_literal(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
                 self.constant({"type": part, **entry})
-                for part, entry in zip(_parts_of(kind), literal.get("children", ()), strict=True)
+                for part, entry in zip(_list_parts(kind), literal.get("children", ()), strict=True)
             )
             if kind["id"] == "TUPLE":
-                return f"CAST(row({', '.join(values)}) AS {shown_type(kind)})"
-            shown = (f"{name}: {text}" for name, text in zip(names, values, strict=True))
-            return f"CAST({{{', '.join(shown)}}} AS {shown_type(kind)})"
+                return f"CAST(row({', '.join(values)}) AS {name_type(kind)})"
+            texts = (f"{name}: {text}" for name, text in zip(names, values, strict=True))
+            return f"CAST({{{', '.join(texts)}}} AS {name_type(kind)})"
         if kind["id"] == "DECIMAL":
             scale = kind["type_info"].get("scale", 0)
             whole = (literal["upper"] << 64) + literal["lower"] if isinstance(literal, dict) else int(literal)
@@ -244,21 +247,21 @@ class Text:
             literal = UUID(int=((literal["upper"] + 2**63) << 64) + literal["lower"])
         elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
             if is_another(kind):
-                self._refuse(f"a constant of type {shown_type(kind)} is not supported in a view: cast a text", {})
+                self._refuse(f"a constant of type {name_type(kind)} is not supported in a view: cast a text", {})
             return self._column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
-        return f"CAST({_literal(str(literal))} AS {shown_type(kind)})"
+        return f"CAST({_literal(str(literal))} AS {name_type(kind)})"
 
     def _call(self, node: Json) -> str:
         kind, children = node["type"], node.get("children") or []
         if kind == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast")
-            given = node["arguments"][0]
-            if not casts(given, node["return_type"]):
-                shown = f"{shown_type(given)} are not cast to {shown_type(node['return_type'])}"
-                self._refuse(f"values of {shown} in a view: DuckDB has no such cast", node)
+            argument = node["arguments"][0]
+            if not casts(argument, node["return_type"]):
+                message = f"{name_type(argument)} are not cast to {name_type(node['return_type'])}"
+                self._refuse(f"values of {message} in a view: DuckDB has no such cast", node)
             value = self.of(children[0])
-            value = f"CAST({value} AS JSON)" if is_json(given) and not value.startswith("CAST") else value
-            return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {shown_type(node['return_type'])})"
+            value = f"CAST({value} AS JSON)" if is_json(argument) and not value.startswith("CAST") else value
+            return f"{'TRY_CAST' if tries else 'CAST'}({value} AS {name_type(node['return_type'])})"
         if kind == "OPERATOR_TRY":
             self._is_whole, was_whole = True, self._is_whole
             text = f"TRY({self.of(children[0])})"
@@ -267,8 +270,8 @@ class Text:
         if kind in _SIGNS:
             return f"({f' {_SIGNS[kind]} '.join(map(self.of, children))})"
         if kind in ("COMPARE_IN", "COMPARE_NOT_IN"):
-            value, *others = map(self.of, children)
-            return f"({value} {'NOT ' * (kind == 'COMPARE_NOT_IN')}IN ({', '.join(others)}))"
+            value, *candidates = map(self.of, children)
+            return f"({value} {'NOT ' * (kind == 'COMPARE_NOT_IN')}IN ({', '.join(candidates)}))"
         if kind == "COMPARE_BETWEEN":
             value, low, high = map(self.of, children)
             return f"({value} BETWEEN {low} AND {high})"
@@ -277,12 +280,14 @@ class Text:
             return f"(NOT {value})" if kind == "OPERATOR_NOT" else f"({value} {kind[9:].replace('_', ' ')})"
         if kind in ("OPERATOR_COALESCE", "OPERATOR_NULLIF"):
             return f"{kind[9:]}({', '.join(map(self.of, children))})"
-        name = name_of(node)
+        name = read_function_name(node)
         if kind != "BOUND_FUNCTION" or not is_definite(name):
             self._refuse(f"function {name or kind}() is not supported in a view", node)
         if name in _AGGREGATED and "approx" in str(children[1:]) + str(children[1:]).replace("reservoir", "approx"):
             self._refuse(f"{name}() of what is approximate is not supported in a view", node)
-        if name in _PARTS and _id_of(children[0]) == "TIMESTAMP_NS":  # By their names, these are of microseconds.
+        if (
+            name in _PARTS and _read_type_id(children[0]) == "TIMESTAMP_NS"
+        ):  # By their names, these are of microseconds.
             return f"date_part('{name}', {self.of(children[0])})"
         return f"{quoted(name)}({', '.join(self._arguments(node, children))})"
 
@@ -292,29 +297,29 @@ class Text:
         if lambdas:
             more = int(bool((node.get("function_data") or {}).get("has_initial")))
             return self._with_lambda(children, lambdas[0], more)
-        shown = [self.of(child) for child in children]
-        first = len(shown) - len(names)
-        return [*shown[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, shown[first:], strict=True))]
+        texts = [self.of(child) for child in children]
+        first = len(texts) - len(names)
+        return [*texts[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, texts[first:], strict=True))]
 
     def _with_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
         """Return arguments with a lambda, and as many more; what it takes from outside stands behind them."""
         function = children[at]
         self._check(function)
         count = function["parameter_count"]
-        others = [self.of(child) for child in children[at + 1 : at + 1 + more]]
+        later = [self.of(child) for child in children[at + 1 : at + 1 + more]]
         outer = [self.of(child) for child in children[at + 1 + more :]]
-        shown = [self.of(child) for child in children[:at]]
-        own = [quoted(f"p{len(self._names)}_{number}") for number in range(count)]
+        earlier = [self.of(child) for child in children[:at]]
+        parameters = [quoted(f"p{len(self._names)}_{number}") for number in range(count)]
         # DuckDB numbers the parameters of a lambda from the last one on, and what it takes from outside behind them.
-        self._names.append([*reversed(own), *outer])
+        self._names.append([*reversed(parameters), *outer])
         body = self.of(function["lambda_expr"])
         self._names.pop()
-        return [*shown, f"lambda {', '.join(own)}: {body}", *others]
+        return [*earlier, f"lambda {', '.join(parameters)}: {body}", *later]
 
 
 def _is_number(node: Json) -> bool:
     """Return whether a node is a constant whole number, cast to the type that is wanted of it."""
-    kinds = [_id_of(node), *(argument.get("id") for argument in node.get("arguments") or ())]
+    kinds = [_read_type_id(node), *(argument.get("id") for argument in node.get("arguments") or ())]
     return (
         node.get("type") == "OPERATOR_CAST"
         and node["children"][0].get("expression_class") == "BOUND_CONSTANT"
@@ -322,7 +327,7 @@ def _is_number(node: Json) -> bool:
     )
 
 
-def _id_of(node: Json) -> Any:
+def _read_type_id(node: Json) -> Any:
     return (node.get("return_type") or {}).get("id")
 
 

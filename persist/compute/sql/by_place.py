@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.sql.adapt_expression import Expressions, Json
-from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, types_of
+from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, infer_types
 from persist.compute.sql.by_duckdb import bare
 from persist.compute.sql.types import constant, to_arrow
-from persist.core.expression.evaluation import all_of
+from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.term import Lit, Place, Term, sql_call
 
 _NUMBER = {"WINDOW_LAG": 1, "WINDOW_LEAD": 1, "WINDOW_NTH_VALUE": 1, "WINDOW_NTILE": 0}
@@ -52,7 +52,7 @@ def by_place(child: Node, nodes: Sequence[Json], number: int, of: Expressions, c
         number: none of any other relation of the plan.
         call: returns the window function of a node that is not by place.
     """
-    kinds = tuple(types_of(child))
+    kinds = tuple(infer_types(child))
     width, ref = len(kinds), Ref(number, kinds)
     calls: list[WindowCall] = []
     more: list[WindowCall] = []
@@ -73,16 +73,18 @@ def by_place(child: Node, nodes: Sequence[Json], number: int, of: Expressions, c
             continue
         count = Place(next(counts))
         if node["type"] == "WINDOW_NTILE":
-            wanted = _int64(of.one(node["children"][0]))
-            outputs[at] = sql_call("duckdb", pa.int64(), Lit(pa.scalar(_NTILE)), Place(at), count, wanted)
+            position = _int64(of.translate(node["children"][0]))
+            outputs[at] = sql_call("duckdb", pa.int64(), Lit(pa.scalar(_NTILE)), Place(at), count, position)
             continue
         window = calls[at - width]
-        others = Project(Window(ref, (window,)), (*window.partition, Place(width), of.one(node["children"][0])))
+        positions = Project(
+            Window(ref, (window,)), (*window.partition, Place(width), of.translate(node["children"][0]))
+        )
         keys = len(window.partition)
         same = tuple((term, Place(key)) for key, term in enumerate(window.partition))
-        wanted = _wanted(node, Place(at), of)
-        rows = Join("left", rows, others, ((wanted, Place(keys)),), same)
-        outputs[at] = _shown(node, wanted, count, Place(end + keys), of)
+        position = _find_target_position(node, Place(at), of)
+        rows = Join("left", rows, positions, ((position, Place(keys)),), same)
+        outputs[at] = _value_at_position(node, position, count, Place(end + keys), of)
         end += keys + 2
     return Let(number, child, Project(rows, tuple(outputs)))
 
@@ -99,7 +101,7 @@ def _check(node: Json, of: Expressions) -> None:
 
 def _row_number(node: Json, width: int, of: Expressions) -> WindowCall:
     order = (*map(of.order, node.get("orders") or ()), *(Order(Place(at)) for at in range(width)))
-    return WindowCall("row_number", "int64", (), of.every(node.get("partitions")), order, _WHOLE)
+    return WindowCall("row_number", "int64", (), of.translate_all(node.get("partitions")), order, _WHOLE)
 
 
 def _frame(node: Json, of: Expressions) -> Frame:
@@ -107,25 +109,25 @@ def _frame(node: Json, of: Expressions) -> Frame:
     return Frame(None, end, None, end_at)
 
 
-def _wanted(node: Json, own: Term, of: Expressions) -> Term:
+def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
     """Return the place that a row wants."""
-    distance = _int64(of.one(node["children"][1]))
+    distance = _int64(of.translate(node["children"][1]))
     if node["type"] == "WINDOW_NTH_VALUE":
         return distance
     return sql_call("subtract" if node["type"] == "WINDOW_LAG" else "add", pa.int64(), own, distance)
 
 
-def _shown(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
+def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
     """Return what a row shows of the row that has the wanted place, which has its value behind its place."""
-    kind = of.type_of(node["return_type"], node)
-    other: Term = constant(kind, None)
+    kind = of.infer_type(node["return_type"], node)
+    default: Term = constant(kind, None)
     if len(node["children"]) > 2:
-        other = sql_call("cast", to_arrow(kind), of.one(node["children"][2]))
+        default = sql_call("cast", to_arrow(kind), of.translate(node["children"][2]))
     conditions: list[Term] = [sql_call("is_not_null", pa.bool_(), place)]
     if node["type"] == "WINDOW_NTH_VALUE":
         conditions.append(sql_call("less_equal", pa.bool_(), wanted, count))
     is_said = sql_call("is_not_null", pa.bool_(), wanted)
-    cases = (all_of(conditions), Place(place.index + 1), is_said, other)
+    cases = (join_with_and(conditions), Place(place.index + 1), is_said, default)
     return sql_call("case", to_arrow(kind), *cases, constant(kind, None))
 
 

@@ -19,12 +19,12 @@ from persist.compute.sql.algebra import (
     Temporal,
     TopK,
     children,
-    replaced,
-    terms_of,
-    types_of,
+    infer_types,
+    list_terms,
+    map_children,
     with_terms,
 )
-from persist.compute.sql.duck import Columns, bound, names_column, place, tables_of
+from persist.compute.sql.duck import Columns, bound, find_tables, names_column, place
 from persist.compute.sql.emission import lateness, without_emission
 from persist.compute.sql.rows import fold
 from persist.compute.sql.temporal import MARK
@@ -51,7 +51,7 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     """
     collections = []
     with _deep_is_refused():
-        tables = tables_of(without_emission(sql)[0])
+        tables = find_tables(without_emission(sql)[0])
     for path, at in tables.items():
         dotted = collection_of(path, names) if len(path) > 1 else None
         if dotted is not None:
@@ -70,16 +70,16 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
         collections.append(collection)
     read: dict[str, str] = {}
     for collection in collections:
-        other = read.setdefault(sql_name(collection), collection)
-        if other != collection:
+        collision = read.setdefault(sql_name(collection), collection)
+        if collision != collection:
             raise InvalidUsage(
-                f"the query reads {other!r} and {collection!r}, which differ by case only, and SQL takes them for one: "
-                "make a view of one of them, by another name"
+                f"the query reads {collision!r} and {collection!r}, which differ by case only, and SQL takes them "
+                "for one: make a view of one of them, by another name"
             )
     return [*read.values()]
 
 
-def columns_of(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
+def list_columns(name: str, schema: CollectionSchema, *, names_row_id: bool) -> Columns:
     """Return the columns of a collection with their types, and `rowid` if the query may mean DuckDB's."""
     columns: list[tuple[str, str | Unreadable]] = []
     for column in schema.columns:
@@ -119,7 +119,7 @@ def _planned(
     names_row_id = names_column(sql, _ROW_ID)
     for name, schema in schemas.items():
         check_sql_names(name, schema.arrow)
-    tables = {name: columns_of(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
+    tables = {name: list_columns(name, schema, names_row_id=names_row_id) for name, schema in schemas.items()}
     for name, columns in tables.items():
         if all(isinstance(kind, Unreadable) for _, kind in columns):
             raise InvalidUsage(f"collection {name!r} has no column of a type that queries can read")
@@ -130,7 +130,7 @@ def _planned(
     plan = _with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
     if _levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    return _stored(plan, bound_query.columns(types_of(plan)))
+    return _stored(plan, bound_query.columns(infer_types(plan)))
 
 
 def _with_constants(plan: Node) -> Node:
@@ -143,10 +143,10 @@ def _with_constants(plan: Node) -> Node:
         if not isinstance(term, Call):
             return term
         call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
-        made = fold(call)
-        return made if isinstance(made, Lit) and _is_spelled(made.value.type) else call
+        folded = fold(call)
+        return folded if isinstance(folded, Lit) and _is_spelled(folded.value.type) else call
 
-    return with_terms(replaced(plan, _with_constants), computed)
+    return with_terms(map_children(plan, _with_constants), computed)
 
 
 def _is_spelled(kind: pa.DataType) -> bool:
@@ -175,12 +175,12 @@ def _deep_is_refused() -> Iterator[None]:
 
 def _levels(node: Node) -> int:
     """Return how deep a plan is, a relation counting for two levels and an expression for one."""
-    own = max(map(_levels_of, terms_of(node)), default=0)
-    return 2 + max([own, *map(_levels, children(node))])
+    depth = max(map(_count_levels, list_terms(node)), default=0)
+    return 2 + max([depth, *map(_levels, children(node))])
 
 
-def _levels_of(expression: Term) -> int:
-    return 1 + max(map(_levels_of, expression.arguments), default=0) if isinstance(expression, Call) else 1
+def _count_levels(expression: Term) -> int:
+    return 1 + max(map(_count_levels, expression.arguments), default=0) if isinstance(expression, Call) else 1
 
 
 def check_columns(columns: Sequence[tuple[str, str]]) -> None:
@@ -200,20 +200,20 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
             raise InvalidUsage(f"column {name!r} is of type {kind}, which collections cannot hold: cast it")
 
 
-def asked_key(asked: Sequence[str]) -> tuple[str, ...]:
+def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
     """Return the columns that a caller wants for the key; one may be given by its name alone."""
     return tuple([asked] if isinstance(asked, str) else asked)
 
 
-def key_of(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None) -> tuple[str, ...]:
+def choose_key(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None) -> tuple[str, ...]:
     """Return which columns are the key: those asked for, or what the query groups by, or all."""
     names = [name for name, _ in columns]
     if asked is not None:
-        given = asked_key(asked)
-        unknown = [name for name in given if name not in names]
-        if unknown or not given or len(set(given)) < len(given):
+        key = parse_key(asked)
+        unknown = [name for name in key if name not in names]
+        if unknown or not key or len(set(key)) < len(key):
             raise InvalidUsage(f"key={asked!r} are not distinct columns of the query, which are {names}")
-        return given
+        return key
     places: dict[int, int] = {at: at for at in range(len(names))}
     node = plan
     while isinstance(node, Project | Filter | Temporal | TopK):

@@ -4,10 +4,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from persist.compute.sql.compile import asked_key
-from persist.compute.sql.definition import Start, given_start
+from persist.compute.sql.compile import parse_key
+from persist.compute.sql.definition import Start, parse_start
 from persist.compute.sql.draft import Catalog, drafted
-from persist.compute.sql.graph import sizes_of
+from persist.compute.sql.graph import estimate_sizes
 from persist.compute.sql.reasons import UnboundedState, unbounded
 from persist.compute.sql.view import LiveView, live_view
 from persist.core.errors import AsOfCompacted, CollectionExists, InvalidUsage
@@ -17,7 +17,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.write.retrying import commit_with_retry
 
 
-def made_view(
+def load_or_create_view(
     engine: Engine,
     name: str,
     sql: str,
@@ -49,12 +49,12 @@ def _existing(
     engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
 ) -> LiveView:
     live = live_view(engine, name, options)
-    if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != asked_key(key)):
+    if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != parse_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
             "or drop it."
         ).with_remedy("{redefine:call} gives it this one.")
-    begin = None if start is None else given_start(start, live.handle.known().timeline)
+    begin = None if start is None else parse_start(start, live.handle.known().timeline)
     if begin not in (None, live.definition.start):
         raise InvalidUsage(
             f"view {name!r} begins at {live.definition.start}, and not at {begin}: leave start= out, choose another "
@@ -74,10 +74,10 @@ def _created(
     keeps_groups: bool,
 ) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
-    for reason in unbounded(draft.bound, sizes_of(engine, draft.definition.reads)):
+    for reason in unbounded(draft.bound, estimate_sizes(engine, draft.definition.reads)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # Of whoever calls the client.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
-    live = LiveView(CollectionHandle(engine, draft.made.id, name, draft.made.schema), draft.definition, options)
+    live = LiveView(CollectionHandle(engine, draft.readable.id, name, draft.readable.schema), draft.definition, options)
     if start is None:  # Otherwise somebody knows what they ask for.
         live.warn_of_behind(is_new=True)
     return live

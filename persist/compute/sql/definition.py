@@ -40,14 +40,14 @@ import msgspec
 from persist.blob.threads import SystemClock
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.sql.algebra import Node
-from persist.compute.sql.stored import digest_of
-from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
+from persist.compute.sql.stored import compute_digest
+from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
 from persist.core.antichain import as_time
 from persist.core.errors import IncompatibleVersion, InvalidUsage
 from persist.core.expression.term import SQL, Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import NOW, Moment, Timeline, is_moment, is_tag, parse_time, parse_time_word, shown_time
+from persist.core.timeline import NOW, Moment, Timeline, format_time, is_moment, is_tag, parse_time, parse_time_word
 
 VERSION = 2  # The first one has no program.
 EARLIER_KEPT = 100
@@ -83,7 +83,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.program is None:  # As the first version has it.
             del stored["program"]
         else:
-            stored["program"] = {**self.program, "digest": digest_of(stored)}
+            stored["program"] = {**self.program, "digest": compute_digest(stored)}
         return stored
 
     @classmethod
@@ -96,7 +96,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if stored.get("version") not in (1, VERSION):
             raise IncompatibleVersion("the definition of a view", stored.get("version", 0), VERSION)
         program = stored.get("program")
-        if isinstance(program, dict) and program.get("digest") != digest_of(stored):
+        if isinstance(program, dict) and program.get("digest") != compute_digest(stored):
             stored = {**stored, "program": None}
         return msgspec.convert(stored, cls, dec_hook=term_of_json)
 
@@ -107,10 +107,16 @@ def to_json(value: Any) -> Any:
         case Place(index):
             return {"kind": "column", "index": index}
         case Lit(scalar):
-            text = text_of(scalar)
-            return {"kind": "constant", "type": kind_of(scalar.type)} | ({} if text is None else {"value": text})
+            text = format_scalar(scalar)
+            return {"kind": "constant", "type": name_arrow_type(scalar.type)} | (
+                {} if text is None else {"value": text}
+            )
         case Call(function, arguments, (kind,), at):
-            stored: dict[str, Any] = {"kind": "call", "function": function.removeprefix(SQL), "type": kind_of(kind)}
+            stored: dict[str, Any] = {
+                "kind": "call",
+                "function": function.removeprefix(SQL),
+                "type": name_arrow_type(kind),
+            }
             stored |= {"arguments": [*map(to_json, arguments)]} if arguments else {}
             return stored | ({} if at is None else {"at": at})
         case tuple():
@@ -183,7 +189,7 @@ def shared_timeline(inputs: Iterable[Readable]) -> str | None:
     return timelines.pop() if len(timelines) == 1 else None
 
 
-def given_start(start: Start, unit: str | None) -> int | None:
+def parse_start(start: Start, unit: str | None) -> int | None:
     """Return a time that a user has given for the beginning of a view; None for "now" and "latest".
 
     Raises:
@@ -205,7 +211,7 @@ def given_start(start: Start, unit: str | None) -> int | None:
     return as_time("start", start)
 
 
-def start_of(start: Start, inputs: Sequence[Readable], unit: str | None) -> int:
+def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> int:
     """Return the time at which a view of some inputs begins.
 
     Args:
@@ -218,17 +224,17 @@ def start_of(start: Start, inputs: Sequence[Readable], unit: str | None) -> int:
     earliest = max((readable.since for readable in inputs), default=0)
     if start is None:
         return earliest
-    time = given_start(start, unit)
+    time = parse_start(start, unit)
     if time is None:
         return max(earliest, min((readable.last for readable in inputs if readable.last is not None), default=0))
     timeline = None if unit is None else Timeline(unit)
     for readable in inputs:
         if time < readable.since:
-            lies = f"start={shown_time(time, timeline)} is before"
+            lies = f"start={format_time(time, timeline)} is before"
             if readable.since == readable.redefined:
                 why = f"{readable.since}, from which on view {readable.name!r} holds what it is defined as now"
             else:
-                why = f"since={shown_time(readable.since, timeline)} of {readable.name!r}, which the view reads"
+                why = f"since={format_time(readable.since, timeline)} of {readable.name!r}, which the view reads"
             raise InvalidUsage(
                 f"{lies} {why}. The earliest start of this view is start={earliest}; leave it out for that"
             )
@@ -247,24 +253,24 @@ def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | No
         return None
     last = min(inputs, key=lambda contents: sealed[contents.name])
     upper = sealed[last.name]
-    shown = last.timeline if len({contents.timeline for contents in inputs}) == 1 else None
-    timeline = None if shown is None else Timeline(shown)
-    is_sealed = f"{last.name!r} is sealed to {shown_time(upper, timeline)}"
+    unit = last.timeline if len({contents.timeline for contents in inputs}) == 1 else None
+    timeline = None if unit is None else Timeline(unit)
+    is_sealed = f"{last.name!r} is sealed to {format_time(upper, timeline)}"
     if upper <= start and (start > 0 or len({*sealed.values()}) > 1):
-        why = f"view {name!r} has no answer yet: it begins at {shown_time(start, timeline)}"
+        why = f"view {name!r} has no answer yet: it begins at {format_time(start, timeline)}"
         return f"{why}, and {is_sealed}, {start + 1 - upper} behind that{_of_units(inputs, last)}"
     for contents in inputs:
         first = min((part.time_min for part in contents.parts), default=None)
         if first is not None and first >= upper and sealed[contents.name] > upper:
             why = f"view {name!r} sees nothing of {contents.name!r}, whose first update is at "
             by = f"{is_sealed}, {sealed[contents.name] - upper} behind {contents.name!r}"
-            return f"{why}{shown_time(first, timeline)}: {by}{_of_units(inputs, last)}"
+            return f"{why}{format_time(first, timeline)}: {by}{_of_units(inputs, last)}"
     return None
 
 
 def _of_units(inputs: Sequence[CollectionState], last: CollectionState) -> str:
     for contents in inputs:
         if contents.timeline != last.timeline:
-            units = [f"{one.name!r} has {one.timeline or 'no timeline'}" for one in (last, contents)]
+            units = [f"{readable.name!r} has {readable.timeline or 'no timeline'}" for readable in (last, contents)]
             return f". Their times count different things: {', and '.join(units)}"
     return f". Seal {last.name!r} further"

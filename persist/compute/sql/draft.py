@@ -13,10 +13,10 @@ import pyarrow as pa
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Node
-from persist.compute.sql.compile import check_columns, key_of, mentioned, planned
-from persist.compute.sql.definition import VERSION, Definition, Readable, Start, shared_timeline, start_of
-from persist.compute.sql.graph import columns_read, definition_of, list_functions, lower_relation, sizes_of
-from persist.compute.sql.groups import Groups, cut
+from persist.compute.sql.compile import check_columns, choose_key, mentioned, planned
+from persist.compute.sql.definition import VERSION, Definition, Readable, Start, choose_start, shared_timeline
+from persist.compute.sql.graph import columns_read, estimate_sizes, list_functions, load_definition, lower_relation
+from persist.compute.sql.groups import Groups, cut_at_aggregates
 from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewritten
 from persist.compute.sql.stored import encode_plan
@@ -25,7 +25,7 @@ from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
 from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.core.state_rules.contents import CollectionState, first_time
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
@@ -43,7 +43,7 @@ class Draft:
         groups: the views that hold them.
     """
 
-    made: Readable
+    readable: Readable
     definition: Definition
     steps: tuple[Any, ...]
     names: Mapping[str, str]
@@ -63,8 +63,8 @@ class Catalog:
     @property
     def names(self) -> list[str]:
         """The names of all."""
-        kept = [name for name in self._engine.names() if name not in self._by_name]
-        return [*kept, *(name for name, readable in self._by_name.items() if readable is not None)]
+        existing = [name for name in self._engine.names() if name not in self._by_name]
+        return [*existing, *(name for name, readable in self._by_name.items() if readable is not None)]
 
     @property
     def keeps_plans(self) -> bool:
@@ -77,10 +77,10 @@ class Catalog:
 
     def add(self, draft: Draft) -> None:
         """Plan with a view more."""
-        self._by_name[draft.made.name] = draft.made
-        self._by_id |= {made.id: made for made in (*draft.groups, draft.made)}
+        self._by_name[draft.readable.name] = draft.readable
+        self._by_id |= {readable.id: readable for readable in (*draft.groups, draft.readable)}
 
-    def named(self, name: str) -> Readable:
+    def load(self, name: str) -> Readable:
         """Return the collection of a name, which is among the names."""
         return self._by_name.get(name) or self._stored(loaded(self._engine, name).id, name)
 
@@ -92,35 +92,39 @@ class Catalog:
         """
         return self._by_id.get(id_) or self._stored(id_, id_)
 
-    def groups_of(self, definition: Definition) -> list[Groups]:
+    def load_groups(self, definition: Definition) -> list[Groups]:
         """Return the views that hold the groups of a view, as it is now."""
         every_groups = []
         for name, id_ in definition.reads.items():
-            held = definition_of(loaded_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
-            if held is not None:
-                every_groups.append(Groups(name, held.plan, held.columns, held.key))
+            groups_definition = (
+                load_definition(loaded_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
+            )
+            if groups_definition is not None:
+                every_groups.append(
+                    Groups(name, groups_definition.plan, groups_definition.columns, groups_definition.key)
+                )
         return every_groups
 
-    def read_as(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
+    def load_read_schema(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
         """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
         try:
             contents = loaded_by_id(self._engine, id_, id_).contents()
         except CollectionNotFound:
             return None  # It is planned.
-        held = contents.holds.get(view_hold(view.id))
-        if held is None or held.schema is None or not held.columns:
+        hold = contents.holds.get(view_hold(view.id))
+        if hold is None or hold.schema is None or not hold.columns:
             return None
-        schema = version_of(contents, held.schema)
+        schema = load_schema_version(contents, hold.schema)
         names = dict(zip(schema.ids, schema.names, strict=True))
-        return schema, {names[column] for column in held.columns}
+        return schema, {names[column] for column in hold.columns}
 
     def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
         """Return what is known of the sizes of collections that a query calls by these names."""
-        return sizes_of(self._engine, {name: readable.id for name, readable in reads.items()})
+        return estimate_sizes(self._engine, {name: readable.id for name, readable in reads.items()})
 
     def _stored(self, id_: str, name: str) -> Readable:
         handle = loaded_by_id(self._engine, id_, name)
-        contents, definition = handle.contents(), definition_of(handle)
+        contents, definition = handle.contents(), load_definition(handle)
         inputs = () if definition is None else definition.inputs
         last, is_view = _last_sealed(contents), definition is not None
         redefined = 0 if definition is None else definition.since
@@ -152,42 +156,46 @@ def drafted(
     Raises:
         InvalidUsage: as `Client.create_view`.
     """
-    reads = {read_name: catalog.named(read_name) for read_name in mentioned(sql, catalog.names)}
+    reads = {read_name: catalog.load(read_name) for read_name in mentioned(sql, catalog.names)}
     forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
     relation, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
     check_columns(columns)
-    keys = key_of(relation, columns, key)
+    keys = choose_key(relation, columns, key)
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
     unit = shared_timeline(reads.values())
-    begin = start_of(start, [*every.values()], unit)
+    begin = choose_start(start, [*every.values()], unit)
     id_ = uuid.uuid4().hex
     steps: list[Any] = []
-    made: list[Readable] = []
-    known = catalog.sizes(reads)
-    plan, bound, keeps_plan = relation, rewritten(relation, known), catalog.keeps_plans
+    group_readables: list[Readable] = []
+    statistics = catalog.sizes(reads)
+    plan, bound, keeps_plan = relation, rewritten(relation, statistics), catalog.keeps_plans
     if keeps_groups:
-        plan, every_groups = cut(bound, groups_prefix(id_))
+        plan, every_groups = cut_at_aggregates(bound, groups_prefix(id_))
         for groups in every_groups:
             whose = f"the groups of view {name!r}"
-            held = _made(uuid.uuid4().hex, groups, whose, reads, every, begin, unit, known, keeps_plan=keeps_plan)
-            reads = {**reads, groups.name: held.made}
-            every = {**every, held.made.id: held.made}
-            made.append(held.made)
-            steps += held.steps
+            groups_draft = _draft_collection(
+                uuid.uuid4().hex, groups, whose, reads, every, begin, unit, statistics, keeps_plan=keeps_plan
+            )
+            reads = {**reads, groups.name: groups_draft.readable}
+            every = {**every, groups_draft.readable.id: groups_draft.readable}
+            group_readables.append(groups_draft.readable)
+            steps += groups_draft.steps
     elif replaces is not None and has_groups(replaces):
-        plan, every_groups = cut(bound, "", catalog.groups_of(replaces))
+        plan, every_groups = cut_at_aggregates(bound, "", catalog.load_groups(replaces))
         for groups in every_groups:
             held_by = catalog.by_id(replaces.reads[groups.name])
             reads = {**reads, groups.name: held_by}
             every = {**every, held_by.id: held_by}
     answer = Groups(name, plan, tuple(columns), keys)
-    asked = bound if plan is relation else None
-    draft = _made(id_, answer, sql, reads, every, begin, unit, known, asked, keeps_plan=keeps_plan)
+    requested_plan = bound if plan is relation else None
+    draft = _draft_collection(
+        id_, answer, sql, reads, every, begin, unit, statistics, requested_plan, keeps_plan=keeps_plan
+    )
     _check_together(catalog, name, draft.columns, every)
-    return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(made))
+    return replace(draft, steps=(*steps, *draft.steps), bound=bound, groups=tuple(group_readables))
 
 
-def _made(
+def _draft_collection(
     id_: str,
     what: Groups,
     sql: str,
@@ -210,8 +218,8 @@ def _made(
         keeps_plan: store the plan that refreshes run.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}
-    schema = _schema_of(what.columns, what.key, unit)
-    made = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
+    schema = _build_schema(what.columns, what.key, unit)
+    output = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
     relation = rewritten(what.plan, known) if relation is None else relation
     try:
         program = lower_relation(relation, what.columns)
@@ -231,7 +239,7 @@ def _made(
         *_holds(id_, definition, columns, every.values()),
     )
     names = {id_: what.name, **{readable.id: readable.name for readable in every.values()}}
-    return Draft(made, definition, steps, names, what.plan, columns)
+    return Draft(output, definition, steps, names, what.plan, columns)
 
 
 def _check_together(
@@ -244,7 +252,7 @@ def _check_together(
     for id_, readable in every.items():
         parts = [(name, readable.schema, set(own[id_]))] if own.get(id_) else []
         for view in every.values():
-            read = catalog.read_as(view, id_) if view.is_view else None
+            read = catalog.load_read_schema(view, id_) if view.is_view else None
             if read is not None:
                 parts.append((view.name, *read))
         columns = set().union(*(names for _, _, names in parts))
@@ -252,16 +260,16 @@ def _check_together(
             then, now = (
                 dict(zip(s.names, zip(s.ids, s.types, strict=False), strict=True)) for s in (schema, parts[0][1])
             )
-            if other := sorted(column for column in columns if then.get(column) != now.get(column)):
+            if differing := sorted(column for column in columns if then.get(column) != now.get(column)):
                 raise InvalidUsage(
                     f"view {name!r} and the views that it reads are refreshed together, and {reader!r} reads "
-                    f"collection {readable.name!r} as of version {schema.version} of its schema, in which {other} are "
-                    f"other columns than in version {parts[0][1].version}, which {parts[0][0]!r} reads: make "
-                    f"{reader!r} anew first"
+                    f"collection {readable.name!r} as of version {schema.version} of its schema, in which "
+                    f"{differing} are other columns than in version {parts[0][1].version}, which {parts[0][0]!r} "
+                    f"reads: make {reader!r} anew first"
                 )
 
 
-def _columns_of(readable: Readable) -> list[pa.Field]:
+def _list_fields(readable: Readable) -> list[pa.Field]:
     schema = readable.schema
     return [pa.field(name, kind) for name, kind in zip(schema.names, schema.types, strict=False)]
 
@@ -288,8 +296,8 @@ def _holds(
 
 def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
     """Return the steps that drop a view, with what it holds, and with its groups."""
-    held = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
-    return [record_kinds.Destroy(view.id), *held, *steps_to_drop_groups(view, definition)]
+    releases = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
+    return [record_kinds.Destroy(view.id), *releases, *steps_to_drop_groups(view, definition)]
 
 
 def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: Iterable[str] = ()) -> list[Step]:
@@ -297,20 +305,23 @@ def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: I
     steps: list[Step] = []
     for name, id_ in reversed(definition.reads.items()):
         if name.startswith(groups_prefix(view.id)) and name not in kept:
-            groups = definition_of(loaded_by_id(view.engine, id_, name))
-            held = () if groups is None else groups.inputs
-            steps += [record_kinds.Destroy(id_), *(record_kinds.ReleaseHold(input_, view_hold(id_)) for input_ in held)]
+            groups = load_definition(loaded_by_id(view.engine, id_, name))
+            input_ids = () if groups is None else groups.inputs
+            steps += [
+                record_kinds.Destroy(id_),
+                *(record_kinds.ReleaseHold(input_, view_hold(id_)) for input_ in input_ids),
+            ]
     return steps
 
 
-def reads_of(definition: Definition) -> dict[str, str]:
+def list_reads(definition: Definition) -> dict[str, str]:
     """Return the collections that the query of a view reads: name and id."""
     return {name: id_ for name, id_ in definition.reads.items() if not name.startswith(GROUPS_PREFIX)}
 
 
 def has_groups(definition: Definition) -> bool:
     """Return whether a view keeps its groups."""
-    return len(reads_of(definition)) < len(definition.reads)
+    return len(list_reads(definition)) < len(definition.reads)
 
 
 def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
@@ -319,7 +330,7 @@ def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...
     return tuple(sorted(ids[name] for name in names))
 
 
-def _schema_of(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None) -> CollectionSchema:
+def _build_schema(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit: str | None) -> CollectionSchema:
     kinds = {name: to_arrow(kind) for name, kind in columns}
     schema = CollectionSchema.of(
         {name: kinds[name] for name in keys},

@@ -39,7 +39,7 @@ class Bound:
             InvalidUsage: one is of a type that is not supported.
         """
         described = zip(self.described, kinds, strict=True)
-        return [(name, _kind(name, shown, kind)) for (name, shown), kind in described]
+        return [(name, _kind(name, column, kind)) for (name, column), kind in described]
 
 
 def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> Bound:
@@ -59,14 +59,14 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
-            shown = ", ".join(f"{quoted(column)} {_declared(kind, connection)}" for column, kind in columns)
-            connection.execute(f"CREATE TABLE {quoted(name)} ({shown})")
+            declarations = ", ".join(f"{quoted(column)} {_declare_type(kind, connection)}" for column, kind in columns)
+            connection.execute(f"CREATE TABLE {quoted(name)} ({declarations})")
         add_functions(connection, sql, late_by)
-        check_qualified(every_part(statement))
+        check_qualified(walk_parts(statement))
         serialized = _json(_first(connection, _SERIALIZE, sql, sql))
         function = refused_function(serialized.get("name"))
         if function is not None:
-            raise InvalidUsage(f"{indefinite(function)}{_place_of(function, statement, sql)}")
+            raise InvalidUsage(f"{indefinite(function)}{_locate_call(function, statement, sql)}")
         if serialized["error"]:
             raise InvalidUsage(_explained(serialized, sql))
         if len(serialized.get("plans", ())) != 1:
@@ -78,7 +78,7 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
     return Bound(serialized["plans"][0], tuple((name, kind) for name, kind, *_ in described))
 
 
-def _declared(kind: str | Unreadable, connection: Any) -> str:
+def _declare_type(kind: str | Unreadable, connection: Any) -> str:
     """Return the type of a column of a table that queries are bound to."""
     if isinstance(kind, str):
         return to_duckdb(kind)
@@ -88,7 +88,7 @@ def _declared(kind: str | Unreadable, connection: Any) -> str:
     return "VARIANT"
 
 
-def tables_of(sql: str) -> dict[Path, int]:
+def find_tables(sql: str) -> dict[Path, int]:
     """Return the paths of the tables that a query reads, and where each is in its text.
 
     Raises:
@@ -97,7 +97,7 @@ def tables_of(sql: str) -> dict[Path, int]:
     tables: dict[Path, int] = {}
     statement = parsed(sql)
     _collect(statement, tables, frozenset(), sql)
-    for node in every_part(statement):
+    for node in walk_parts(statement):
         if is_time_window(node):
             with _binder(sql) as connection:
                 check_lengths(connection, sql, node)
@@ -110,18 +110,18 @@ def names_column(sql: str, name: str) -> bool:
         return False
     return any(
         node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name
-        for node in every_part(parsed(sql))
+        for node in walk_parts(parsed(sql))
     )
 
 
-def every_part(parsed_query: Any) -> Iterator[dict[str, Any]]:
+def walk_parts(parsed_query: Any) -> Iterator[dict[str, Any]]:
     """Yield all parts of a parsed query."""
-    left = [parsed_query]
-    while left:
-        node = left.pop()
+    pending = [parsed_query]
+    while pending:
+        node = pending.pop()
         if isinstance(node, dict):
             yield node
-        left += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
+        pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def parsed(sql: str) -> Any:
@@ -278,9 +278,9 @@ def _explained(answer: dict[str, Any], sql: str) -> str:
     return message + place(sql, answer.get("position"))
 
 
-def _place_of(function: str, statement: Any, sql: str) -> str:
+def _locate_call(function: str, statement: Any, sql: str) -> str:
     """Return the place of a call in the text of a query; nothing if a macro calls it."""
-    for node in every_part(statement):
+    for node in walk_parts(statement):
         names = node.get("column_names") or (node.get("qualified_name") or {}).get("path") or [""]
         if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in spellings(function):
             return place(sql, node.get("query_location"))

@@ -27,7 +27,7 @@ import pyarrow.types as pat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query import arguments_of, is_time_window
-from persist.compute.sql.duck import every_part, loaded_duckdb, parsed, place
+from persist.compute.sql.duck import loaded_duckdb, parsed, place, walk_parts
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machines import InsertIfAbsent
 from persist.core.log.fields import KeyedForm
@@ -73,23 +73,26 @@ def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[s
     _check_parts(node, sql)
     [(name, schema)] = schemas.items()  # It reads no other collection.
     _check_groups(node, [*map(sql_name, schema.names)])
-    moments = [given.get("column_names") or [str(given.get("type"))] for given in arguments_of(source)[1:2]]
+    moments = [
+        source_arguments.get("column_names") or [str(source_arguments.get("type"))]
+        for source_arguments in arguments_of(source)[1:2]
+    ]
     return _distance(name, str(moments[0][-1]) if moments else "", schema, keyed.get(name))
 
 
 def _distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm | None) -> str:
     """Return the distance of a late bound; see `lateness`."""
-    wanted = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
+    keyed_options = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
     first = form.order_by[0] if form is not None and form.order_by else None
     if form is None or form.late_by is None or first is None or sql_name(first) != sql_name(column):
         raise InvalidUsage(
             f"EMIT FINAL: collection {name!r} has no late bound that follows {column!r}, so no window of it is ever "
-            f"final: make the collection with keyed={wanted}, or ask HAVING window_end <= _now()"
+            f"final: make the collection with keyed={keyed_options}, or ask HAVING window_end <= _now()"
         )
     if form.machine.name != InsertIfAbsent.name or form.tombstone is not None:
         raise InvalidUsage(
             f"EMIT FINAL: events may replace or delete rows of collection {name!r}, whenever their window was, so no "
-            f"window of it is ever final: make the collection with keyed={wanted}"
+            f"window of it is ever final: make the collection with keyed={keyed_options}"
         )
     kind = schema.arrow.field(first).type
     if pat.is_date(kind):
@@ -102,7 +105,7 @@ def _distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm 
 
 def _check_parts(node: Json, sql: str) -> None:
     """Raise InvalidUsage if a part of a query looks at more than one window."""
-    for part in every_part(node):
+    for part in walk_parts(node):
         what = str(part.get("class") or part.get("type") or "")
         if what == "SUBQUERY" or (part.get("class") == "FUNCTION" and part["function_name"].lower() == "_now"):
             raise InvalidUsage(f"{_SHAPE}, without subqueries and _now(){place(sql, part.get('query_location'))}")

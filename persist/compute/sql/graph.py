@@ -16,12 +16,12 @@ from persist.compute.dataflow.plan.plan import Linear, Node, Persist, Plan, Prob
 from persist.compute.dataflow.plan.stages import Map
 from persist.compute.dataflow.program import Program
 from persist.compute.sql.algebra import Node as Relation
-from persist.compute.sql.algebra import Scan, all_terms_of, every
+from persist.compute.sql.algebra import Scan, iterate_terms, walk
 from persist.compute.sql.definition import Definition
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.rewrite import rewritten
 from persist.compute.sql.stored import StoredPlan, read_plan
-from persist.compute.sql.types import kind_of, to_arrow
+from persist.compute.sql.types import name_arrow_type, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.expression.python_functions import calls_of_python, check_functions
 from persist.core.expression.term import Call, Col, Term
@@ -31,10 +31,10 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
 
 
-def scans_of(plan: Relation) -> dict[str, dict[str, str]]:
+def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
     """Return the collections that a plan reads, and which columns of them with their types."""
     read_columns: dict[str, dict[str, str]] = {}
-    for node in every(plan):
+    for node in walk(plan):
         if isinstance(node, Scan):
             read_columns.setdefault(node.collection, {}).update(zip(node.columns, node.types, strict=True))
     return read_columns
@@ -42,7 +42,7 @@ def scans_of(plan: Relation) -> dict[str, dict[str, str]]:
 
 def columns_read(plan: Plan) -> dict[str, dict[str, str]]:
     """Return the collections that a plan of operators reads, and which columns of them with their types."""
-    return {name: {field.name: kind_of(field.type) for field in schema} for name, schema in _list_sources(plan)}
+    return {name: {field.name: name_arrow_type(field.type) for field in schema} for name, schema in _list_sources(plan)}
 
 
 def _list_sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
@@ -66,7 +66,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
         name: program.source(
             name, schema=pa.schema([(column, to_arrow(kind)) for column, kind in sorted(kinds.items())])
         )
-        for name, kinds in scans_of(relation).items()
+        for name, kinds in list_scans(relation).items()
     }
     Lowering(program, sources.__getitem__).lowered(relation, [name for name, _ in columns]).probe()
     plan = optimised(program.plan) if optimise else trimmed(program.plan)
@@ -82,10 +82,10 @@ def _field(column: tuple[str, str]) -> pa.Field:
 
 def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:
     """Return name and version of the functions of Python that a relation calls."""
-    return tuple(dict.fromkeys(calls_of_python(all_terms_of(relation))))
+    return tuple(dict.fromkeys(calls_of_python(iterate_terms(relation))))
 
 
-def read_by(definition: Definition) -> dict[str, dict[str, str]]:
+def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
     """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
     stored = read_plan(definition.program)
     plan = lower_relation(rewritten(definition.plan)) if stored is None else stored.plan()
@@ -152,7 +152,7 @@ class ViewProgram(Program):
     def _lower(self, view: Defined, *, optimise: bool = True) -> Plan:
         """Return the plan of the definition of a view."""
         assert self.engine is not None
-        relation = rewritten(view.definition.plan, sizes_of(self.engine, view.definition.reads))
+        relation = rewritten(view.definition.plan, estimate_sizes(self.engine, view.definition.reads))
         return lower_relation(relation, view.definition.columns, optimise=optimise)
 
     def _together(self, plans: Sequence[Plan]) -> Plan:
@@ -217,7 +217,7 @@ def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | N
     stored = read_plan(definition.program)
     if stored is None or not stored.rows:
         return stored
-    sizes = sizes_of(engine, {name: definition.reads[name] for name in stored.rows})
+    sizes = estimate_sizes(engine, {name: definition.reads[name] for name in stored.rows})
     return stored if stored.fits(sizes) else None
 
 
@@ -242,7 +242,7 @@ def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
             plan.change(node.number, inputs=inputs)
 
 
-def sizes_of(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
+def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
     """Return what is known of the sizes of collections, by their names, of which reads has the ids.
 
     Of one that is not there, nothing is known: whoever opens it says so.
@@ -254,7 +254,7 @@ def sizes_of(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
     return sizes
 
 
-def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
+def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
     """Return views and all views that they depend on, each after those that it reads.
 
     Args:
@@ -267,7 +267,7 @@ def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
     views: dict[str, Defined] = {}
 
     def visit(handle: CollectionHandle) -> bool:
-        definition = definition_of(handle)
+        definition = load_definition(handle)
         if definition is None:
             return False
         for read_name, below in definition.reads.items():
@@ -282,7 +282,7 @@ def views_for(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
     return list(views.values())
 
 
-def definition_of(handle: CollectionHandle) -> Definition | None:
+def load_definition(handle: CollectionHandle) -> Definition | None:
     """Return the definition of a view; None of another collection, such as an index."""
     stored = handle.contents().view
     return None if stored is None or "index" in stored else Definition.from_json(stored)

@@ -38,12 +38,12 @@ from persist.compute.sql.algebra import (
     Ref,
     Scan,
     Temporal,
-    every,
-    replaced,
-    types_in,
-    types_of,
+    infer_term_types,
+    infer_types,
+    map_children,
+    walk,
 )
-from persist.compute.sql.rows import null_of
+from persist.compute.sql.rows import make_null
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.term import Lit, Place, Term, sql_call
 
@@ -69,7 +69,7 @@ class Groups:
     key: tuple[str, ...]
 
 
-def cut(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
+def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
     """Return a plan that reads its groups from views, and these, each after those that it reads.
 
     Args:
@@ -77,47 +77,51 @@ def cut(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[
         prefix: of their names, to which numbers are added.
         kept: views that are there: the plan reads its groups from these alone.
     """
-    if any(isinstance(node, Temporal | Recursive) for node in every(plan)):
+    if any(isinstance(node, Temporal | Recursive) for node in walk(plan)):
         return plan, []  # No step is taken of it.
     groups: list[Groups] = []
 
     def below(node: Node) -> Node:
-        node = replaced(node, below)
+        node = map_children(node, below)
         if not isinstance(node, Aggregate) or not _can_be_kept(node):
             return node
         if kept is not None:
-            answer = _answer_of(kept, node)
+            answer = _answer_from_groups(kept, node)
             groups.extend([] if answer is None or answer[1] in groups else [answer[1]])
             return node if answer is None else answer[0]
-        made = _Cut(node, types_of(node.input))
-        groups.append(made.groups(f"{prefix}{len(groups)}"))
-        return made.answer(groups[-1])
+        groups_cut = _Cut(node, infer_types(node.input))
+        groups.append(groups_cut.groups(f"{prefix}{len(groups)}"))
+        return groups_cut.answer(groups[-1])
 
     return below(plan), groups
 
 
-def _answer_of(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
+def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
     """Return an aggregate as what is made of groups that are kept, and these; None if none of them has all it wants."""
     for groups in kept:
-        own = groups.plan
-        if isinstance(own, Aggregate) and (own.input, own.keys, own.sets) == (node.input, node.keys, node.sets):
-            made = _Cut(node, types_of(node.input), [*own.aggregates])
-            if len(made.kept) == len(own.aggregates):
-                return made.answer(groups), groups
+        stored = groups.plan
+        if isinstance(stored, Aggregate) and (stored.input, stored.keys, stored.sets) == (
+            node.input,
+            node.keys,
+            node.sets,
+        ):
+            candidate = _Cut(node, infer_types(node.input), [*stored.aggregates])
+            if len(candidate.stored) == len(stored.aggregates):
+                return candidate.answer(groups), groups
     return None
 
 
 def _can_be_kept(node: Aggregate) -> bool:
-    given = types_of(node.input)
-    bound = {inner.number for inner in every(node.input) if isinstance(inner, Let)}
+    input_types = infer_types(node.input)
+    bound = {inner.number for inner in walk(node.input) if isinstance(inner, Let)}
     return (
         bool(node.aggregates)
         and not node.complete
         and not node.groupings
         and node.sets == (tuple(range(len(node.keys))),)
-        and not any(isinstance(inner, Ref) and inner.number not in bound for inner in every(node.input))
-        and not any(kind in UNSTORED for kind in types_in(node.keys, given))
-        and all(_is_told(aggregation, given) for aggregation in node.aggregates)
+        and not any(isinstance(inner, Ref) and inner.number not in bound for inner in walk(node.input))
+        and not any(kind in UNSTORED for kind in infer_term_types(node.keys, input_types))
+        and all(_is_told(aggregation, input_types) for aggregation in node.aggregates)
     )
 
 
@@ -129,7 +133,7 @@ def _is_told(aggregation: Aggregation, given: Sequence[str]) -> bool:
         return True
     if aggregation.function not in ("sum", "avg"):
         return False
-    [kind] = types_in(aggregation.arguments[:1], given)
+    [kind] = infer_term_types(aggregation.arguments[:1], given)
     arrow = to_arrow(kind)
     return bool(pat.is_integer(arrow) or pat.is_boolean(arrow) or pat.is_decimal128(arrow))
 
@@ -144,18 +148,18 @@ class _Cut:
     """
 
     node: Aggregate
-    given: Sequence[str]
-    kept: list[Aggregation] = field(default_factory=lambda: [Aggregation("count_star", "int64")])
+    input_types: Sequence[str]
+    stored: list[Aggregation] = field(default_factory=lambda: [Aggregation("count_star", "int64")])
     outputs: list[Term] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.outputs = [Place(at) for at in range(len(self.node.keys))]
-        self.outputs += [self._told(aggregation) for aggregation in self.node.aggregates]
+        self.outputs += [self._rebuild_aggregate(aggregation) for aggregation in self.node.aggregates]
 
     def groups(self, name: str) -> Groups:
-        keys = [(f"k{at}", kind) for at, kind in enumerate(types_in(self.node.keys, self.given))]
-        columns = (*keys, *((f"v{at}", aggregation.type) for at, aggregation in enumerate(self.kept)))
-        plan = Aggregate(self.node.input, self.node.keys, tuple(self.kept), self.node.sets, complete=True)
+        keys = [(f"k{at}", kind) for at, kind in enumerate(infer_term_types(self.node.keys, self.input_types))]
+        columns = (*keys, *((f"v{at}", aggregation.type) for at, aggregation in enumerate(self.stored)))
+        plan = Aggregate(self.node.input, self.node.keys, tuple(self.stored), self.node.sets, complete=True)
         return Groups(name, plan, columns, tuple(key for key, _ in keys) or ("v0",))
 
     def answer(self, groups: Groups) -> Node:
@@ -163,7 +167,7 @@ class _Cut:
         is_there = sql_call("not_equal", pa.bool_(), Place(len(self.node.keys)), _ZERO)
         return Project(Filter(Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
 
-    def _told(self, aggregation: Aggregation) -> Term:
+    def _rebuild_aggregate(self, aggregation: Aggregation) -> Term:
         """Return an aggregate as what is made of counts and totals."""
         if aggregation.function == "count_star" and aggregation.where is None:
             n = Place(len(self.node.keys))
@@ -171,7 +175,7 @@ class _Cut:
         if aggregation.function in ("count_star", "count"):
             return self._place(aggregation.function, "int64", aggregation.arguments, aggregation.where)
         [value] = aggregation.arguments[:1]
-        arrow = to_arrow(types_in([value], self.given)[0])
+        arrow = to_arrow(infer_term_types([value], self.input_types)[0])
         if not pat.is_decimal(arrow):
             value = sql_call("cast", pa.int8(), value) if pat.is_boolean(arrow) else value
             arrow = pa.decimal128(38, 0)
@@ -184,16 +188,16 @@ class _Cut:
         kind = to_arrow(aggregation.type)
         if aggregation.function == "avg":
             scale = Lit(pa.scalar(arrow.scale, pa.int64()))
-            made, own = sql_call("mean_of_limbs", pa.float64(), *limbs, count, scale), pa.float64()
+            total, exact_type = sql_call("mean_of_limbs", pa.float64(), *limbs, count, scale), pa.float64()
         else:
-            own = pa.decimal128(38, arrow.scale)
-            made = sql_call("joined_limbs", own, *limbs)
+            exact_type = pa.decimal128(38, arrow.scale)
+            total = sql_call("joined_limbs", exact_type, *limbs)
         is_none = sql_call("equal", pa.bool_(), count, _ZERO)
-        made = sql_call("case", own, is_none, null_of(own), made)
-        return made if own == kind else sql_call("cast", kind, made)
+        total = sql_call("case", exact_type, is_none, make_null(exact_type), total)
+        return total if exact_type == kind else sql_call("cast", kind, total)
 
     def _place(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
-        wanted = Aggregation(function, kind, arguments, where=where)
-        if wanted not in self.kept:
-            self.kept.append(wanted)
-        return Place(len(self.node.keys) + self.kept.index(wanted))
+        aggregation = Aggregation(function, kind, arguments, where=where)
+        if aggregation not in self.stored:
+            self.stored.append(aggregation)
+        return Place(len(self.node.keys) + self.stored.index(aggregation))

@@ -31,16 +31,16 @@ from persist.compute.sql.algebra import (
     Values,
     Window,
     WindowCall,
-    all_terms_of,
     is_empty_without,
+    iterate_terms,
 )
 from persist.compute.sql.compile import check_columns, mentioned, planned
-from persist.compute.sql.lower_aggregate import aggregated, fold_of, split, summable, where
+from persist.compute.sql.lower_aggregate import aggregated, build_fold, split, summable, where
 from persist.compute.sql.lower_join import joined
 from persist.compute.sql.order import NOTHING, Known
 from persist.compute.sql.rewrite import rewritten
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, lower_term, select
-from persist.compute.sql.types import array_of, to_arrow
+from persist.compute.sql.types import to_array, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.python_functions import calls_of_python
 from persist.core.expression.term import Call, Col, Lit, Term, sql_call
@@ -71,10 +71,10 @@ class Lowering:
 
     def lowered(self, plan: Node, names: Sequence[str] = ()) -> Stream:
         """Return the stream of a whole plan that is rewritten already; without names, its columns are c0, c1, …"""
-        self._program.local_functions |= {name for name, _ in calls_of_python(all_terms_of(plan))}
+        self._program.local_functions |= {name for name, _ in calls_of_python(iterate_terms(plan))}
         rows = self.rows(plan)
-        shown = names or [f"c{at}" for at in range(len(rows.columns))]
-        return select(rows.stream, {name: Col(column) for name, column in zip(shown, rows.columns, strict=True)})
+        column_names = names or [f"c{at}" for at in range(len(rows.columns))]
+        return select(rows.stream, {name: Col(column) for name, column in zip(column_names, rows.columns, strict=True)})
 
     def rows(self, node: Node) -> Rows:
         """Return the rows of a relation."""
@@ -146,8 +146,8 @@ class Lowering:
         if goes_on is not None:
             goes_on.set(select(step, {goes_on.columns[0]: Lit(pa.scalar(True))}).distinct())
         every.set((every + step).consolidate())
-        left: Stream = scope.leave(every)
-        return left
+        result: Stream = scope.leave(every)
+        return result
 
 
 def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Rows:
@@ -170,11 +170,11 @@ def _table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
         values = (row[at] for row in node.rows)
-        arrays.append(array_of((value for value in values if isinstance(value, Lit)), to_arrow(kind)))
+        arrays.append(to_array((value for value in values if isinstance(value, Lit)), to_arrow(kind)))
     return pa.table({f"c{at}": array for at, array in enumerate(arrays)})
 
 
-def _named(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Rows, list[str]]:
+def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Rows, list[str]]:
     """Return a stream with terms among its columns, and what these are called."""
     computed, names = dict[str, Term](), list[str]()
     for term in map(rows.term, terms):
@@ -189,8 +189,8 @@ def _top(node: TopK, rows: Rows) -> Stream:
     columns = rows.columns
     if node.limit == 0:
         return rows.stream.filter(False)
-    rows, keys = _named(rows, node.partition, "p")
-    rows, by = _named(rows, [sort_key.by for sort_key in node.order], "o")
+    rows, keys = _add_named_terms(rows, node.partition, "p")
+    rows, by = _add_named_terms(rows, [sort_key.by for sort_key in node.order], "o")
     stream, order = rows.stream, {}
     for name, sort_key in zip(by, node.order, strict=True):
         if name not in order and name not in keys:
@@ -202,12 +202,12 @@ def _top(node: TopK, rows: Rows) -> Stream:
     if not order and node.counted != "row_number":
         return stream.project(*columns)  # All rows of a partition agree in the order.
     if not order:
-        rest = [name for name in stream.columns if name not in keys]
-        if not rest:
+        value_columns = [name for name in stream.columns if name not in keys]
+        if not value_columns:
             # All columns are keys: one of each group is as good as another.
             is_one = count == 1 and not node.offset
             return stream.distinct() if is_one else stream.threshold(Clamped(node.offset, node.limit))
-        top_rows = stream.group_by(*keys).top_k(count, rest[0], skip=node.offset)
+        top_rows = stream.group_by(*keys).top_k(count, value_columns[0], skip=node.offset)
     else:
         nulls = [name for name, sort_key in order.items() if sort_key.nulls_first]
         down = [sort_key.descending for sort_key in order.values()]
@@ -234,20 +234,20 @@ def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
 
 def _windowed(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
     """Return a stream of just these columns with one for each window function behind."""
-    own = rows.columns
-    names = free_names((f"c{len(own) + at}" for at in range(len(calls))), own)
-    columns, by_partition = [*own], dict[tuple[Term, ...], list[int]]()
+    input_columns = rows.columns
+    names = free_names((f"c{len(input_columns) + at}" for at in range(len(calls))), input_columns)
+    columns, by_partition = [*input_columns], dict[tuple[Term, ...], list[int]]()
     for at, window_call in enumerate(calls):
         by_partition.setdefault(window_call.partition, []).append(at)
     for partition, places in by_partition.items():
-        rows, keys = _named(rows, partition, "p")
-        made, known = [], _Computed(keys, rows)
+        rows, keys = _add_named_terms(rows, partition, "p")
+        functions, computed = [], _Computed(keys, rows)
         for at in places:
-            made.append(_window_function(known, calls[at], names[at]))
+            functions.append(_window_function(computed, calls[at], names[at]))
         columns += [names[at] for at in places]
-        stream = known.rows.stream.group_by(*dict.fromkeys(keys)).windows(made).project(*columns)
-        rows = Rows(stream, own)
-    return rows.stream.project(*own, *names)
+        stream = computed.rows.stream.group_by(*dict.fromkeys(keys)).windows(functions).project(*columns)
+        rows = Rows(stream, input_columns)
+    return rows.stream.project(*input_columns, *names)
 
 
 class _Computed:
@@ -285,8 +285,8 @@ _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool
 
 
 def _window_function(known: _Computed, call: WindowCall, name: str) -> WindowFunction:
-    given, constants = split(call.function, call.arguments)
-    arguments, number, function = list(given), 1, "sum" if call.function == "count_if" else call.function
+    non_constant, constants = split(call.function, call.arguments)
+    arguments, number, function = list(non_constant), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
         number = _whole(arguments.pop(1), function)
     if function == "ntile":
@@ -304,27 +304,27 @@ def _window_function(known: _Computed, call: WindowCall, name: str) -> WindowFun
         values = [where(term(condition), value, known.schema) for value in values]
         condition = None
     by, inner = (
-        [(key, shown) for key, shown in zip(keys, known.add(term(key.by) for key in keys), strict=True)]
+        [(key, column) for key, column in zip(keys, known.add(term(key.by) for key in keys), strict=True)]
         for keys in (call.order, call.within)
     )
     columns = known.add(values)
-    start_at, end_at, kept = (
+    start_at, end_at, filter_column = (
         "" if bound is None else known.add([term(bound)])[0] for bound in (frame.start_at, frame.end_at, condition)
     )
     kinds = [known.schema.field(argument).type for argument in columns]
     return replace(
-        fold_of(function, name, to_arrow(call.type), constants, kinds),
+        build_fold(function, name, to_arrow(call.type), constants, kinds),
         function=function,
         arguments=tuple(columns),
         number=number,
-        by=tuple((shown, key.descending, key.nulls_first) for key, shown in by),
+        by=tuple((column, key.descending, key.nulls_first) for key, column in by),
         start=frame.start,
         end=frame.end,
         start_at=start_at,
         end_at=end_at,
         exclude=frame.exclude,
-        within=tuple((shown, key.descending, key.nulls_first) for key, shown in inner),
-        where=kept,
+        within=tuple((column, key.descending, key.nulls_first) for key, column in inner),
+        where=filter_column,
         is_distinct=call.distinct,
         ignores_nulls=call.ignore_nulls,
     )
@@ -345,12 +345,12 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
             program: `Program("name").using(client)` finds their columns.
     """
     names = [*streams, *(program.engine.names() if program.engine is not None else ())]
-    known: dict[str, Stream] = {}
+    sources: dict[str, Stream] = {}
     for name in mentioned(query, list(dict.fromkeys(names))):
-        known[name] = streams[name] if name in streams else program.source(name)
-        if not isinstance(known[name], Stream):
-            raise InvalidUsage(f"sql: {name}={known[name]!r} is no stream of this program")
-    schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in known.items()}
+        sources[name] = streams[name] if name in streams else program.source(name)
+        if not isinstance(sources[name], Stream):
+            raise InvalidUsage(f"sql: {name}={sources[name]!r} is no stream of this program")
+    schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in sources.items()}
     plan, columns = planned(query, schemas)
     check_columns(columns)
-    return Lowering(program, known.__getitem__).answer(plan, [name for name, _ in columns])
+    return Lowering(program, sources.__getitem__).answer(plan, [name for name, _ in columns])

@@ -20,9 +20,9 @@ from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.program import Program
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Aggregate, Aggregation
-from persist.compute.sql.rows import Rows, free_name, null_of, select
+from persist.compute.sql.rows import Rows, free_name, make_null, select
 from persist.compute.sql.types import to_arrow
-from persist.core.expression.evaluation import type_of
+from persist.core.expression.evaluation import infer_type
 from persist.core.expression.term import Aggregate as Summary
 from persist.core.expression.term import Col, Lit, Term, sql_call
 
@@ -37,21 +37,21 @@ def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
     for at, key in enumerate(map(rows.term, node.keys)):
         is_free = isinstance(key, Col) and key.name not in keys and not _COMPUTED.match(key.name)
         keys[key.name if isinstance(key, Col) and is_free else free_name(f"k{at}", (*keys, *rows.columns))] = key
-    kinds = {name: type_of(key, rows.stream.schema, "map") for name, key in keys.items()}
+    kinds = {name: infer_type(key, rows.stream.schema, "map") for name, key in keys.items()}
     values = dict[str, Term]()
     for at, aggregation in enumerate(node.aggregates):
         if is_folded(aggregation) or is_picked(aggregation):
-            values |= _columns_of(aggregation, at, rows)
+            values |= _list_columns(aggregation, at, rows)
         else:
             values[f"v{at}"] = _value(aggregation, rows)
     stream = select(rows.stream, {**keys, **values, "there": Lit(pa.scalar(True))})
     union: Rows | None = None
     for grouping_set in node.sets:
-        made = _one_set(node, stream, [[*keys][at] for at in grouping_set], kinds, program)
+        grouped = _aggregate_set(node, stream, [[*keys][at] for at in grouping_set], kinds, program)
         if union is not None:
             first = union.settle()
-            made = Rows.of(first + made.settle(first.columns))
-        union = made
+            grouped = Rows.of(first + grouped.settle(first.columns))
+        union = grouped
     assert union is not None
     return union
 
@@ -66,7 +66,7 @@ def is_folded(aggregation: Aggregation) -> bool:
     return aggregation.function in FOLDED
 
 
-def _columns_of(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Term]:
+def _list_columns(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Term]:
     """Return the columns of an aggregate: its arguments, what it is in the order of, and the condition of FILTER."""
     arguments, _ = split(aggregation.function, aggregation.arguments)
     columns = {f"v{at}_{number}": rows.term(argument) for number, argument in enumerate(arguments)}
@@ -80,8 +80,8 @@ def split(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tup
         [value, separator] = arguments
         return [value], (_constant(separator),)
     if function == "quantile":
-        value, *rest = arguments
-        return [value], tuple(map(_constant, rest))
+        value, *constants = arguments
+        return [value], tuple(map(_constant, constants))
     return arguments, ()
 
 
@@ -92,7 +92,7 @@ def _constant(term: Term) -> Any:
     return value.as_integer_ratio() if isinstance(value, Decimal) else value
 
 
-def fold_of(
+def build_fold(
     function: str, name: str, result: pa.DataType, constants: tuple[Any, ...], kinds: Sequence[pa.DataType]
 ) -> WindowFunction:
     """Return a fold with its constants as `operators.folds` has them."""
@@ -118,7 +118,7 @@ def _value(aggregation: Aggregation, rows: Rows) -> Term:
 
 def summable(value: Term, schema: pa.Schema, function: str) -> Term:
     """Return a value of a type that sums are made of."""
-    kind = type_of(value, schema, "map")
+    kind = infer_type(value, schema, "map")
     if pat.is_boolean(kind) or pat.is_uint64(kind):
         return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
     if function == "sum" and pat.is_float32(kind):
@@ -128,16 +128,18 @@ def summable(value: Term, schema: pa.Schema, function: str) -> Term:
 
 def where(condition: Term, value: Term, schema: pa.Schema) -> Term:
     """Return a value, or NULL if the condition of a FILTER does not hold."""
-    kind = type_of(value, schema, "map")
-    return sql_call("case", kind, condition, value, null_of(kind))
+    kind = infer_type(value, schema, "map")
+    return sql_call("case", kind, condition, value, make_null(kind))
 
 
-def _one_set(node: Aggregate, stream: Stream, keys: list[str], kinds: dict[str, pa.DataType], program: Program) -> Rows:
+def _aggregate_set(
+    node: Aggregate, stream: Stream, keys: list[str], kinds: dict[str, pa.DataType], program: Program
+) -> Rows:
     groups = _grouped(node, stream if keys else stream + _nothing(stream, program), keys)
-    outputs: list[Term] = [Col(name) if name in keys else null_of(kind) for name, kind in kinds.items()]
+    outputs: list[Term] = [Col(name) if name in keys else make_null(kind) for name, kind in kinds.items()]
     for at, aggregation in enumerate(node.aggregates):
-        kind, made = to_arrow(aggregation.type), Col(f"v{at}")
-        outputs.append(made if groups.schema.field(made.name).type == kind else sql_call("cast", kind, made))
+        kind, value = to_arrow(aggregation.type), Col(f"v{at}")
+        outputs.append(value if groups.schema.field(value.name).type == kind else sql_call("cast", kind, value))
     for numbers in node.groupings:
         bits = 0
         for at in numbers:
@@ -156,7 +158,7 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
     for at, aggregation in enumerate(node.aggregates):
         name = f"v{at}"
         if is_picked(aggregation):
-            apart.append(_picked(name, aggregation, rows, keys))
+            apart.append(_pick_first(name, aggregation, rows, keys))
         elif is_folded(aggregation):
             folded[name] = aggregation
         elif _is_distinct(aggregation):
@@ -171,13 +173,13 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
     parts += apart
     if not parts:
         return rows.project(*keys).distinct()
-    groups, *others = parts
-    for part in others:
+    groups, *joined_parts = parts
+    for part in joined_parts:
         groups = groups.join(part, keys, null_equals=True) if keys else groups.cross(part)
     return groups
 
 
-def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
+def _pick_first(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) -> Stream:
     """Return the value of each key's first record in an order. If several come first, their least value counts."""
     number, function = name[1:], aggregation.function
     value, order = f"v{number}_0", [(f"o{number}_{at}", key) for at, key in enumerate(aggregation.order)]
@@ -200,7 +202,7 @@ def _picked(name: str, aggregation: Aggregation, rows: Stream, keys: list[str]) 
     kind = rows.schema.field(value).type
     if conditions:
         is_out = conditions[0] if len(conditions) == 1 else sql_call("or", pa.bool_(), *conditions)
-        columns |= {"is_out": is_out, name: sql_call("case", kind, is_out, null_of(kind), Col(value))}
+        columns |= {"is_out": is_out, name: sql_call("case", kind, is_out, make_null(kind), Col(value))}
         by, down = ["is_out", *by], [False, *down]
     else:
         columns |= {name: Col(value)}
@@ -220,7 +222,7 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
         is_needed = not keys and aggregation.function == "list"
         where = f"w{number}" if aggregation.where is not None else "there" if is_needed else ""
         kinds = [rows.schema.field(argument).type for argument in arguments]
-        call = fold_of(aggregation.function, name, to_arrow(aggregation.type), constants, kinds)
+        call = build_fold(aggregation.function, name, to_arrow(aggregation.type), constants, kinds)
         call = replace(call, arguments=arguments, within=within, where=where, is_distinct=aggregation.distinct)
         calls.append(call)
         needed |= {*arguments, *(column for column, *_ in within), *([where] if where else [])}
@@ -229,37 +231,37 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
 
 def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
     """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
-    made: dict[str, Summary] = {}
+    summaries: dict[str, Summary] = {}
     outputs: dict[str, Term] = {key: Col(key) for key in keys}
     for name, aggregation in wanted.items():
         kind = rows.schema.field(name).type
         if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
             for number in ("lower", "upper"):
                 limb = sql_call(f"{number}_limb", pa.int64(), Col(name))
-                made[f"{name}_{number}"] = Summary("wide_sum", limb)
+                summaries[f"{name}_{number}"] = Summary("wide_sum", limb)
             limbs = (Col(f"{name}_lower"), Col(f"{name}_upper"))
             if aggregation.function == "sum":
                 outputs[name] = sql_call("joined_limbs", pa.decimal128(38, kind.scale), *limbs)
             else:
-                made[f"{name}_count"] = Summary("count", sql_call("upper_limb", pa.int64(), Col(name)))
+                summaries[f"{name}_count"] = Summary("count", sql_call("upper_limb", pa.int64(), Col(name)))
                 scale = Lit(pa.scalar(kind.scale, pa.int64()))
                 outputs[name] = sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
         else:
-            made[name] = _aggregate(name, aggregation, rows, is_global=is_global)
+            summaries[name] = _aggregate(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
-    groups = rows.group_by(*keys).aggregated(made)
-    return groups if all(name in made for name in wanted) else select(groups, outputs)
+    groups = rows.group_by(*keys).aggregated(summaries)
+    return groups if all(name in summaries for name in wanted) else select(groups, outputs)
 
 
 def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
     """Return a row per key with counts and totals that say all of a group. The row of NULLs counts as one more."""
-    made = {
+    summaries = {
         name: Summary("count", Lit(pa.scalar(1)))
         if aggregation.function == "count_star" and aggregation.where is None
         else Summary("total" if aggregation.function == "total" else "count", Col(name))
         for name, aggregation in wanted.items()
     }
-    return rows.group_by(*keys).aggregated(made, is_complete=True)
+    return rows.group_by(*keys).aggregated(summaries, is_complete=True)
 
 
 def _is_distinct(aggregation: Aggregation) -> bool:

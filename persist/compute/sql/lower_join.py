@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Join, by_side, has_one_partner
-from persist.compute.sql.rows import Rows, extend, free_name, free_names, null_of, select
+from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
 from persist.core.expression.evaluation import conjuncts
-from persist.core.expression.term import Call, Col, Lit, Place, Term, moved, places_in, shifted, sql_call
+from persist.core.expression.term import Call, Col, Lit, Place, Term, list_places, moved, shifted, sql_call
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class On:
     """
 
     keys: tuple[tuple[Term, Term, bool], ...] = ()
-    rest: tuple[Term, ...] = ()
+    residual: tuple[Term, ...] = ()
 
     def turn(self, width: int, others: int) -> "On":
         """Return this for the sides exchanged; they have as many columns."""
@@ -39,17 +39,20 @@ class On:
         def to(index: int) -> Place:
             return Place(index + others if index < width else index - width)
 
-        keys = tuple((other, one, is_same) for one, other, is_same in self.keys)
-        return On(keys, tuple(moved(condition, to) for condition in self.rest))
+        keys = tuple((right_key, left_key, is_same) for left_key, right_key, is_same in self.keys)
+        return On(keys, tuple(moved(condition, to) for condition in self.residual))
 
 
 def joined(join: Join, left: Rows, right: Rows) -> Rows:
     """Return a join, with the columns of the left and then those of the right."""
-    width, others = len(left.columns), len(right.columns)
+    width, right_width = len(left.columns), len(right.columns)
     conditions = conjuncts(join.condition)
-    lefts, rights, rest = by_side(conditions, width)
-    pairs = [*((one, other, False) for one, other in join.equal), *((one, other, True) for one, other in join.same)]
-    on = On(tuple(pairs), tuple(rest))
+    lefts, rights, crossing = by_side(conditions, width)
+    pairs = [
+        *((left_key, right_key, False) for left_key, right_key in join.equal),
+        *((left_key, right_key, True) for left_key, right_key in join.same),
+    ]
+    on = On(tuple(pairs), tuple(crossing))
     if join.how == "inner":
         return inner(left.filter(lefts), right.filter(rights), on)
     has_one = has_one_partner(join)
@@ -60,16 +63,16 @@ def joined(join: Join, left: Rows, right: Rows) -> Rows:
     if join.how in ("mark", "unless"):
         # Unknown is not false there, so all conditions are looked at together.
         return _marked(join.how, left, right, On(on.keys, tuple(conditions)))
-    ours, theirs = left.filter(lefts), right.filter(rights)
+    ours, right_rows = left.filter(lefts), right.filter(rights)
     if join.how == "anti":
-        return _minus(left, semi(ours, theirs, on, has_one=has_one))
-    rows = inner(ours, theirs, on).settle(names)
+        return _minus(left, semi(ours, right_rows, on, has_one=has_one))
+    rows = inner(ours, right_rows, on).settle(names)
     if join.how in ("left", "full", "single"):
-        rows = rows + _with_nulls(_minus(left, semi(ours, theirs, on, has_one=has_one)), rows.schema)
+        rows = rows + _with_nulls(_minus(left, semi(ours, right_rows, on, has_one=has_one)), rows.schema)
     if join.how in ("right", "full"):
-        rows = rows + _with_nulls(_minus(right, semi(theirs, ours, on.turn(width, others))), rows.schema)
+        rows = rows + _with_nulls(_minus(right, semi(right_rows, ours, on.turn(width, right_width))), rows.schema)
     if join.how == "single" and not has_one:
-        rows = rows + _second_partners(ours, theirs, on, rows.schema)
+        rows = rows + _second_partners(ours, right_rows, on, rows.schema)
     return Rows.of(rows)
 
 
@@ -82,7 +85,7 @@ def _with_nulls(rows: Rows, schema: pa.Schema) -> Stream:
     """Return rows with the columns of a schema, of which those that they lack are NULL."""
     has = {*rows.columns}
     return select(
-        rows.stream, {field.name: Col(field.name) if field.name in has else null_of(field.type) for field in schema}
+        rows.stream, {field.name: Col(field.name) if field.name in has else make_null(field.type) for field in schema}
     )
 
 
@@ -108,31 +111,32 @@ class _Sides:
 
 def _sides(left: Rows, right: Rows, on: On) -> _Sides:
     nulls = any(is_same for _, _, is_same in on.keys)
-    pairs, ours, theirs, stream = dict[str, str](), dict[str, Term](), dict[str, Term](), left.stream
-    for one, other, is_same in on.keys:
-        key, partner = left.term(one), right.term(other)
+    pairs, ours, right_keys, stream = dict[str, str](), dict[str, Term](), dict[str, Term](), left.stream
+    for left_term, right_term, is_same in on.keys:
+        key, partner = left.term(left_term), right.term(right_term)
         name, its_name = (str(term) if isinstance(term, Col) else "" for term in (key, partner))
         if not name or name in pairs:
             name = free_name(f"k{len(pairs)}", {*left.stream.columns, *ours})
             ours[name] = key
         if not its_name or its_name in pairs.values():
-            its_name = free_name(f"k{len(pairs)}", {*right.stream.columns, *theirs})
-            theirs[its_name] = partner
+            its_name = free_name(f"k{len(pairs)}", {*right.stream.columns, *right_keys})
+            right_keys[its_name] = partner
         pairs[name] = its_name
         if nulls and not is_same:
             stream = stream.filter(Call("not", (_is_null(key),)))
-    stream, partners = extend(stream, ours), extend(right.stream, theirs)
-    shown = {its_name: name for name, its_name in reversed(pairs.items())}
-    others = [name for name in partners.columns if name not in shown]
-    if {*others} & {*stream.columns}:
-        others = [name for name in dict.fromkeys(right.columns) if name not in shown]
-        free = free_names(others, (*stream.columns, *shown))
+    stream, partners = extend(stream, ours), extend(right.stream, right_keys)
+    key_names = {its_name: name for name, its_name in reversed(pairs.items())}
+    right_columns = [name for name in partners.columns if name not in key_names]
+    if {*right_columns} & {*stream.columns}:
+        right_columns = [name for name in dict.fromkeys(right.columns) if name not in key_names]
+        free = free_names(right_columns, (*stream.columns, *key_names))
         partners = select(
             partners,
-            {name: Col(name) for name in shown} | {new: Col(name) for name, new in zip(others, free, strict=True)},
+            {name: Col(name) for name in key_names}
+            | {new: Col(name) for name, new in zip(right_columns, free, strict=True)},
         )
-        shown |= dict(zip(others, free, strict=True))
-    return _Sides(stream, partners, pairs, tuple(shown.get(name, name) for name in right.columns), nulls)
+        key_names |= dict(zip(right_columns, free, strict=True))
+    return _Sides(stream, partners, pairs, tuple(key_names.get(name, name) for name in right.columns), nulls)
 
 
 def inner(left: Rows, right: Rows, on: On) -> Rows:
@@ -142,17 +146,17 @@ def inner(left: Rows, right: Rows, on: On) -> Rows:
         pairs = sides.left.join(sides.right, sides.pairs, null_equals=sides.nulls)
     else:
         pairs = sides.left.cross(sides.right)
-    return Rows(pairs, (*left.columns, *sides.columns)).filter(on.rest)
+    return Rows(pairs, (*left.columns, *sides.columns)).filter(on.residual)
 
 
 def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
     """Return the rows of the left that have a partner; has_one says that none has two."""
-    if on.rest:
+    if on.residual:
         # Records that agree in what is asked of them have partners all, or none.
         width = len(left.columns)
-        places = set[int]().union(*map(places_in, (*(one for one, _, _ in on.keys), *on.rest)))
-        asked = [Place(at) for at in range(width) if at in places] or [*map(Place, range(width))]
-        columns = [*dict.fromkeys(left.columns[place.index] for place in asked)]
+        places = set[int]().union(*map(list_places, (*(left_key for left_key, _, _ in on.keys), *on.residual)))
+        key_places = [Place(at) for at in range(width) if at in places] or [*map(Place, range(width))]
+        columns = [*dict.fromkeys(left.columns[place.index] for place in key_places)]
         partners = replace(inner(left, right, on), columns=tuple(columns)).settle().distinct()
         return replace(left, stream=left.stream.join(partners, columns, null_equals=True))
     sides = _sides(left, right, on)
@@ -161,20 +165,20 @@ def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
         keys = keys if has_one else keys.distinct()
         return replace(left, stream=sides.left.join(keys, sides.pairs, null_equals=sides.nulls))
     name = free_name("there", left.stream.columns)
-    there = select(right.stream, {name: Lit(pa.scalar(True))}).distinct()
-    return replace(left, stream=left.stream.cross(there))
+    exists = select(right.stream, {name: Lit(pa.scalar(True))}).distinct()
+    return replace(left, stream=left.stream.cross(exists))
 
 
 def _marked(how: str, left: Rows, right: Rows, on: On) -> Rows:
     with_partner = semi(left, right, on)
-    unknown, rest = _unknown(left, right, on), _minus(left, with_partner)
+    unknown, unmatched = _unknown(left, right, on), _minus(left, with_partner)
     if how == "unless":
-        return rest if unknown is None else _minus(rest, unknown)
+        return unmatched if unknown is None else _minus(unmatched, unknown)
     name = free_name("mark", left.columns)
     marked = _mark(with_partner, left, name, True)
     if unknown is not None:
-        marked, rest = marked + _mark(unknown, left, name, None), _minus(rest, unknown)
-    return Rows.of(marked + _mark(rest, left, name, False))
+        marked, unmatched = marked + _mark(unknown, left, name, None), _minus(unmatched, unknown)
+    return Rows.of(marked + _mark(unmatched, left, name, False))
 
 
 def _mark(rows: Rows, left: Rows, name: str, value: bool | None) -> Stream:
@@ -186,17 +190,19 @@ def _unknown(left: Rows, right: Rows, on: On) -> Rows | None:
     width = len(left.columns)
     same = tuple(key for key in on.keys if key[2])
     equal = [key for key in on.keys if not key[2]]
-    if not equal and not on.rest:
+    if not equal and not on.residual:
         return None
-    if len(equal) == 1 and not on.rest:
-        [(one, other, _)] = equal
-        nulls = semi(left.filter([_is_null(one)]), right, On(same))
-        open_ = semi(left.filter([Call("not", (_is_null(one),))]), right.filter([_is_null(other)]), On(same))
+    if len(equal) == 1 and not on.residual:
+        [(left_key, right_key, _)] = equal
+        nulls = semi(left.filter([_is_null(left_key)]), right, On(same))
+        open_ = semi(left.filter([Call("not", (_is_null(left_key),))]), right.filter([_is_null(right_key)]), On(same))
         undecided = Rows.of(open_.settle(left.columns))
         return Rows.of(nulls.settle(left.columns) + _minus(undecided, semi(undecided, right, on)).stream)
-    conditions = [sql_call("equal", pa.bool_(), one, shifted(other, width)) for one, other, _ in equal]
+    conditions = [
+        sql_call("equal", pa.bool_(), left_key, shifted(right_key, width)) for left_key, right_key, _ in equal
+    ]
     possible = [
-        sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True))) for condition in (*conditions, *on.rest)
+        sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True))) for condition in (*conditions, *on.residual)
     ]
     maybe = Rows.of(semi(left, right, On(same, tuple(possible))).settle(left.columns))
     return _minus(maybe, semi(maybe, right, on))
@@ -210,4 +216,4 @@ def _second_partners(left: Rows, right: Rows, on: On, schema: pa.Schema) -> Stre
     message = "more than one row returned by a subquery used as an expression"
     several = counted.filter(Call("greater", (Col(partners), Lit(pa.scalar(1)))))
     nothing = several.filter(sql_call("error", pa.bool_(), Lit(pa.scalar(message))))
-    return select(nothing, {field.name: null_of(field.type) for field in schema})
+    return select(nothing, {field.name: make_null(field.type) for field in schema})

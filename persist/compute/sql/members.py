@@ -109,8 +109,8 @@ def check_members(node: Json) -> None:
         node: of a relation or an expression. Its children are not looked at.
     """
     kind = node.get("expression_class") or node["type"]
-    known = _RELATIONS.get(kind) or f"{_EVERY} {_EXPRESSIONS.get(kind, '')}"
-    _check(node, kind, known.split())
+    supported = _RELATIONS.get(kind) or f"{_EVERY} {_EXPRESSIONS.get(kind, '')}"
+    _check(node, kind, supported.split())
     for member, names in _PARTS.items():
         parts = node.get(member) or []
         for part in parts if isinstance(parts, list) else [parts]:
@@ -126,6 +126,6 @@ def _check(node: Json, kind: str, known: Iterable[str]) -> None:
         allowed = _VALUES.get((kind, name))
         is_known = name in known if allowed is None else value in allowed
         if not is_known and value not in (None, False, "", NOWHERE) and value != [] and value != {}:
-            shown = _CLAUSES.get(name) or f"{name}={value!r:.60}"
+            clause = _CLAUSES.get(name) or f"{name}={value!r:.60}"
             what = kind.removeprefix("LOGICAL_").removeprefix("BOUND_").replace("_", " ").lower()
-            raise InvalidUsage(f"{shown} of the {what} is not supported in a view: leave it out")
+            raise InvalidUsage(f"{clause} of the {what} is not supported in a view: leave it out")

@@ -29,13 +29,13 @@ from persist.compute.sql.algebra import (
     TopK,
     Values,
     children,
-    every,
+    count_columns,
     inner_join,
-    replaced,
-    width_of,
+    map_children,
+    walk,
 )
 from persist.core.expression.evaluation import factored_conjuncts
-from persist.core.expression.term import Call, Lit, Place, Term, calls, placed, places_in, shifted, sql_call
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, move_columns, shifted, sql_call
 
 Known = Mapping[Any, Statistics]  # Of collections by their names, of relations by the numbers that refer to them.
 NOTHING: Known = MappingProxyType({})
@@ -60,7 +60,7 @@ def estimated(node: Node, known: Known) -> Statistics:
         case Filter(input_, condition):
             below = estimated(input_, known)
             for conjunct in factored_conjuncts(condition):
-                below = below.kept(_share(conjunct, below))
+                below = below.scale(_share(conjunct, below))
             return below
         case Project(input_, outputs):
             copies = ((output.index, at) for at, output in enumerate(outputs) if isinstance(output, Place))
@@ -72,10 +72,10 @@ def estimated(node: Node, known: Known) -> Statistics:
             counts = {at: _values(below, key) for at, key in enumerate(keys)}
             return Statistics(max(1.0, min(prod(counts.values()), below.rows)), None, counts)
         case Join(how, left, right) if how == "inner":
-            width, one, other = width_of(left), estimated(left, known), estimated(right, known)
-            return _joined(one, _shifted(other, width), [(a, shifted(b, width)) for a, b in node.equal])
+            width, left_size, right_size = count_columns(left), estimated(left, known), estimated(right, known)
+            return _joined(left_size, _shifted(right_size, width), [(a, shifted(b, width)) for a, b in node.equal])
         case Join(how, left) if how in ("semi", "anti", "unless"):
-            return estimated(left, known).kept(SEMI_KEEPS)
+            return estimated(left, known).scale(SEMI_KEEPS)
     below_all = [estimated(child, known) for child in children(node)]
     return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
 
@@ -116,83 +116,95 @@ def _shifted(given: Statistics, by: int) -> Statistics:
     return given.renamed((at, at + by) for at in given.distinct)
 
 
-def ordered(node: Node, known: Known = NOTHING) -> Node:
+def order_joins(node: Node, known: Known = NOTHING) -> Node:
     """Put the relations of inner joins in an order that keeps what is in between small.
 
     Args:
         known: what is known of the sizes of collections; it decides about speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
-        return replaced(node, lambda child: ordered(child, known))
+        return map_children(node, lambda child: order_joins(child, known))
     relations, conditions = _flattened(node, 0)
     if len(relations) < 3:
-        return replaced(node, lambda child: ordered(child, known))
-    widths = [width_of(leaf) for leaf in relations]
+        return map_children(node, lambda child: order_joins(child, known))
+    widths = [count_columns(leaf) for leaf in relations]
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
     def owners(expression: Term) -> set[int]:
-        return {max(at for at, start in enumerate(starts) if start <= index) for index in places_in(expression)}
+        return {max(at for at, start in enumerate(starts) if start <= index) for index in list_places(expression)}
 
     estimates = [_shifted(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)]
     conditions.sort(key=_is_key)  # Keys may raise, and then only for rows for which the others hold.
     keys = [part.arguments for part in conditions if isinstance(part, Call) and _is_key(part)]
-    first, *others = _order(estimates, [(one, other, owners(one), owners(other)) for one, other in keys])
-    joined = ordered(relations[first], known)
+    first, *later = _order(
+        estimates, [(left_key, right_key, owners(left_key), owners(right_key)) for left_key, right_key in keys]
+    )
+    joined = order_joins(relations[first], known)
     place = {starts[first] + n: n for n in range(widths[first])}
-    for at in others:
+    for at in later:
         place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
-        ready = [part for part in conditions if places_in(part) <= place.keys()]
+        ready = [part for part in conditions if list_places(part) <= place.keys()]
         conditions = [part for part in conditions if part not in ready]
-        joined = inner_join(joined, ordered(relations[at], known), [placed(part, place) for part in ready])
+        joined = inner_join(joined, order_joins(relations[at], known), [move_columns(part, place) for part in ready])
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 
 def list_ordered_collections(node: Node) -> list[str]:
     """Return the collections whose sizes the order of joins depends on; none if no order is to be chosen."""
     if not any(
-        isinstance(part, Join) and part.how == "inner" and len(_flattened(part, 0)[0]) > 2 for part in every(node)
+        isinstance(part, Join) and part.how == "inner" and len(_flattened(part, 0)[0]) > 2 for part in walk(node)
     ):
         return []
-    return list(dict.fromkeys(part.collection for part in every(node) if isinstance(part, Scan)))
+    return list(dict.fromkeys(part.collection for part in walk(node) if isinstance(part, Scan)))
 
 
 def _is_key(condition: Term) -> bool:
-    return isinstance(condition, Call) and calls(condition, "equal") and all(map(places_in, condition.arguments))
+    return isinstance(condition, Call) and calls(condition, "equal") and all(map(list_places, condition.arguments))
 
 
 def _flattened(node: Node, start: int) -> tuple[list[Node], list[Term]]:
     """Return the relations of inner joins of inner joins, and their conditions by columns of the whole."""
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return [node], []
-    width = width_of(node.left)
+    width = count_columns(node.left)
     (lefts, above), (rights, below) = _flattened(node.left, start), _flattened(node.right, start + width)
-    own: list[Term] = [sql_call("equal", pa.bool_(), one, shifted(other, width)) for one, other in node.equal]
-    own += [] if node.condition is None else factored_conjuncts(node.condition)
-    return [*lefts, *rights], [*above, *below, *(shifted(part, start) for part in own)]
+    residual: list[Term] = [
+        sql_call("equal", pa.bool_(), left_key, shifted(right_key, width)) for left_key, right_key in node.equal
+    ]
+    residual += [] if node.condition is None else factored_conjuncts(node.condition)
+    return [*lefts, *rights], [*above, *below, *(shifted(part, start) for part in residual)]
 
 
 def _order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
     """Return the relations in an order; pairs are keys, with the relations that their sides read."""
-    orders = [_order_from(start, relations, pairs) for start in range(len(relations))]
+    orders = [_build_order(start, relations, pairs) for start in range(len(relations))]
     return min(orders)[-1]
 
 
-def _order_from(
+def _build_order(
     start: int, relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
 ) -> tuple[int, float, list[int]]:
     """Return how many cross products an order has, how many rows are in between, and the order."""
     order, so_far, crosses, rows = [start], relations[start], 0, 0.0
     while len(order) < len(relations):
-        here, best = set(order), None
+        joined_so_far, best = set(order), None
         for at in range(len(relations)):
-            if at in here:
+            if at in joined_so_far:
                 continue
-            keys = [(a, b) for a, b, one, other in pairs if one <= here and other == {at}]
-            keys += [(b, a) for a, b, one, other in pairs if other <= here and one == {at}]
-            made = _joined(so_far, relations[at], keys)
-            rank = (not keys, made.rows, at)
+            keys = [
+                (a, b)
+                for a, b, left_owners, right_owners in pairs
+                if left_owners <= joined_so_far and right_owners == {at}
+            ]
+            keys += [
+                (b, a)
+                for a, b, left_owners, right_owners in pairs
+                if right_owners <= joined_so_far and left_owners == {at}
+            ]
+            candidate = _joined(so_far, relations[at], keys)
+            rank = (not keys, candidate.rows, at)
             if best is None or rank < best[0]:
-                best = (rank, made, at)
+                best = (rank, candidate, at)
         assert best is not None
         (is_cross, _, at), so_far = best[0], best[1]
         crosses, rows = crosses + is_cross, rows + so_far.rows

@@ -26,11 +26,11 @@ from persist.compute.sql.algebra import (
     Values,
     children,
     crosses,
-    every,
+    walk,
 )
-from persist.compute.sql.graph import columns_read, lower_relation, scans_of
+from persist.compute.sql.graph import columns_read, list_scans, lower_relation
 from persist.compute.sql.order import NOTHING, Known, estimated
-from persist.compute.sql.rewrite import steps_of
+from persist.compute.sql.rewrite import rewrite_stepwise
 from persist.core.expression.evaluation import factored_conjuncts
 
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
@@ -42,7 +42,7 @@ def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
     Args:
         known: what is known of the sizes of collections, as for `rewritten`.
     """
-    pushed, placed = steps_of(plan, known)
+    pushed, placed = rewrite_stepwise(plan, known)
     return [
         *_of_joins(plan, pushed),
         *_of_conditions(plan, pushed),
@@ -56,21 +56,21 @@ def _of_joins(before: Node, after: Node) -> list[str]:
     lines = []
     keyed = crosses(before) - crosses(after)
     if keyed > 0:
-        shown = _became(keyed, "cross product", "a join by key", "joins by key")
-        lines.append(f"{shown}: a condition above says what is equal")
+        change = _became(keyed, "cross product", "a join by key", "joins by key")
+        lines.append(f"{change}: a condition above says what is equal")
     was, now = _hows(before), _hows(after)
-    for how, one, many, value in _MARKS:
+    for how, singular, many, value in _MARKS:
         if now[how] > was[how]:
-            shown = _became(now[how] - was[how], "mark", one, many)
-            lines.append(f"{shown}: only rows for which it is {value} are asked for")
+            change = _became(now[how] - was[how], "mark", singular, many)
+            lines.append(f"{change}: only rows for which it is {value} are asked for")
     outer = sum(was[how] - now[how] for how in ("left", "single"))
     if outer > 0:
-        shown = _became(outer, "outer join", "an inner one", "inner ones")
-        lines.append(f"{shown}: a condition above is true of no row without a partner")
+        change = _became(outer, "outer join", "an inner one", "inner ones")
+        lines.append(f"{change}: a condition above is true of no row without a partner")
     if sum(was.values()) > sum(now.values()):
         count = sum(was.values()) - sum(now.values())
-        shown = "1 join is" if count == 1 else f"{count} joins are"
-        lines.append(f"{shown} left out: what a subquery gives has the values for which it was asked already")
+        change = "1 join is" if count == 1 else f"{count} joins are"
+        lines.append(f"{change} left out: what a subquery gives has the values for which it was asked already")
     if _joins_below_bounds(after) < _joins_below_bounds(before):
         lines.append("bounds of time went below joins: these forget what is over")
     return lines
@@ -78,12 +78,12 @@ def _of_joins(before: Node, after: Node) -> list[str]:
 
 def _hows(plan: Node) -> Counter[str]:
     """Return how many joins of each kind there are."""
-    return Counter(str(node.how) for node in every(plan) if isinstance(node, Join))
+    return Counter(str(node.how) for node in walk(plan) if isinstance(node, Join))
 
 
 def _joins_below_bounds(plan: Node) -> int:
-    bounds = [node for node in every(plan) if isinstance(node, Temporal)]
-    return sum(isinstance(node, Join) for bound in bounds for node in every(bound))
+    bounds = [node for node in walk(plan) if isinstance(node, Temporal)]
+    return sum(isinstance(node, Join) for bound in bounds for node in walk(bound))
 
 
 def _of_conditions(before: Node, after: Node) -> list[str]:
@@ -95,7 +95,7 @@ def _of_conditions(before: Node, after: Node) -> list[str]:
 def _conditions(plan: Node) -> Counter[str]:
     """Return how many conditions are asked of what is read of each collection, before anything else is done with it."""
     counts: Counter[str] = Counter()
-    for node in every(plan):
+    for node in walk(plan):
         if isinstance(node, Filter):
             below = node.input
             while isinstance(below, Project | Filter):
@@ -106,7 +106,7 @@ def _conditions(plan: Node) -> Counter[str]:
 
 
 def _of_first_rows(before: Node, after: Node) -> list[str]:
-    was, now = ([node for node in every(plan) if isinstance(node, TopK)] for plan in (before, after))
+    was, now = ([node for node in walk(plan) if isinstance(node, TopK)] for plan in (before, after))
     limits = Counter(node.limit for node in now) - Counter(node.limit for node in was)
     return [f"a window looks at the first {limit} of each partition: no others are asked for" for limit in limits]
 
@@ -117,8 +117,8 @@ def _of_order(before: Node, after: Node, known: Known) -> list[str]:
     for order in _orders(after, known):
         names = [name for name, _ in order]
         if names not in was:
-            shown = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in order)
-            lines.append(f"joins are in the order {shown}: by what is known of sizes, least is in between then")
+            sizes = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in order)
+            lines.append(f"joins are in the order {sizes}: by what is known of sizes, least is in between then")
     return lines
 
 
@@ -126,8 +126,11 @@ def _orders(node: Node, known: Known) -> list[list[tuple[str, float]]]:
     """Return of all inner joins of three relations or more what they join, in order, and how large that is."""
     if isinstance(node, Join) and node.how == "inner" and not node.same:
         leaves = list(_leaves(node))
-        here = [(_named(leaf), estimated(leaf, known).rows) for leaf in leaves]
-        return [*([here] if len(here) > 2 else []), *(order for leaf in leaves for order in _orders(leaf, known))]
+        leaf_sizes = [(_name_relation(leaf), estimated(leaf, known).rows) for leaf in leaves]
+        return [
+            *([leaf_sizes] if len(leaf_sizes) > 2 else []),
+            *(order for leaf in leaves for order in _orders(leaf, known)),
+        ]
     return [order for child in children(node) for order in _orders(child, known)]
 
 
@@ -139,14 +142,12 @@ def _leaves(node: Node) -> Iterator[Node]:
         yield node
 
 
-def _named(node: Node) -> str:
-    return (
-        " and ".join(dict.fromkeys(repr(scan.collection) for scan in every(node) if isinstance(scan, Scan))) or "rows"
-    )
+def _name_relation(node: Node) -> str:
+    return " and ".join(dict.fromkeys(repr(scan.collection) for scan in walk(node) if isinstance(scan, Scan))) or "rows"
 
 
 def _of_columns(before: Node, after: Node) -> list[str]:
-    was, now = scans_of(before), columns_read(lower_relation(after))
+    was, now = list_scans(before), columns_read(lower_relation(after))
     return [
         f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
         for name, columns in was.items()
@@ -184,10 +185,10 @@ class _Growth:
         lines = [line for below in children(node) for line in self.growing_joins(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
-                lines.append(self._told(node))
+                lines.append(self._describe_join(node))
         return list(dict.fromkeys(lines))
 
-    def _told(self, node: Join) -> str:
+    def _describe_join(self, node: Join) -> str:
         sides = [" and ".join(map(repr, self._read(side))) or "rows" for side in (node.left, node.right)]
         pairs = round(estimated(node.left, self._known).rows * estimated(node.right, self._known).rows)
         return (
@@ -197,7 +198,7 @@ class _Growth:
         )
 
     def _read(self, node: Node) -> list[str]:
-        collections = list(scans_of(node))
+        collections = list(list_scans(node))
         if isinstance(node, Ref) and node.number in self._values:
             collections += self._read(self._values[node.number])
         return list(

@@ -29,7 +29,7 @@ import msgspec
 
 from persist.codecs.evolution import evolved
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.compute.index import indexes_of
+from persist.compute.index import load_indexes
 from persist.compute.index import steps_to_drop as steps_to_drop_indexes
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
 from persist.compute.sql.draft import (
@@ -38,11 +38,11 @@ from persist.compute.sql.draft import (
     column_ids,
     drafted,
     has_groups,
-    reads_of,
+    list_reads,
     steps_to_drop,
     steps_to_drop_groups,
 )
-from persist.compute.sql.graph import definition_of, read_by
+from persist.compute.sql.graph import list_columns_read, load_definition
 from persist.compute.sql.types import to_arrow
 from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
@@ -50,7 +50,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Words
 from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD, owner_of_groups, view_hold
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
@@ -83,7 +83,7 @@ class Redefinition:
     names: Mapping[str, str]
 
 
-def dependents_of(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
+def load_dependents(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
     """Return the views that depend on a view, by way of others, too."""
     dependents = []
     for hold in view.contents().holds:
@@ -100,14 +100,14 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     Raises:
         InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
     """
-    changed = dependent_of(view)
+    changed = load_dependent(view)
     draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
     _check_same_kind(changed, draft)
     if _means_the_same(changed.definition, draft.definition):
         return None
-    dependents = dependents_of(engine, view)
+    dependents = load_dependents(engine, view)
     names = {dependent.id: dependent.name for dependent in dependents}
-    every = [changed, *(dependent_of(below, names.get(owner_of_groups(below.name) or "")) for below in dependents)]
+    every = [changed, *(load_dependent(below, names.get(owner_of_groups(below.name) or "")) for below in dependents)]
     if any(dependent.id in draft.definition.inputs for dependent in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
@@ -116,9 +116,9 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     steps: list[Step] = []
     for dependent in in_order(every):
         _check_columns(dependent, changed, draft)
-        inputs[dependent.id] = _inputs_of(catalog, dependent, changed, draft, inputs)
-        wanted = draft.definition if dependent is changed else dependent.definition
-        definition = _next(dependent, wanted, inputs[dependent.id], _start_after(dependent, changed, draft))
+        inputs[dependent.id] = _list_inputs(catalog, dependent, changed, draft, inputs)
+        next_definition = draft.definition if dependent is changed else dependent.definition
+        definition = _next(dependent, next_definition, inputs[dependent.id], _start_after(dependent, changed, draft))
         schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
@@ -129,16 +129,16 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     return Redefinition(tuple(steps), names)
 
 
-def dependent_of(view: CollectionHandle, name: str | None = None) -> Dependent:
+def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent:
     """Return a view as it is now, which errors call by its own name unless another one is given."""
-    definition = definition_of(view)
+    definition = load_definition(view)
     if definition is None:
         raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
     return Dependent(view, view.contents(), definition, name or view.name)
 
 
 def _means_the_same(old: Definition, new: Definition) -> bool:
-    if old.columns != new.columns or reads_of(old) != reads_of(new):
+    if old.columns != new.columns or list_reads(old) != list_reads(new):
         return False
     return old.plan == new.plan or (old.sql == new.sql and has_groups(old))
 
@@ -152,10 +152,10 @@ def _check_same_kind(view: Dependent, draft: Draft) -> None:
                 f"the key column {name!r} of view {view.name!r} is of type {old[name]}, and the query gives {new[name]}"
                 ": cast it, or make another view"
             )
-    if draft.made.timeline != view.contents.timeline:
+    if draft.readable.timeline != view.contents.timeline:
         raise InvalidUsage(
             f"view {view.name!r} has the timeline {view.contents.timeline!r}, and what the query reads has "
-            f"{draft.made.timeline!r}: make another view"
+            f"{draft.readable.timeline!r}: make another view"
         )
     if view.contents.upper == END:
         raise InvalidUsage(f"view {view.name!r} is complete for ever, so nothing of it can change: make another view")
@@ -180,18 +180,18 @@ def in_order(every: Sequence[Dependent]) -> list[Dependent]:
 
 def _check_columns(dependent: Dependent, changed: Dependent, draft: Draft) -> None:
     """Raise InvalidUsage if a view reads a column of the one that changes which is gone then, or of another type."""
-    wanted = {} if dependent is changed else read_by(dependent.definition).get(changed.id, {})
-    given = dict(draft.definition.columns)
-    for column, kind in wanted.items():
-        if column not in given or to_arrow(given[column]) != to_arrow(kind):
-            problem = "lacks it" if column not in given else f"gives {given[column]}"
+    columns_read = {} if dependent is changed else list_columns_read(dependent.definition).get(changed.id, {})
+    new_columns = dict(draft.definition.columns)
+    for column, kind in columns_read.items():
+        if column not in new_columns or to_arrow(new_columns[column]) != to_arrow(kind):
+            problem = "lacks it" if column not in new_columns else f"gives {new_columns[column]}"
             raise InvalidUsage(
                 f"the view {dependent.name!r} reads column {column!r} ({kind}) of view {changed.name!r}, and the query "
                 f"{problem}: keep the column as it is, or drop {dependent.name!r} first"
             )
 
 
-def _inputs_of(
+def _list_inputs(
     catalog: Catalog, dependent: Dependent, changed: Dependent, draft: Draft, known: Mapping[str, tuple[str, ...]]
 ) -> tuple[str, ...]:
     """Return the ids of all that a view depends on from now on."""
@@ -226,7 +226,7 @@ def _next(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], sta
 
 def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
     """Return the next version of the schema of the view; None if its columns stay what they are."""
-    after = draft.made.schema
+    after = draft.readable.schema
     old, new = (dict(zip(schema.names, schema.types, strict=False)) for schema in (before, after))
     if list(old.items()) == list(new.items()) and before.columns == after.columns:
         return None
@@ -251,18 +251,18 @@ def _hold_steps(
     Args:
         renews: it reads with the newest schemas from now on; otherwise only what it does not read itself changes.
     """
-    hold, read = view_hold(dependent.id), read_by(definition)
+    hold, read = view_hold(dependent.id), list_columns_read(definition)
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
     for id_ in definition.inputs:
         readable = catalog.by_id(id_)
-        held = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
+        current = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
         columns = read.get(id_, {})
-        if held is not None and columns and not renews:
-            _check_read(engine, dependent, readable, held.schema, columns)
+        if current is not None and columns and not renews:
+            _check_read(engine, dependent, readable, current.schema, columns)
             continue
         ids = column_ids(readable.schema, columns)
-        if held is not None:
-            at, expected = held.time, held.time
+        if current is not None:
+            at, expected = current.time, current.time
         else:
             at, expected = _begin(dependent, readable, definition.start), None
         steps.append(kinds.SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
@@ -291,12 +291,12 @@ def _check_read(
 ) -> None:
     """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
     contents = loaded_by_id(engine, readable.id, readable.name).contents()
-    versions = (contents.schema, contents.schema if version is None else version_of(contents, version))
-    newest, held = (
+    versions = (contents.schema, contents.schema if version is None else load_schema_version(contents, version))
+    newest, held_columns = (
         dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
     )
     for column in columns:
-        if newest.get(column) != held.get(column):
+        if newest.get(column) != held_columns.get(column):
             raise InvalidUsage(
                 f"the view {dependent.name!r} reads column {column!r} of {readable.name!r} as of version {version} of "
                 f"its schema, in which it is another one than now, so it cannot be refreshed with what reads the "
@@ -327,26 +327,26 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
     Raises:
         InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
     """
-    ids = {view.id: view for handle in collections for view in dependents_of(engine, handle)}
-    every = in_order([dependent_of(view) for view in ids.values() if not owner_of_groups(view.name)])
+    ids = {view.id: view for handle in collections for view in load_dependents(engine, handle)}
+    every = in_order([load_dependent(view) for view in ids.values() if not owner_of_groups(view.name)])
     for view in every:
         _check_untied(view)
     catalog, steps, names = Catalog(engine), list[Step](), dict[str, str]()
     indexed: dict[str, tuple[tuple[str, ...], ...]] = {}
     for view in reversed(every):
         catalog.remove(view.name)
-        indexes = indexes_of(view.handle)
+        indexes = load_indexes(view.handle)
         schema = view.contents.schema
-        indexed[view.name] = tuple(by for index in indexes if (by := index.columns_in(schema)) is not None)
+        indexed[view.name] = tuple(by for index in indexes if (by := index.name_columns(schema)) is not None)
         steps += [*steps_to_drop_indexes(view.handle, indexes), *steps_to_drop(view.handle, view.definition)]
         names |= {index.handle.id: index.handle.name for index in indexes} | {view.id: view.name}
         names |= {id_: catalog.by_id(id_).name for id_ in view.definition.inputs}
-    made: dict[str, Draft] = {}
+    drafts: dict[str, Draft] = {}
     for view in every:
-        old, start = view.definition, _start(catalog, view, made)
+        old, start = view.definition, _start(catalog, view, drafts)
         draft = drafted(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
         catalog.add(draft)
-        made[view.id] = draft
+        drafts[view.id] = draft
         steps += [*draft.steps, *_also(view, draft)]
         names |= draft.names
     views = {view.name: view.contents.upper != 0 for view in every}
@@ -355,7 +355,7 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
 
 
 def _check_untied(view: Dependent) -> None:
-    named = [hold for hold, held in view.contents.holds.items() if held.lease is None]
+    named = [hold for hold, hold_record in view.contents.holds.items() if hold_record.lease is None]
     holds = [hold for hold in named if not hold.startswith((VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD))]
     if view.contents.tags or holds:
         tied = [f"the tag {tag!r}" for tag in view.contents.tags] + [f"the hold {hold!r}" for hold in holds]
@@ -367,7 +367,7 @@ def _check_untied(view: Dependent) -> None:
 
 def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return where a view begins: where it did, if its inputs can still tell that."""
-    inputs = (made[id_].made if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
+    inputs = (made[id_].readable if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
     sinces = (readable.since for readable in inputs if not owner_of_groups(readable.name))  # Groups have no past.
     start = view.definition.start
     return start if start > max(sinces, default=0) else None
@@ -375,12 +375,16 @@ def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int 
 
 def _also(view: Dependent, draft: Draft) -> Sequence[Step]:
     """Return the steps that give a new view the description of the old one, and its retention."""
-    about, id_, steps = view.contents.about, draft.made.id, list[Step]()
+    about, id_, steps = view.contents.about, draft.readable.id, list[Step]()
     old = dict(zip(map(str, view.contents.schema.ids), view.contents.schema.names, strict=True))
-    new = dict(zip(draft.made.schema.names, map(str, draft.made.schema.ids), strict=True))
-    columns = {new[old[column]]: said for column, said in about.columns.items() if old.get(column) in new}
+    new = dict(zip(draft.readable.schema.names, map(str, draft.readable.schema.ids), strict=True))
+    columns = {
+        new[old[column]]: column_words for column, column_words in about.columns.items() if old.get(column) in new
+    }
     if about.comment or about.properties or columns:
-        words = {column: Words(said.comment, {**said.properties}) for column, said in columns.items()}
+        words = {
+            column: Words(column_words.comment, {**column_words.properties}) for column, column_words in columns.items()
+        }
         steps.append(kinds.Describe(id_, Words(about.comment or None, {**about.properties}), words))
     if view.contents.retention is not None:
         steps.append(kinds.SetRetention(id_, view.contents.retention))

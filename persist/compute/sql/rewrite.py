@@ -64,19 +64,19 @@ from persist.compute.sql.algebra import (
     Window,
     WindowCall,
     by_side,
+    count_columns,
     crosses,
     equality,
     filtered,
     has_one_partner,
+    infer_types,
     inner_join,
-    replaced,
-    types_of,
-    width_of,
+    map_children,
 )
-from persist.compute.sql.order import NOTHING, Known, ordered
+from persist.compute.sql.order import NOTHING, Known, order_joins
 from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import evaluate, factored_conjuncts, may_raise
-from persist.core.expression.term import Call, Lit, Place, Term, calls, moved, places_in, shifted
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, moved, shifted
 
 FEW = 1000  # If more first rows are asked for, it is better to keep the whole partition in order.
 _PLACES = ("row_number", "rank", "dense_rank")
@@ -90,13 +90,13 @@ Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # Where in a plan a `Ref` 
 
 def rewritten(plan: Node, known: Known = NOTHING) -> Node:
     """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
-    return steps_of(plan, known)[-1]
+    return rewrite_stepwise(plan, known)[-1]
 
 
-def steps_of(plan: Node, known: Known = NOTHING) -> tuple[Node, Node]:
+def rewrite_stepwise(plan: Node, known: Known = NOTHING) -> tuple[Node, Node]:
     """Return the plan after its conditions went down, and then with its joins in order."""
     pushed = _pushed(without_domains(plan), [])
-    return pushed, ordered(with_first_rows(pushed), known)
+    return pushed, order_joins(with_first_rows(pushed), known)
 
 
 def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
@@ -106,20 +106,20 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
         known: conditions that are done above, so rows for which they are not true need not be there.
     """
     if isinstance(node, Join) and node.how in ("left", "single"):
-        width = width_of(node.left)
+        width = count_columns(node.left)
         if any(_rejects_nulls(part, width) for part in (*conditions, *known)):
             is_inner = node.how == "left" or has_one_partner(node)
             node = msgspec.structs.replace(node, how="inner") if is_inner else node
     if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
-        here = factored_conjuncts(node.condition)
-        return _pushed(msgspec.structs.replace(node, condition=None), [*here, *conditions], known)
+        conjuncts = factored_conjuncts(node.condition)
+        return _pushed(msgspec.structs.replace(node, condition=None), [*conjuncts, *conditions], known)
     if conditions and not isinstance(node, Filter | Project):
-        types = dict(enumerate(map(to_arrow, types_of(node))))
+        types = dict(enumerate(map(to_arrow, infer_types(node))))
         raising = [part for part in conditions if may_raise(part, types)]
         if raising:
             pushed = _pushed(node, [part for part in conditions if part not in raising], [*known, *raising])
-            wanted = (at for at, part in enumerate(raising, 1) if crosses(_keyed(pushed, [part])) < crosses(pushed))
-            first = max(wanted, default=0)
+            useful = (at for at, part in enumerate(raising, 1) if crosses(_keyed(pushed, [part])) < crosses(pushed))
+            first = max(useful, default=0)
             return filtered(_keyed(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
@@ -132,28 +132,28 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
         case Join():
             return _pushed_into_join(node, conditions, known)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
-            below = [part for part in conditions if places_in(part) and max(places_in(part)) < len(keys)]
+            below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
             down = [moved(part, keys.__getitem__) for part in below]
-            return filtered(replaced(node, lambda _: _pushed(input_, down)), above)
+            return filtered(map_children(node, lambda _: _pushed(input_, down)), above)
         case Distinct() | SetOperation():
-            return replaced(node, lambda below: _pushed(below, conditions))
+            return map_children(node, lambda below: _pushed(below, conditions))
         case Let(number, value, body):
             return Let(number, _pushed(value, []), _pushed(body, conditions, known))
         case Window(input_, calls):
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
-            below = [part for part in conditions if places_in(part) <= fixed and places_in(part)]
+            below = [part for part in conditions if list_places(part) <= fixed and list_places(part)]
             above = [part for part in conditions if part not in below]
             return filtered(Window(_pushed(input_, below), calls), above)
-    return filtered(replaced(node, lambda below: _pushed(below, [])), conditions)
+    return filtered(map_children(node, lambda below: _pushed(below, [])), conditions)
 
 
 def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
     """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
-    reads = set().union(*map(places_in, bounds))
+    reads = set().union(*map(list_places, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
-        width = width_of(node.left)
+        width = count_columns(node.left)
         if max(reads) < width:
             return msgspec.structs.replace(node, left=_sunk(node.left, lower, upper))
         if min(reads) >= width and node.how == "inner":
@@ -163,18 +163,18 @@ def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
 
 
 def _pushed_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
-    width = width_of(join.left)
+    width = count_columns(join.left)
     known_lefts, known_rights, _ = by_side(known, width)
     if join.how == "inner":
-        lefts, rights, both = by_side(conditions, width)
+        lefts, rights, crossing = by_side(conditions, width)
         left, right = _pushed(join.left, lefts, known_lefts), _pushed(join.right, rights, known_rights)
-        return inner_join(left, right, both, join.equal, join.same)
-    lefts = [part for part in conditions if places_in(part) and max(places_in(part)) < width]
-    rest = [part for part in conditions if part not in lefts]
+        return inner_join(left, right, crossing, join.equal, join.same)
+    lefts = [part for part in conditions if list_places(part) and max(list_places(part)) < width]
+    residual = [part for part in conditions if part not in lefts]
     if join.how in ("right", "full"):
-        lefts, known_lefts, rest = [], [], conditions
+        lefts, known_lefts, residual = [], [], conditions
     joined = msgspec.structs.replace(join, left=_pushed(join.left, lefts, known_lefts), right=_pushed(join.right, []))
-    return _asked_of_mark(joined, rest, width) if join.how == "mark" else filtered(joined, rest)
+    return _filter_by_mark(joined, residual, width) if join.how == "mark" else filtered(joined, residual)
 
 
 def _keyed(node: Node, conditions: list[Term]) -> Node:
@@ -189,27 +189,27 @@ def _keyed(node: Node, conditions: list[Term]) -> Node:
         case Let(number, value, body):
             return Let(number, value, _keyed(body, conditions))
         case Join(how, left, right, equal) if how not in ("right", "full"):
-            width = width_of(left)
-            lefts, rights, rest = by_side(conditions, width)
+            width = count_columns(left)
+            lefts, rights, residual = by_side(conditions, width)
             if how != "inner":
-                rest = [part for part in conditions if part not in lefts]
-                return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), rest)
-            keys = [] if equal or node.same else [part for part in rest if equality(part, width) is not None][:1]
-            made = inner_join(_keyed(left, lefts), _keyed(right, rights), keys, equal, node.same)
-            rest = [part for part in rest if part not in keys]
-            return filtered(msgspec.structs.replace(made, condition=node.condition), rest)
+                residual = [part for part in conditions if part not in lefts]
+                return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), residual)
+            keys = [] if equal or node.same else [part for part in residual if equality(part, width) is not None][:1]
+            joined = inner_join(_keyed(left, lefts), _keyed(right, rights), keys, equal, node.same)
+            residual = [part for part in residual if part not in keys]
+            return filtered(msgspec.structs.replace(joined, condition=node.condition), residual)
     return filtered(node, conditions)
 
 
-def _asked_of_mark(join: Join, conditions: list[Term], width: int) -> Node:
+def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
     """Return a join that says whether a row has a partner, where conditions hold: mostly the rows that have one."""
     mark = Place(width)
     negated = [p for p in conditions if isinstance(p, Call) and calls(p, "not") and p.arguments == (mark,)]
     if mark not in conditions and not negated:
         return filtered(join, conditions)
     is_semi = mark in conditions
-    kept = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
-    joined = Project(kept, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
+    matching = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
+    joined = Project(matching, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
     above = [part for part in conditions if part != mark and part not in negated]
     return _pushed(joined, above) if above else joined
 
@@ -220,17 +220,23 @@ def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Nod
     Args:
         domains: how many columns each relation has, by its number, that holds no row twice.
     """
-    known = domains or {}
+    known_domains = domains or {}
     if isinstance(node, Let):
-        value = without_domains(node.value, known)
-        inside = {**known, node.number: width_of(value)} if _is_distinct(value) else known
+        value = without_domains(node.value, known_domains)
+        inside = {**known_domains, node.number: count_columns(value)} if _is_distinct(value) else known_domains
         return Let(node.number, value, without_domains(node.body, inside))
-    made: Node = replaced(node, lambda below: without_domains(below, known))
-    if isinstance(made, Join) and _adds_nothing(made, known):
-        partner = {one.index: other for one, other in made.same if isinstance(one, Place)}
-        rest = map(Place, range(width_of(made.right)))
-        return Project(made.right, (*(partner[at] for at in range(width_of(made.left))), *rest))
-    return made
+    rewritten_node: Node = map_children(node, lambda below: without_domains(below, known_domains))
+    if isinstance(rewritten_node, Join) and _adds_nothing(rewritten_node, known_domains):
+        partner = {
+            domain_column.index: row_column
+            for domain_column, row_column in rewritten_node.same
+            if isinstance(domain_column, Place)
+        }
+        row_places = map(Place, range(count_columns(rewritten_node.right)))
+        return Project(
+            rewritten_node.right, (*(partner[at] for at in range(count_columns(rewritten_node.left))), *row_places)
+        )
+    return rewritten_node
 
 
 def _rejects_nulls(condition: Term, first: int) -> bool:
@@ -254,18 +260,18 @@ def _is_distinct(node: Node) -> bool:
 
 def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
     """Return whether a join is one of a domain with rows that hold, all in one place, a row of that domain."""
-    left = join.left
+    domain = join.left
     if join.how != "inner" or join.equal or join.condition is not None:
         return False
-    if not isinstance(left, Ref) or left.number not in domains:
+    if not isinstance(domain, Ref) or domain.number not in domains:
         return False
     origins = {}
-    for one, other in join.same:
-        origin = _origin(join.right, other.index) if isinstance(other, Place) else None
-        if not isinstance(one, Place) or origin is None or origin[1:] != (left.number, one.index):
+    for domain_column, row_column in join.same:
+        origin = _origin(join.right, row_column.index) if isinstance(row_column, Place) else None
+        if not isinstance(domain_column, Place) or origin is None or origin[1:] != (domain.number, domain_column.index):
             return False
-        origins[one.index] = origin[0]
-    return len(origins) == domains[left.number] == len(join.same) and len(set(origins.values())) == 1
+        origins[domain_column.index] = origin[0]
+    return len(origins) == domains[domain.number] == len(join.same) and len(set(origins.values())) == 1
 
 
 def _origin(node: Node, index: int) -> Origin | None:
@@ -280,7 +286,7 @@ def _origin(node: Node, index: int) -> Origin | None:
         case Filter(input_) | Temporal(input_):
             return _below("input", input_, Place(index))
         case Join(how, left, right):
-            width = width_of(left)
+            width = count_columns(left)
             if index < width and how not in ("right", "full"):
                 return _below("left", left, Place(index))
             if index >= width and how == "inner":
@@ -303,22 +309,22 @@ class _Bound:
 
 def with_first_rows(plan: Node) -> Node:
     """Return an equivalent plan in which windows are put over the first rows of partitions where no others count."""
-    made: Node = replaced(plan, with_first_rows)
-    if isinstance(made, Project) and isinstance(made.input, TopK):
-        return _without_order(made, made.input)
-    if isinstance(made, Filter) and isinstance(made.input, Window):
-        window, bound = made.input, _bound(made.input, factored_conjuncts(made.condition))
+    rewritten_plan: Node = map_children(plan, with_first_rows)
+    if isinstance(rewritten_plan, Project) and isinstance(rewritten_plan.input, TopK):
+        return _without_order(rewritten_plan, rewritten_plan.input)
+    if isinstance(rewritten_plan, Filter) and isinstance(rewritten_plan.input, Window):
+        window, bound = rewritten_plan.input, _bound(rewritten_plan.input, factored_conjuncts(rewritten_plan.condition))
         if bound is not None:
             call: Any = bound.call
             first = TopK(window.input, call.order, bound.most, 0, call.partition, call.function)
-            return Filter(Window(first, window.calls), made.condition)
-    return made
+            return Filter(Window(first, window.calls), rewritten_plan.condition)
+    return rewritten_plan
 
 
 def _without_order(shown: Project, top: TopK) -> Node:
     """Return columns of first rows; where these tell partitions only, it does not matter which row is the first."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
-    read = set().union(*map(places_in, shown.outputs))
+    read = set().union(*map(list_places, shown.outputs))
     is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
     if not is_first or not {*map(Place, read)} <= places.keys():
         return shown
@@ -328,14 +334,14 @@ def _without_order(shown: Project, top: TopK) -> Node:
 
 def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
     """Return the condition by which the fewest rows are asked for; None if there is none, or others count, too."""
-    width = len(types_of(window.input))
+    width = len(infer_types(window.input))
     bounds = []
     for call in dict.fromkeys(window.calls):
         if call.function not in _PLACES or (call.function != "row_number" and not call.order):
             continue
-        places = [Place(width + place) for place, other in enumerate(window.calls) if other == call]
+        places = [Place(width + place) for place, window_call in enumerate(window.calls) if window_call == call]
         most = min((_most(part, places) for part in conditions), default=math.inf)
-        if 1 <= most <= FEW and all(_looks_back(other, call) for other in window.calls):
+        if 1 <= most <= FEW and all(_looks_back(window_call, call) for window_call in window.calls):
             bounds.append(_Bound(call, int(most)))
     return min(bounds, key=lambda bound: (bound.call.function != "row_number", bound.most), default=None)
 
@@ -361,15 +367,15 @@ def _most(condition: Term, places: Sequence[Place]) -> float:
     if calls(condition, "and"):
         return min(_most(part, places) for part in condition.arguments)
     if calls(condition, "in"):
-        one, *others = condition.arguments
-        return max(map(_floor, others)) if _is_place(one, places) else math.inf
+        first_term, *later_terms = condition.arguments
+        return max(map(_floor, later_terms)) if _is_place(first_term, places) else math.inf
     for function in ("equal", "less", "less_equal", "greater", "greater_equal"):
         if calls(condition, function):
-            one, other = condition.arguments
-            if _is_place(other, places):
-                one, other, function = other, one, _TURNED.get(function, function)
-            if _is_place(one, places) and function in ("equal", "less", "less_equal"):
-                return _floor(other) if function != "less" else _ceiling(other) - 1
+            first_term, second_term = condition.arguments
+            if _is_place(second_term, places):
+                first_term, second_term, function = second_term, first_term, _TURNED.get(function, function)
+            if _is_place(first_term, places) and function in ("equal", "less", "less_equal"):
+                return _floor(second_term) if function != "less" else _ceiling(second_term) - 1
     return math.inf
 
 

@@ -44,7 +44,7 @@ def lower_term(term: Term, columns: Sequence[str]) -> Term:
     return fold(Call(term.function, tuple(map(lower_term, term.arguments, repeat(columns))), term.options))
 
 
-def null_of(kind: pa.DataType) -> Lit:
+def make_null(kind: pa.DataType) -> Lit:
     """Return a NULL of a type."""
     return Lit(pa.scalar(None, kind))
 

@@ -44,7 +44,7 @@ from persist.compute.dataflow.plan import stages
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.dataflow.plan.plan import ROOT, Node, Plan, ScopeInfo
 from persist.compute.sql.order import ROWS
-from persist.compute.sql.types import array_of, constant, kind_of, text_of, to_arrow
+from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_array, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression import term as terms
 
@@ -121,7 +121,7 @@ def encode_plan(
     return stored
 
 
-def digest_of(definition: Mapping[str, Any]) -> str:
+def compute_digest(definition: Mapping[str, Any]) -> str:
     """Return the digest of the program, the relation and the columns of a definition as it is stored."""
     program = {**definition["program"], "digest": ""}
     members = (program, definition["plan"], definition["columns"])
@@ -158,18 +158,18 @@ def _encode(value: Any) -> Any:
     if isinstance(value, pa.Table):
         return {"records": [_encode(value.schema), [[*map(_spell_constant, column)] for column in value.columns]]}
     if is_dataclass(value) and _CLASSES.get(type(value).__name__) is type(value):
-        given = [getattr(value, field.name) for field in fields(value)]
+        encoded = [getattr(value, field.name) for field in fields(value)]
         for field in reversed(fields(value)):
-            if field.default is MISSING or given[-1] != field.default:
+            if field.default is MISSING or encoded[-1] != field.default:
                 break
-            given.pop()
-        return {type(value).__name__: [*map(_encode, given)]}
+            encoded.pop()
+        return {type(value).__name__: [*map(_encode, encoded)]}
     raise _Unstorable
 
 
 def _spell_type(kind: pa.DataType) -> str:
     with suppress(StopIteration):
-        name = kind_of(kind)
+        name = name_arrow_type(kind)
         if to_arrow(name) == kind:
             return name
     raise _Unstorable
@@ -178,7 +178,7 @@ def _spell_type(kind: pa.DataType) -> str:
 def _spell_constant(value: pa.Scalar) -> str | None:
     kind = _spell_type(value.type)
     with suppress(pa.ArrowException, InvalidUsage, ValueError, TypeError, ArithmeticError):
-        text = text_of(value)
+        text = format_scalar(value)
         if constant(kind, text) == terms.Lit(value):
             return text
     raise _Unstorable
@@ -189,22 +189,24 @@ def _decode(value: Any) -> Any:
         return value
     if isinstance(value, list):
         return tuple(map(_decode, value))
-    [(kind, given)] = value.items()
+    [(kind, payload)] = value.items()
     if kind in _CLASSES:
-        return _CLASSES[kind](*map(_decode, given))
+        return _CLASSES[kind](*map(_decode, payload))
     if kind == "type":
-        return to_arrow(given)
+        return to_arrow(payload)
     if kind == "constant":
-        return constant(*given).value
+        return constant(*payload).value
     if kind == "list":
-        kind, texts = to_arrow(given[0]), given[1]
+        kind, texts = to_arrow(payload[0]), payload[1]
         return pa.ListArray.from_arrays([0, len(texts)], _decode_column(kind.value_type, texts), kind)[0]
     if kind == "columns":
-        return pa.schema([(name, to_arrow(type_)) for name, type_ in given])
+        return pa.schema([(name, to_arrow(type_)) for name, type_ in payload])
     assert kind == "records"
-    schema: pa.Schema = _decode(given[0])
-    return pa.table([_decode_column(field.type, texts) for field, texts in zip(schema, given[1], strict=True)], schema)
+    schema: pa.Schema = _decode(payload[0])
+    return pa.table(
+        [_decode_column(field.type, texts) for field, texts in zip(schema, payload[1], strict=True)], schema
+    )
 
 
 def _decode_column(kind: pa.DataType, texts: Sequence[str | None]) -> pa.Array:
-    return array_of([constant(kind_of(kind), text) for text in texts], kind)
+    return to_array([constant(name_arrow_type(kind), text) for text in texts], kind)

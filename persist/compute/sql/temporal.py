@@ -14,7 +14,7 @@ from persist.compute.sql.algebra import Node, Temporal
 from persist.compute.sql.duck import place
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import evaluate
-from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, places_in, sql_call
+from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, list_places, sql_call
 
 MARK = "persist: the time as of which a view is read"
 _MOMENTS = (pa.timestamp("us"), pa.timestamp("us", "UTC"))
@@ -63,16 +63,16 @@ def bounded(node: Node, conditions: list[Term], unit: str | None, sql: str) -> N
 def _bounded(node: Node, condition: Term, unit: str, sql: str) -> Node:
     if not isinstance(condition, Call) or not calls(condition, *_MIRRORED):
         _refuse(condition, sql)
-    one, other = condition.arguments
+    left_term, right_term = condition.arguments
     how = condition.function.removeprefix(SQL)
-    if reads_now(other):
-        one, other, how = other, one, _MIRRORED[how]
-    if reads_now(other):
+    if reads_now(right_term):
+        left_term, right_term, how = right_term, left_term, _MIRRORED[how]
+    if reads_now(right_term):
         _refuse(condition, sql)
-    other = _moved_over(one, other, sql)
+    right_term = _moved_over(left_term, right_term, sql)
 
     def time(function: str) -> Term:
-        return sql_call(function, pa.int64(), other, Lit(pa.scalar(unit)), at=condition.at)
+        return sql_call(function, pa.int64(), right_term, Lit(pa.scalar(unit)), at=condition.at)
 
     # The first time that is not before, and the first that is after.
     reach, passed = time("time_from"), time("time_after")
@@ -90,10 +90,10 @@ def _moved_over(now: Term, other: Term, sql: str) -> Term:
         if isinstance(inner, Call) and inner.kind in _MOMENTS:  # In UTC, both are the same moment.
             return _moved_over(inner, sql_call("cast", inner.kind, other, at=now.at), sql)
     if isinstance(now, Call) and calls(now, "add", "subtract") and now.kind in _TIMES:
-        one, constant = now.arguments
+        moment, constant = now.arguments
         if calls(now, "add") and reads_now(constant):
-            one, constant = constant, one
-        if is_now(one) and not places_in(constant) and not reads_now(constant):
+            moment, constant = constant, moment
+        if is_now(moment) and not list_places(constant) and not reads_now(constant):
             if _has_months(constant):
                 raise InvalidUsage(
                     "months and years are not of one length, so _now() cannot be compared at their distance: "

@@ -88,11 +88,11 @@ def _parts(kind: str) -> tuple[str, list[tuple[str, str]]]:
 
     They are written as list(int32), map(text,list(int32)) and struct("a" int32,"b" text), with names as in JSON.
     """
-    form, opening, rest = kind.partition("(")
+    form, opening, inner = kind.partition("(")
     if form not in ("list", "map", "struct") or not opening:
         return "", []
     parts, depth, first, in_name, is_escaped = [], 0, 0, False, False
-    for at, sign in enumerate(rest):
+    for at, sign in enumerate(inner):
         if in_name:
             in_name = is_escaped or sign != '"'
             is_escaped = sign == "\\" and not is_escaped
@@ -100,7 +100,7 @@ def _parts(kind: str) -> tuple[str, list[tuple[str, str]]]:
         in_name = sign == '"'
         depth += (sign == "(") - (sign == ")")
         if depth < 0 or (sign == "," and not depth):
-            parts.append(rest[first:at])
+            parts.append(inner[first:at])
             first = at + 1
     if form != "struct":
         return form, [("", part) for part in parts]
@@ -127,7 +127,7 @@ def of_arrow(kind: pa.DataType) -> str | None:
     """Return the type that queries read a column of a collection as; None if they cannot."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    nested = _nested_of(kind, of_arrow) if kind != INTERVAL else None
+    nested = _name_nested(kind, of_arrow) if kind != INTERVAL else None
     if nested is not None:
         return nested
     return next(
@@ -135,7 +135,7 @@ def of_arrow(kind: pa.DataType) -> str | None:
     )
 
 
-def _nested_of(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> str | None:
+def _name_nested(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> str | None:
     """Return the type of an Arrow type that is nested; None if it is not, or if one of its parts has none."""
     if pat.is_list(kind) or pat.is_large_list(kind) or pat.is_fixed_size_list(kind):
         form, fields = "list", [("", kind.value_type)]
@@ -151,15 +151,15 @@ def _nested_of(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> st
 
 
 @cache
-def kind_of(kind: pa.DataType) -> str:
+def name_arrow_type(kind: pa.DataType) -> str:
     """Return what plans call the Arrow type of one of their types; of two types that are one in Arrow, the first."""
     if pat.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
-    nested = _nested_of(kind, kind_of) if kind != INTERVAL else None
-    return nested or next(name for name, other in _SIMPLE.items() if other == kind)
+    nested = _name_nested(kind, name_arrow_type) if kind != INTERVAL else None
+    return nested or next(name for name, arrow_type in _SIMPLE.items() if arrow_type == kind)
 
 
-def kind_in(term: Term) -> pa.DataType:
+def infer_arrow_type(term: Term) -> pa.DataType:
     """Return the type of a constant or a call of a query's plan."""
     assert isinstance(term, Lit | Call)
     return term.value.type if isinstance(term, Lit) else term.kind
@@ -174,7 +174,7 @@ def constant(kind: str, text: str | None) -> Lit:
     return Lit(_scalar(kind, to_arrow(kind), text))
 
 
-def array_of(literals: Iterable[Lit], kind: pa.DataType) -> pa.Array:
+def to_array(literals: Iterable[Lit], kind: pa.DataType) -> pa.Array:
     """Return constants of one type as a column. Python need not have an object for each of them."""
     return pa.array([literal.value if literal.value.is_valid else None for literal in literals], kind)
 
@@ -206,7 +206,7 @@ def _scalar(kind: str, arrow: pa.DataType, text: str | None) -> pa.Scalar:
     return pa.scalar(text).cast(arrow)
 
 
-def text_of(scalar: pa.Scalar) -> str | None:
+def format_scalar(scalar: pa.Scalar) -> str | None:
     """Return the text of which `constant` makes a value; None of NULL."""
     if not scalar.is_valid:
         return None
@@ -260,7 +260,7 @@ def of_name(name: str) -> str:
     return f"decimal({match[1]},{match[2]})" if match else _NAMES[name.strip('"')]
 
 
-def fields_of(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+def list_struct_fields(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """Return the names and types of the fields of a struct that DuckDB's plan describes."""
     parts = (kind.get("type_info") or {}).get("child_types")
     if not parts:
@@ -293,11 +293,11 @@ def of_duckdb(kind: dict[str, Any]) -> str:
             "map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
         )
     if name in ("STRUCT", "TUPLE"):
-        made = _nested("struct", [(name, of_duckdb(part)) for name, part in fields_of(kind)])
-        if to_arrow(made) == INTERVAL:
+        nested = _nested("struct", [(name, of_duckdb(part)) for name, part in list_struct_fields(kind)])
+        if to_arrow(nested) == INTERVAL:
             raise InvalidUsage(f"a struct whose fields are {INTERVAL.names} is not supported: call them otherwise")
-        return made
-    known = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32", "UUID": "text"}
-    if name in known:
-        return known[name]
+        return nested
+    literals = {"SQLNULL": "null", "STRING_LITERAL": "text", "INTEGER_LITERAL": "int32", "UUID": "text"}
+    if name in literals:
+        return literals[name]
     raise InvalidUsage(f"values of type {name} are not supported; cast them to another type, or leave them out")

@@ -15,9 +15,9 @@ from persist.compute.dataflow.running.running import Options, Running, requested
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, behind
 from persist.compute.sql.draft import Catalog, drafted, has_groups, steps_to_drop
-from persist.compute.sql.graph import ViewProgram, definition_of, sizes_of, views_for
+from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
 from persist.compute.sql.reasons import reasons
-from persist.compute.sql.redefine import dependents_of, redefinition
+from persist.compute.sql.redefine import load_dependents, redefinition
 from persist.core.closing import Closes
 from persist.core.errors import (
     CollectionNotFound,
@@ -111,9 +111,9 @@ class LiveView:
 
         def plan() -> Refreshed:
             nonlocal upper, was_open
-            upper, was_open = self._known_upper(), self.is_open
+            upper, was_open = self._peek_upper(), self.is_open
             refreshed = self._refresh(policy, first)
-            if self._has_moved_on():
+            if self._has_changed_definition():
                 raise Superseded(f"the view {self.handle.name!r}, or one below it, has another definition by now")
             return refreshed
 
@@ -121,9 +121,9 @@ class LiveView:
             if isinstance(error, STALE):
                 self.engine.follower.looks.again()
                 self.engine.follower.refresh()
-                if not was_open and self._known_upper() == upper:
+                if not was_open and self._peek_upper() == upper:
                     raise error  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
-            elif not isinstance(error, Superseded) and not self._has_moved_on():
+            elif not isinstance(error, Superseded) and not self._has_changed_definition():
                 raise error
             self._stop()
 
@@ -132,7 +132,7 @@ class LiveView:
             plan, action="refresh", clock=self.engine.clock, conflicts=conflicts, prepare=begin_again
         )
 
-    def _known_upper(self) -> int | None:
+    def _peek_upper(self) -> int | None:
         """Return how far the view is sealed, as far as this client knows."""
         entry = self.engine.follower.entry(self.handle.id)
         return None if entry is None or entry.contents is None else entry.contents.upper
@@ -145,13 +145,13 @@ class LiveView:
         follower = self.engine.follower
         ids = (self.handle.id, *self.definition.inputs)
         entries = map(follower.entry, ids)
-        known = [entry.contents for entry in entries if entry is not None and entry.contents is not None]
-        if len(known) < len(ids):
+        peeked = [entry.contents for entry in entries if entry is not None and entry.contents is not None]
+        if len(peeked) < len(ids):
             follower.refresh_and_load(ids, self.engine.pool)
             return None
-        seqno, own = follower.state.seqno, known[0].upper
-        uppers = [contents.upper for contents in known[1:] if contents.view is None]
-        if not uppers or not all(upper > own for upper in uppers) or not follower.looks.put_off():
+        seqno, view_upper = follower.state.seqno, peeked[0].upper
+        uppers = [contents.upper for contents in peeked[1:] if contents.view is None]
+        if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.put_off():
             return None
         try:
             refreshed = self._refresh(policy, first)
@@ -171,8 +171,8 @@ class LiveView:
             warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # Of whoever calls the client.
 
     def _behind(self, *, is_new: bool = False) -> str | None:
-        known = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
-        inputs = [contents for contents in known if contents.view is None]
+        peeked = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
+        inputs = [contents for contents in peeked if contents.view is None]
         if is_new and any(contents.upper == 0 for contents in inputs):
             return None  # It will be filled.
         return behind(self.handle.name, self.definition.start, inputs)
@@ -223,7 +223,7 @@ class LiveView:
 
     def _current(self) -> ViewProgram:
         """Return the program of the definitions that there are now."""
-        views = views_for(self.engine, {self.handle.id: self.handle.name})
+        views = load_views(self.engine, {self.handle.id: self.handle.name})
         self._numbers = {view.handle.id: view.definition.number for view in views}
         self._adopt(views[-1].definition)
         return ViewProgram(self.engine, views)
@@ -242,7 +242,7 @@ class LiveView:
             self._stop()
             raise
 
-    def _has_moved_on(self) -> bool:
+    def _has_changed_definition(self) -> bool:
         """Return whether a view of the program has another definition by now, as far as this client knows.
 
         Raises:
@@ -272,7 +272,7 @@ class LiveView:
         if self.handle.id in state.entries:
             return False
         new = loaded(self.engine, name) if self.engine.follower.id_of(name) is not None else None
-        definition = None if new is None else definition_of(new)
+        definition = None if new is None else load_definition(new)
         if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
             raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
         self._stop()
@@ -297,15 +297,15 @@ class LiveView:
     def make_indexes(self) -> None:
         """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
 
-        def key_of(name: str) -> tuple[str, ...]:
+        def choose_index_key(name: str) -> tuple[str, ...]:
             return loaded(self.engine, name).schema.key_names
 
-        for name, columns in requested_indexes(self.program(), key_of):
+        for name, columns in requested_indexes(self.program(), choose_index_key):
             create_index(loaded(self.engine, name), columns)
 
     def program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
-        return ViewProgram(self.engine, views_for(self.engine, {self.handle.id: self.handle.name}))
+        return ViewProgram(self.engine, load_views(self.engine, {self.handle.id: self.handle.name}))
 
     def redefine(self, sql: str | None, start: Start = None) -> None:
         """Give the view another query, from the time on to which it is sealed; see `View.redefine`."""
@@ -328,12 +328,12 @@ class LiveView:
             return
         with self._lock:
             self._stop()
-            self._adopt(definition_of(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
+            self._adopt(load_definition(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
 
     def _begin_anew(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
         view = self.handle
-        readers = [reader.name for reader in dependents_of(self.engine, view) if not owner_of_groups(reader.name)]
+        readers = [reader.name for reader in load_dependents(self.engine, view) if not owner_of_groups(reader.name)]
         if readers:
             raise InvalidUsage(
                 f"view {view.name!r} cannot begin anew as long as {readers[0]!r} reads it: drop that "
@@ -349,35 +349,35 @@ class LiveView:
         with self._lock:
             self._stop()
             self.definition = draft.definition
-            self.handle = CollectionHandle(self.engine, draft.made.id, view.name, draft.made.schema)
+            self.handle = CollectionHandle(self.engine, draft.readable.id, view.name, draft.readable.schema)
 
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
         views = [
             self,
-            *(live_view(self.engine, dependent.name) for dependent in dependents_of(self.engine, self.handle)),
+            *(live_view(self.engine, dependent.name) for dependent in load_dependents(self.engine, self.handle)),
         ]
         with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
             together.refresh()
 
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
-        shown = self.program().explain(optimise=optimise)
-        why = reasons(self.definition.plan, sizes_of(self.engine, self.definition.reads)) if optimise else []
+        plan_text = self.program().explain(optimise=optimise)
+        why = reasons(self.definition.plan, estimate_sizes(self.engine, self.definition.reads)) if optimise else []
         with self._lock:
             state = [] if self._running is None else self._running.state()
         return "\n".join(
             [
-                shown,
+                plan_text,
                 *(f"rewritten: {reason}" for reason in why),
-                *_told(self.definition),
+                *_describe_definitions(self.definition),
                 *(f"state of {title}: {rows:,} updates, {size:,} bytes" for title, rows, size in state),
             ]
         )
 
     def rehearse(self) -> list[OperatorReport]:
         """Compute the view, write nothing, and return what its operators did and keep; see `View.rehearse`."""
-        views = views_for(self.engine, {self.handle.id: self.handle.name})
+        views = load_views(self.engine, {self.handle.id: self.handle.name})
         with ViewProgram(self.engine, views, is_rehearsal=True).open(self.engine, **self.options) as running:
             running.run()
             return running.operators()
@@ -423,14 +423,14 @@ def _pass_over(
         raise failure from None
 
 
-def _told(definition: Definition) -> list[str]:
+def _describe_definitions(definition: Definition) -> list[str]:
     """Return what to say of the definitions that a view had."""
-    before = definition.earlier
-    if not before:
+    earlier = definition.earlier
+    if not earlier:
         return []
     now = f"definition {definition.number} holds from {definition.since} on"
-    numbers = range(definition.number - len(before), definition.number)
-    return [now, *(f"definition {n}, from {was.since} on: {was.sql}" for n, was in zip(numbers, before, strict=True))]
+    numbers = range(definition.number - len(earlier), definition.number)
+    return [now, *(f"definition {n}, from {was.since} on: {was.sql}" for n, was in zip(numbers, earlier, strict=True))]
 
 
 class ViewsTogether(Closes):
@@ -452,8 +452,8 @@ class ViewsTogether(Closes):
     def _program(self) -> ViewProgram:
         for view in self._views:
             view.follow_anew()
-        engine, wanted = self._views[0].engine, {view.handle.id: view.handle.name for view in self._views}
-        return ViewProgram(engine, views_for(engine, wanted))
+        engine, names_by_id = self._views[0].engine, {view.handle.id: view.handle.name for view in self._views}
+        return ViewProgram(engine, load_views(engine, names_by_id))
 
     def refresh(self) -> None:
         """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
@@ -523,17 +523,17 @@ def open_together(
     Args:
         memory_budget, spill_folder: of what they keep together, whatever each was opened with; see `Client.view`.
     """
-    return ViewsTogether([*map(live_of, views)], given_options(memory_budget, spill_folder))
+    return ViewsTogether([*map(load_live_view, views)], collect_options(memory_budget, spill_folder))
 
 
-def given_options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
+def collect_options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
     every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
-    given = {name: value for name, value in every.items() if value is not None}
-    Options.of(given)
-    return given
+    options = {name: value for name, value in every.items() if value is not None}
+    Options.of(options)
+    return options
 
 
-def live_of(view: OnView) -> LiveView:
+def load_live_view(view: OnView) -> LiveView:
     """Return the live view that a user's view stands on.
 
     Raises:
@@ -548,7 +548,7 @@ def live_of(view: OnView) -> LiveView:
 def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> LiveView:
     """Return the view of a name; errors are those of `Client.view`."""
     handle = loaded(engine, name)
-    definition = definition_of(handle)
+    definition = load_definition(handle)
     if definition is None:
         raise InvalidUsage(f"collection {name!r} is no view: it is written by its users.").with_remedy(
             "Use {load:call}."

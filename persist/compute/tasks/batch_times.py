@@ -87,14 +87,14 @@ class BatchTimes:
             InvalidUsage: it contradicts itself.
         """
         of_times = (("seal", seal), ("watermark", watermark), ("late", None if is_keyed else late))
-        if is_plain and (given := [name for name, value in of_times if value]):
+        if is_plain and (given_options := [name for name, value in of_times if value]):
             raise InvalidUsage(
-                f"{', '.join(given)} goes with rows that have times, and these get one for each batch, which is sealed "
-                "with it. Leave it out, or give the rows times: a column _time, or the option time."
+                f"{', '.join(given_options)} goes with rows that have times, and these get one for each batch, "
+                "which is sealed with it. Leave it out, or give the rows times: a column _time, or the option time."
             )
         if seal is not None and watermark is not None:
             raise InvalidUsage("seal and watermark both say what is sealed after a batch: give one of them")
-        check_one_of("seal", seal, ("max", "none"))
+        check_choice("seal", seal, ("max", "none"))
         check_late(late, late_collection, is_keyed=is_keyed)
         how = "watermark" if watermark is not None else seal or "max"
         return cls(
@@ -111,7 +111,7 @@ class BatchTimes:
 
 def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool) -> None:
     """Raise InvalidUsage if what becomes of late events or updates is said in a way that contradicts itself."""
-    check_one_of("late", late, ("error", "drop", "collect"))
+    check_choice("late", late, ("error", "drop", "collect"))
     if late == "collect" and not is_keyed:
         raise InvalidUsage(
             'late="collect" goes with events for a keyed collection; late updates of others can be dropped, by '
@@ -126,7 +126,7 @@ def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool)
         check_text("the late collection", late_collection)
 
 
-def check_one_of(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
+def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Raise InvalidUsage if a value was given that is none of those allowed."""
     if value is not None and value not in allowed:
         raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
@@ -139,14 +139,14 @@ class LateFilter:
     lower: int | None
     count: int = 0
 
-    def kept(self, table: pa.Table) -> pa.Table:
+    def drop_late(self, table: pa.Table) -> pa.Table:
         """Return the updates of a table that are not late."""
         if self.lower is None:
             return table
         is_kept = pc.greater_equal(table["_time"], self.lower)
-        kept = table if pc.all(is_kept).as_py() else table.filter(is_kept)
-        self.count += len(table) - len(kept)
-        return kept
+        on_time = table if pc.all(is_kept).as_py() else table.filter(is_kept)
+        self.count += len(table) - len(on_time)
+        return on_time
 
 
 def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: int) -> list[Part]:
@@ -161,8 +161,8 @@ def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: i
             scan = Scan(schema, (part,), lower, TIME_MAX + 1, schema.names)
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
                 for table in piece.updates(reader, columns):
-                    uploads.put(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
-            uploads.put(stream.finish())
+                    uploads.add(stream.add(pa.Table.from_arrays(table.columns, schema=schema.arrow)))
+            uploads.add(stream.finish())
         return list(uploads.parts())
 
 
@@ -184,8 +184,10 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
     def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:
         key = {field.name: field.type for field in schema.key.fields}
         value = {field.name: field.type for field in event_fields(schema, form)}
-        if taken := [column for column in _ADDED if column in key or column in value]:
-            raise SchemaMismatch(f"late events have a column {taken[0]!r} of their own: rename that of the collection")
+        if taken_names := [column for column in _ADDED if column in key or column in value]:
+            raise SchemaMismatch(
+                f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"
+            )
         check_free_name(name)
         contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
         upper = contents.upper

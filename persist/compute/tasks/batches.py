@@ -26,10 +26,10 @@ from persist.compute.tasks.batch_times import BatchTimes, without_late
 from persist.compute.tasks.keyed_work import (
     KeyedWork,
     Stored,
+    build_handle,
     commit_events,
     commit_pended,
     commit_resolved,
-    handle_of,
     seal_done,
 )
 from persist.compute.tasks.planned_write import Target, check_times, writing
@@ -157,9 +157,9 @@ def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: Batc
     for share in shares if times.late == "drop" else ():
         late = [part for part in share.parts if part.time_min < share.upper]
         if late:
-            rest = [] if share.upper == END else without_late(engine, share.target, late, share.upper)
-            report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in rest))
-            _replace(share, late, [*(part for part in share.parts if part not in late), *rest])
+            on_time = [] if share.upper == END else without_late(engine, share.target, late, share.upper)
+            report_late(share.target, mark, sum(p.rows for p in late) - sum(p.rows for p in on_time))
+            _replace(share, late, [*(part for part in share.parts if part not in late), *on_time])
     return times.end_after(latest)
 
 
@@ -256,10 +256,10 @@ def _commit_keyed(
     with writing(work.target.location, work.target.storage, caches) as engine:
 
         def plan_and_commit() -> None:
-            contents = handle_of(work, engine).contents()
-            if taken_over(engine, mark, work, contents, times):
+            contents = build_handle(work, engine).contents()
+            if resume_batch(engine, mark, work, contents, times):
                 return
-            time = _upper_of(contents) if times.is_plain else None
+            time = _get_upper(contents) if times.is_plain else None
             end = None if is_empty else times.end_after(time if times.is_plain else latest)
             end = end if end is not None and contents.upper < end else None
             planned = plan(None if time is None else Stamp(time), end, contents)
@@ -270,7 +270,7 @@ def _commit_keyed(
         def raise_if_late(error: PersistError) -> None:
             # Another writer has sealed, or moved the late bound. What has a time of its own stays late.
             is_later = times.is_plain and not isinstance(error, LateEvents)
-            if not (is_later or times.late != "error") or handle_of(work, engine).contents().upper == END:
+            if not (is_later or times.late != "error") or build_handle(work, engine).contents().upper == END:
                 raise error
 
         conflicts = (UpdateNotBeyondUpper, FrontierRegression, LateEvents)
@@ -288,7 +288,7 @@ def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTime
         )  # fmt: skip
 
 
-def taken_over(engine: Engine, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
+def resume_batch(engine: Engine, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
     """If the batch was committed before, say that this run goes on from it, and return True.
 
     A large batch may have been committed without its seal. Rows without times of their own are at upper then, and
@@ -302,7 +302,7 @@ def taken_over(engine: Engine, mark: Mark, work: KeyedWork, contents: Collection
     return True
 
 
-def _upper_of(contents: CollectionState) -> int:
+def _get_upper(contents: CollectionState) -> int:
     if contents.upper == END:
         raise UpdateNotBeyondUpper(0, Antichain())
     return contents.upper

@@ -64,8 +64,8 @@ class Job:
         """Do it, in a task."""
         with _local_maker(place, self.part_bytes, self.seqno) as maker:
             sources = [part for piece in self.pieces for part in piece.scan.all_parts]
-            [made] = maker.make(self.collection, [self.pieces], sources)
-        return Answer(parts=made.new, added=made.added)
+            [output] = maker.make(self.collection, [self.pieces], sources)
+        return Answer(parts=output.new, added=output.added)
 
 
 @dataclass(frozen=True)
@@ -136,16 +136,16 @@ def result_bytes(piece: Rewrite) -> int:
         return encoded_bytes(scan)  # Updates at different times stay apart.
     # Where no record is there twice, the diffs say how many are left.
     signed = [*((1, part) for part in scan.base), *((scan.sign, part) for part in scan.parts)]
-    left = sum(sign * part.diff_sum * _share(part, scan) for sign, part in signed)
+    rows_left = sum(sign * part.diff_sum * _share(part, scan) for sign, part in signed)
     rows = sum(part.rows * _share(part, scan) for part in scan.all_parts)
-    return int(encoded_bytes(scan) * min(max(left / max(rows, 1), LEFT_MIN), 1))
+    return int(encoded_bytes(scan) * min(max(rows_left / max(rows, 1), LEFT_MIN), 1))
 
 
 def _share(part: Part, scan: Scan) -> float:
     return memory_within(part, scan.keys, scan.schema) / max(part.memory, 1)
 
 
-def cut(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
+def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
     """Return the pieces of a run, in order, with jobs for those that are rewritten.
 
     Args:
@@ -176,8 +176,8 @@ def grouped(items: Sequence[T], sizes: Sequence[int], unit: int) -> list[list[T]
     total = max(1, sum(sizes))
     count = max(1, round(total / unit))
     groups: list[list[T]] = [[] for _ in range(count)]
-    before = 0
+    placed = 0
     for item, size in zip(items, sizes, strict=True):
-        groups[min(count * (2 * before + size) // (2 * total), count - 1)].append(item)
-        before += size
+        groups[min(count * (2 * placed + size) // (2 * total), count - 1)].append(item)
+        placed += size
     return [group for group in groups if group]

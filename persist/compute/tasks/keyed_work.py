@@ -27,7 +27,7 @@ from persist.compute.tasks.planned_write import Target, check_times, digests_add
 from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
-from persist.core.keyed.form import machine_of
+from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
@@ -35,7 +35,7 @@ from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import PlannedPend, due, form_in
+from persist.core.state_rules.keyed_rules import PlannedPend, due, load_form
 from persist.engine.collection.keyed_events import AskedEvents, check_event_times
 from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
@@ -77,7 +77,7 @@ class KeyedWork:
     @property
     def form(self) -> KeyedForm:
         """How the collection resolves events, as the schema of the target has it."""
-        form = form_in(self.contents, replace(self.target.schema, known=self.contents.schema.known))
+        form = load_form(self.contents, replace(self.target.schema, known=self.contents.schema.known))
         assert form is not None, "work is planned for keyed collections"
         return form
 
@@ -103,15 +103,15 @@ class KeyedWork:
         digest = self._digest(events)
         if self.collects:
             events, late = split_late(events, self.contents, self.form)
-        before, after = self._cut(events.table) if resolves else (events.table.slice(0, 0), events.table)
-        updates = self._updates(before) if len(before) else ()
-        parts = upload(self.target, updates) if len(before) else ()
+        due, after = self._split_due(events.table) if resolves else (events.table.slice(0, 0), events.table)
+        updates = self._updates(due) if len(due) else ()
+        parts = upload(self.target, updates) if len(due) else ()
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
         sent = () if late is None else (_sent(late),)
-        return Stored(parts, pended, len(before), events.watermarks, times["min"], digest, sent)
+        return Stored(parts, pended, len(due), events.watermarks, times["min"], digest, sent)
 
-    def _cut(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def _split_due(self, events: pa.Table) -> tuple[pa.Table, pa.Table]:
         assert self.end is not None
         mask = pc.less(events["_time"], self.end)
         return events.filter(mask), events.filter(pc.invert(mask))
@@ -121,7 +121,7 @@ class KeyedWork:
         target = self.target
         with read_engine(target.location, target.storage) as engine:
             reader = engine.reader()
-            machine = machine_needed(machine_of(self.form, self.machine, target.name), self.form, target.name)
+            machine = machine_needed(find_machine(self.form, self.machine, target.name), self.form, target.name)
             yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
 
     def _digest(self, events: EventTable) -> int | None:
@@ -185,7 +185,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
         return (*self.parts, *self.pended)
 
 
-def handle_of(work: KeyedWork, engine: Engine) -> CollectionHandle:
+def build_handle(work: KeyedWork, engine: Engine) -> CollectionHandle:
     """Return the collection as a handle of an engine, with its machine."""
     return replace(work.target.at(engine), machine=work.machine, allow_future=work.allow_future)
 
@@ -210,10 +210,10 @@ def commit_events(
     """
     late = Counter[str]() if work.collects else None
     also = None if late_to is None else late_steps(engine, work.target.schema, work.form, late_to)
-    handle, events = handle_of(work, engine), work.to_events(rows)
+    handle, events = build_handle(work, engine), work.to_events(rows)
     check_event_times(handle, events)
-    asked = AskedEvents(events, work.end, work.token, more, late=late, late_steps=also)
-    future = submit_keyed(handle, "upsert", asked)
+    requested = AskedEvents(events, work.end, work.token, more, late=late, late_steps=also)
+    future = submit_keyed(handle, "upsert", requested)
     future.result()
     return future.late
 
@@ -233,11 +233,11 @@ def commit_resolved(
     assert work.end is not None
     contents, id_, end = work.contents, work.target.id, to_stored(work.end)
     steps: list[Step] = [kinds.Seal(id_, end)]
-    marks, rest = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
+    marks, pending_marks = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
     if stored.resolved:
         resolve = kinds.Resolve(id_, to_stored(contents.resolved), end, (), stored.parts, watermarks=marks)
         steps = [ExpectErasures(id_, erasure_number(contents)), resolve]
-    steps += _pending(work, stored, rest)
+    steps += _pending(work, stored, pending_marks)
     return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 
 
@@ -258,7 +258,7 @@ def commit_pended(
 
 def seal_done(engine: Engine, work: KeyedWork) -> None:
     """Seal what was committed, unless it is sealed that far."""
-    handle = handle_of(work, engine)
+    handle = build_handle(work, engine)
     if work.end is not None and work.end > handle.contents().upper:
         seal(handle, work.end).result()
 
@@ -288,7 +288,7 @@ def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any]
         first = stored.first
         if first is not None and first < work.contents.upper:
             raise UpdateNotBeyondUpper(first, to_antichain(work.contents.upper))
-        check_times(handle_of(work, engine), stored.everything, allow_future=work.allow_future)
+        check_times(build_handle(work, engine), stored.everything, allow_future=work.allow_future)
         if late_to is not None and (late := stored.late_events) is not None:
             more, named = late_steps(engine, work.target.schema, work.form, late_to)(late)
             steps, names = [*steps, *more], {**names, **named}

@@ -104,8 +104,8 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
         stream = RunStream(target.schema)
         for table in tables:
-            uploads.put(stream.add(table))
-        uploads.put(stream.finish())
+            uploads.add(stream.add(table))
+        uploads.add(stream.finish())
         return uploads.parts()
 
 
@@ -119,7 +119,7 @@ class DigestSum:
     def __post_init__(self) -> None:
         self.total = 0 if self.by else None
 
-    def passed(self, table: pa.Table) -> pa.Table:
+    def pass_table(self, table: pa.Table) -> pa.Table:
         if self.total is not None:
             self.total = (self.total + compute_digest(table, self.by)) % DIGEST_MODULUS
         return table
@@ -144,7 +144,7 @@ class Uploads:
         self._thread = ThreadPoolExecutor(1, "persist-upload")
         self._begun: list[Future[Part]] = []
 
-    def put(self, encoded: Iterable[tuple[bytes, Part]]) -> None:
+    def add(self, encoded: Iterable[tuple[bytes, Part]]) -> None:
         """Begin to upload parts; wait until at most one is on its way, because each takes memory."""
         for data, part in encoded:
             if self._begun:
@@ -166,17 +166,17 @@ class Uploads:
 
 def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
     """Yield tables of about BUFFER_BYTES_MAX bytes; none for no rows."""
-    held: list[pa.RecordBatch] = []
+    buffered: list[pa.RecordBatch] = []
     held_bytes = 0
     for batch in batches:
         if batch.num_rows:
-            held.append(batch)
+            buffered.append(batch)
             held_bytes += batch.nbytes
         if held_bytes >= BUFFER_BYTES_MAX:
-            yield pa.Table.from_batches(held)
-            held, held_bytes = [], 0
-    if held:
-        yield pa.Table.from_batches(held)
+            yield pa.Table.from_batches(buffered)
+            buffered, held_bytes = [], 0
+    if buffered:
+        yield pa.Table.from_batches(buffered)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -276,7 +276,7 @@ class PlannedWrite:
             for what, named in (("time", options.time), ("seal", options.seal)):
                 handle.check_meant(what, named, allow_future=options.allow_future)
             has_own = options.time is None or options.column is not None
-            asked = None if has_own else handle.exact_time("time", cast(Moment, options.time))
+            requested_time = None if has_own else handle.exact_time("time", cast(Moment, options.time))
             seal = None if options.seal is None else handle.frontier("seal", options.seal)
             contents = handle.contents()
             is_done = handle.remembers(contents, options.token)
@@ -284,12 +284,12 @@ class PlannedWrite:
             target = Target.of(handle, options.location, options.storage)
         if at_commit and contents.upper == END and not is_done:
             raise UpdateNotBeyondUpper(0, Antichain())
-        if replaces and asked is not None and seal is None:
-            seal = asked + 1
+        if replaces and requested_time is not None and seal is None:
+            seal = requested_time + 1
         return cls(
             options=options,
             target=target,
-            time=0 if at_commit else asked,
+            time=0 if at_commit else requested_time,
             seal=seal,
             token=options.token or uuid.uuid4().hex,
             upper=contents.upper,
@@ -297,7 +297,7 @@ class PlannedWrite:
             is_compared=options.token is not None,
             replaces=replaces,
             refused=refused,
-            overwrites_at=asked if replaces else None,
+            overwrites_at=requested_time if replaces else None,
             where=where,
             at_commit=at_commit,
             unchanged=expect_unchanged(contents) if replaces else (),

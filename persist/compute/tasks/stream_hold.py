@@ -167,8 +167,8 @@ class StreamHold:
             return
         held = contents.holds.get(at.hold)
         if held is None:
-            known = tuple(name for name, hold in contents.holds.items() if hold.lease is None)
-            raise _advised(HoldNotFound(at.hold, known), _gone(at, contents, self._anew))
+            hold_names = tuple(name for name, hold in contents.holds.items() if hold.lease is None)
+            raise _advised(HoldNotFound(at.hold, hold_names), _explain_loss(at, contents, self._anew))
         if held.time > at.reached:
             raise _advised(HoldMoved(at.hold, at.reached, held.time), self._moved)
 
@@ -202,7 +202,7 @@ def check_free(name: str, contents: CollectionState) -> None:
         raise _advised(HoldMoved(name, None, hold.time), _TAKEN)
 
 
-def _gone(at: Position, contents: CollectionState, anew: str) -> str:
+def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
     since = to_antichain(contents.since)
     what = f"It kept history for what follows by it, and somebody removed it. Since is {since}, so"
     if at.reached >= contents.since:

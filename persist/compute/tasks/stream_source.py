@@ -29,7 +29,7 @@ from persist.core.antichain import END, to_antichain, to_time
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, first_time
-from persist.core.state_rules.keyed_rules import form_in
+from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.location.opening import loaded, open_engine, read_engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -115,13 +115,13 @@ class BatchEnds:
         if part.time_min == part.time_max:
             counts = TimeCounts(np.array([part.time_min]), np.array([part.rows]))
         else:
-            kept = self._kept.get(part.rows_id)
-            counts = _counted(part, scan.schema, reader) if kept is None else kept
+            cached = self._kept.get(part.rows_id)
+            counts = _count_times(part, scan.schema, reader) if cached is None else cached
             self._kept.put(part.rows_id, counts)
         return counts.within(scan.time_lower, scan.time_upper)
 
 
-def _counted(part: Part, schema: CollectionSchema, reader: PartReader) -> TimeCounts:
+def _count_times(part: Part, schema: CollectionSchema, reader: PartReader) -> TimeCounts:
     total = _NOTHING
     for _, table in reader.tables([part], schema, ["_time"]):
         times, counts = np.unique(table["_time"].to_numpy(), return_counts=True)
@@ -290,19 +290,19 @@ class StreamSource:
             InvalidUsage: start is not of this collection.
         """
         self._check_collection(start)
-        before = start.position
-        if before is None:
+        position_before = start.position
+        if position_before is None:
             position = self._begun = self._first(limits)
-        elif before.upper is None:
-            position = before
+        elif position_before.upper is None:
+            position = position_before
             self._clock.sleep(self._patience_s)  # The engine asks again at once.
         else:
-            contents = self._more(before)
-            self._check(self._known, before)
-            position = before if contents is None else self._cut(contents, before, limits)
+            contents = self._more(position_before)
+            self._check(self._known, position_before)
+            position = position_before if contents is None else self._limit_position(contents, position_before, limits)
         self._seen = replace(start, position=position)
-        if position == before:
-            self._rest()
+        if position == position_before:
+            self._release()
         return self._seen
 
     def plan(self, start: Offset, end: Offset) -> list[PlannedSlice]:
@@ -315,20 +315,20 @@ class StreamSource:
         """
         self._check_collection(start)
         self._check_collection(end)
-        at, before = end.position, start.position
-        if at is None or at == before:
+        at, position_before = end.position, start.position
+        if at is None or at == position_before:
             return []
         contents = self._handle.contents()
-        if before is None:
+        if position_before is None:
             self._hold.take(at)
         else:
-            self._check(contents, before)
+            self._check(contents, position_before)
         self._check_reached(contents, at)
-        lower = at.lower if before is None else before.upper
+        lower = at.lower if position_before is None else position_before.upper
         pieces = self._pieces(contents, at, lower)
         if all(part.inline for piece in pieces for part in piece.scan.all_parts):
             return pieces
-        return self._pieces(self._claim(at.began if before is None else before.reached), at, lower)
+        return self._pieces(self._claim(at.began if position_before is None else position_before.reached), at, lower)
 
     def commit(self, end: Offset) -> None:
         """Let since pass what will not be read again; at the end of all, give the hold up. Cost: a commit, or nothing.
@@ -366,7 +366,7 @@ class StreamSource:
         hold = self._options.hold or self._drawn
         check_free(hold, self._handle.contents())
         if self._options.start is None:
-            as_of = self._as_of()
+            as_of = self._find_as_of()
             if as_of is None:
                 return None
             return Position(as_of, None, as_of + 1, hold)
@@ -375,22 +375,22 @@ class StreamSource:
             return Position(None, TIME_MAX, None, hold)
         at = Position(None, lower, lower, hold)
         contents = self._more(at)
-        return at if contents is None else self._cut(contents, at, limits)
+        return at if contents is None else self._limit_position(contents, at, limits)
 
     def _lower(self) -> int | None:
         """Return the first time wanted; None if that is none, because what is sealed is all there will ever be."""
-        contents, given = self._known, self._options.start
-        assert given is not None
-        lower = to_time(self._sealed(contents)) if given == "latest" else self._handle.as_bound("start", given)
+        contents, requested = self._known, self._options.start
+        assert requested is not None
+        lower = to_time(self._sealed(contents)) if requested == "latest" else self._handle.as_bound("start", requested)
         if lower is not None:
             check_changes_readable(contents, lower)
         return lower
 
-    def _as_of(self) -> int | None:
+    def _find_as_of(self) -> int | None:
         """Return the time of the contents wanted, and None as long as they are not sealed."""
-        given = self._options.as_of
-        assert given is not None
-        as_of = None if given == "latest" else self._handle.as_time("as_of", given)
+        requested = self._options.as_of
+        assert requested is not None
+        as_of = None if requested == "latest" else self._handle.as_time("as_of", requested)
 
         def sealed() -> CollectionState | None:
             contents = self._known
@@ -416,7 +416,7 @@ class StreamSource:
 
         return self._follower.wait_for(sealed, self._patience_s)
 
-    def _cut(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
+    def _limit_position(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
         upper, contents = self._sealed(contents), self._handle.folded(contents)
@@ -427,20 +427,20 @@ class StreamSource:
         """Cut what is read up to a position: contents, or the updates from lower on."""
         schema, contents = self._handle.schema, self._handle.folded(contents)
         raw = self._options.rows_by_key == "upserts"
-        wanted = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
+        columns = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.
-        wanted = (*wanted, *(name for name in schema.key_names if name not in wanted))
+        columns = (*columns, *(name for name in schema.key_names if name not in columns))
         if lower is None:
             assert at.as_of is not None
-            scan = snapshot_scan(contents, schema, at.as_of, wanted, raw=raw)
+            scan = snapshot_scan(contents, schema, at.as_of, columns, raw=raw)
         else:
             check_changes_readable(contents, lower)
-            scan = changes_scan(contents, schema, lower, at.frontier, wanted, raw=raw)
+            scan = changes_scan(contents, schema, lower, at.frontier, columns, raw=raw)
         scan.check_columns()
         slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)
         events: Transitions | UpsertEvents | None = None
         if raw:
-            events = UpsertEvents(scan.schema, form_in(contents, scan.schema, resolves=False))
+            events = UpsertEvents(scan.schema, load_form(contents, scan.schema, resolves=False))
         elif self._options.rows_by_key == "transitions":
             events = Transitions.of_columns(scan.schema, self._options.columns)
         as_of = at.as_of if lower is None else None
@@ -465,7 +465,7 @@ class StreamSource:
             self._claimed = time
         return self._known
 
-    def _rest(self) -> None:
+    def _release(self) -> None:
         """Give up the claim: all tasks have ended, and the engine may end this process next."""
         if self._reading is not None:
             self._reading.close()
@@ -491,18 +491,18 @@ class StreamSource:
         )
 
     def _check_collection(self, offset: Offset) -> None:
-        here = self.beginning()
-        if (offset.location, offset.collection) != (here.location, here.collection):
+        beginning = self.beginning()
+        if (offset.location, offset.collection) != (beginning.location, beginning.collection):
             raise InvalidUsage(
                 f"the checkpoint is of the collection with id {offset.collection} of the location with id "
                 f"{offset.location}, and {self._handle.name!r} at {self._engine.url} is collection "
-                f"{here.collection} of location {here.location}. Give the path and the collection that the query "
-                "began with, or begin with a new checkpointLocation."
+                f"{beginning.collection} of location {beginning.location}. Give the path and the collection that "
+                "the query began with, or begin with a new checkpointLocation."
             )
-        asked = self._options.hold
-        if asked is not None and offset.position is not None and offset.position.hold != asked:
+        hold = self._options.hold
+        if hold is not None and offset.position is not None and offset.position.hold != hold:
             raise InvalidUsage(
-                f"option hold={asked!r}, and the query began with the hold {offset.position.hold!r}, which is in its "
+                f"option hold={hold!r}, and the query began with the hold {offset.position.hold!r}, which is in its "
                 "checkpoint. Leave the option as it was, or begin with a new checkpointLocation."
             )
 

@@ -17,7 +17,7 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.texts import parse_column
 from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import CastTable, cast_each, cast_rows, cast_texts, fitting
-from persist.core.timeline import timeline_of
+from persist.core.timeline import read_timeline
 
 MARKS = {"_diff": pa.int64(), DELETED: pa.bool_()}
 
@@ -114,7 +114,7 @@ class RowColumns:
         return cast_each(column, lambda piece: cast(piece, kind, name), kind, name)
 
     def _time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
-        timeline = timeline_of(self.schema)
+        timeline = read_timeline(self.schema)
 
         def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
             if is_text and pat.is_binary(piece.type):

@@ -20,7 +20,7 @@ from persist.blob.errors import InvalidUsage
 from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, check_text_types
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 
 FIELD_CHARS_MAX = 2**31 - 1
 
@@ -156,7 +156,7 @@ class _Located:
         for line, fields in _records(self._file):
             if len(fields) != self._width:
                 first_reasons.append(
-                    f"line {line}: it has {counted(len(fields), 'field')}, and the head has {self._width}"
+                    f"line {line}: it has {format_count(len(fields), 'field')}, and the head has {self._width}"
                 )
             else:
                 if record in self._why:

@@ -28,7 +28,7 @@ from persist.compute.tasks.compaction_jobs import (
     Look,
     TaskStore,
     answered,
-    cut,
+    cut_run,
     encoded_bytes,
     grouped,
     result_bytes,
@@ -161,7 +161,7 @@ class SparkPartMaker:
         if self._is_for_here(sum(encoded_bytes(piece.scan) for piece in rewritten)):
             return self._here.make(collection, pieces, sources)
         unit, seqno = self._unit(sum(map(result_bytes, rewritten)), self._part_bytes), self._next_seqno()
-        laid_out = [cut(run, collection, unit, self._part_bytes, seqno) for run in pieces]
+        laid_out = [cut_run(run, collection, unit, self._part_bytes, seqno) for run in pieces]
         answers = iter(self._answers([piece for run in laid_out for piece in run if isinstance(piece, Job)]))
         return [_put_together(run, answers) for run in laid_out]
 

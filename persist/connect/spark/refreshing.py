@@ -31,7 +31,7 @@ from persist.compute.dataflow.running.partial import why_whole
 from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.compute.dataflow.running.refreshed import refresh as refresh_running
 from persist.compute.dataflow.running.running import Options
-from persist.compute.sql import OnView, live_of
+from persist.compute.sql import OnView, load_live_view
 from persist.connect.spark.options import check_whole, seen_by_all
 from persist.connect.spark.workers import check_workers, parallelism, surfaced_errors
 from persist.connect.spark.write_functions.upserting import PARTITIONS_MAX
@@ -79,14 +79,14 @@ def refresh(
     Raises:
         what `View.refresh` raises. A failure that tasks find is looked into here.
     """
-    live = live_of(view)
+    live = load_live_view(view)
     cluster = _cluster(live.engine, spark, where, partitions, storage_options)
     return live.refresh(first=None if cluster is None else lambda program: cluster.refreshed(program, live.engine))
 
 
 def explain_refresh(view: OnView, spark: SparkSession | None = None, *, where: Place = "auto") -> str:
     """Return where `refresh` would compute a view now, why, and what it reads."""
-    live = live_of(view)
+    live = load_live_view(view)
     cluster = _cluster(live.engine, spark, where, None, None)
     by_tasks = None if cluster is None else cluster.explained(live.program(), live.engine)
     return live.explain_refresh() if by_tasks is None else str(by_tasks)
@@ -272,9 +272,9 @@ def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[S
     try:
         for task in tasks:
             frame = _frame(
-                spark, task, [(giver, frames[giver.stage.number]) for giver in tasks if giver.gives_to(task)]
+                spark, task, [(giver, frames[giver.stage.number]) for giver in tasks if giver.feeds_stage(task)]
             )
-            if sum(task.gives_to(other) for other in tasks) + (any(task is other for other in ends)) > 1:
+            if sum(task.feeds_stage(other) for other in tasks) + (any(task is other for other in ends)) > 1:
                 frame = frame.persist()
                 cached.append(frame)
             frames[task.stage.number] = frame

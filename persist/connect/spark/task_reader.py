@@ -21,7 +21,7 @@ from persist.connect.spark.types import as_spark_expects
 from persist.connect.spark.workers import surfaced_errors, tell
 from persist.core.errors import InvalidUsage
 from persist.core.settings import Storage
-from persist.core.timeline import timeline_of
+from persist.core.timeline import read_timeline
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
 from persist.engine.read.merging import Form, read_snapshot, repeated
 from persist.engine.read.parts.reader import PartReader
@@ -70,7 +70,7 @@ class TaskReader:
         has_moments = "_time" in table.column_names and "_time" in self.schema.names
         if not has_moments or not isinstance(self.schema["_time"].dataType, TimestampType):
             return table
-        timeline = timeline_of(self.slices[0].schema)
+        timeline = read_timeline(self.slices[0].schema)
         if timeline is None:
             raise InvalidUsage(
                 f"_time is asked for as TIMESTAMP, and the collection {self.address.collection!r} has no timeline: its "

@@ -48,12 +48,12 @@ from persist.core.errors import (
     UpdateNotBeyondUpper,
 )
 from persist.core.keyed.events import event_fields
-from persist.core.keyed.form import machine_of
+from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Machine
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.timeline import timeline_of
+from persist.core.timeline import read_timeline
 from persist.engine.location.opening import loaded, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
 from persist.engine.read.keyed.resolution import machine_needed
@@ -116,7 +116,7 @@ class Rows:
             self.schema,
             default_time=self.time,
             default_diff=1 if plain else None,
-            moments=timeline_of(self.schema),
+            moments=read_timeline(self.schema),
         )
 
     def _with_times(self, table: pa.Table, column: str) -> pa.Table:
@@ -134,7 +134,7 @@ class Rows:
     def _times(self, values: pa.ChunkedArray, column: str) -> pa.ChunkedArray:
         if pt.is_integer(values.type):
             return values.cast(pa.int64())
-        timeline = timeline_of(self.schema)
+        timeline = read_timeline(self.schema)
         if timeline is not None:
             times = timeline.column_of_times(values, column)
             if pt.is_integer(times.type):
@@ -188,16 +188,16 @@ class UploadTask:
         """Upload the updates of one task. Memory: about four times `BUFFER_BYTES_MAX`, and a part."""
         late, digest, keys = LateFilter(self.lower), DigestSum(self.digest_by), OnePerKey(self.target)
         with surfaced_errors():
-            tables = (late.kept(self._updates(table, digest, keys)) for table in gathered(batches))
+            tables = (late.drop_late(self._updates(table, digest, keys)) for table in gathered(batches))
             if self.only_digest:
                 tables = (table.slice(0, 0) for table in tables)
             return Uploaded(upload(self.target, tables), late.count, digest.total)
 
     def _updates(self, table: pa.Table, digest: DigestSum, keys: "OnePerKey") -> pa.Table:
         if self.marker is None:
-            return digest.passed(self.rows.updates(table))
+            return digest.pass_table(self.rows.updates(table))
         rows = table.drop_columns([self.marker])
-        new = digest.passed(self.rows.updates(rows.filter(table[self.marker])))
+        new = digest.pass_table(self.rows.updates(rows.filter(table[self.marker])))
         if self.one_per_key:
             keys.check(new)
         return self.rows.updates(rows)
@@ -307,7 +307,7 @@ class EventRows:
         known = (*expected.names, *RESERVED, *(() if column is None else (column,)))
         rows = rows.rename_columns(match_names(rows.column_names, known, folds=self.folds))
         rows = as_collection_expects(rows, expected)
-        return to_events(rows, self.schema, self.form, self.stamp, timeline_of(self.schema), self.machine)
+        return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
     def check(self, schema: StructType) -> None:
         """Check the columns of a DataFrame before any of its rows is made.
@@ -355,7 +355,7 @@ def planned(
             engine.check_clock()
     if contents.keyed is None:
         raise NotKeyed(name)
-    needed = machine_needed(machine_of(contents.keyed, machine, name), contents.keyed, name)
+    needed = machine_needed(find_machine(contents.keyed, machine, name), contents.keyed, name)
     rows = EventRows(target.schema, contents.keyed, stamp, machine, folds)
     rows.check(schema)
     work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done, options.allow_future)

@@ -23,7 +23,7 @@ class AboutTimes:
 
     timeline: str | None = None
 
-    def shown(self, time: "int | Antichain | None") -> str:
+    def format_time(self, time: "int | Antichain | None") -> str:
         number = time.time if isinstance(time, Antichain) else time
         if number is None:
             return "the end of time" if isinstance(time, Antichain) else str(time)
@@ -50,12 +50,12 @@ class UpdateNotBeyondUpper(AboutTimes, InvalidUsage):
     def describe(self) -> str:
         if self.upper.is_empty:
             return (
-                f"update at time {self.shown(self.time)} is not beyond upper: the collection is "
+                f"update at time {self.format_time(self.time)} is not beyond upper: the collection is "
                 "complete for ever and takes no more updates. Write to another collection."
             )
         return (
-            f"update at time {self.shown(self.time)} is not beyond upper={self.shown(self.upper)}: times before "
-            f"{self.upper.time} are sealed. "
+            f"update at time {self.format_time(self.time)} is not beyond upper={self.format_time(self.upper)}: "
+            f"times before {self.upper.time} are sealed. "
             f"Write at times >= {self.upper.time}; nothing of this write was applied."
         )
 
@@ -101,12 +101,12 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
     def describe(self) -> str:
         if self.lower is not None and self.since.time is not None:
             return (
-                f"changes from {self.shown(self.lower)} on cannot be told from what came before: "
-                f"since={self.shown(self.since)}, so times up to {self.since.time} are one. "
+                f"changes from {self.format_time(self.lower)} on cannot be told from what came before: "
+                f"since={self.format_time(self.since)}, so times up to {self.since.time} are one. "
                 f"Ask for changes from {self.since.time + 1} or later."
             )
-        since = self.shown(self.since)
-        what = f"as_of={self.shown(self.as_of)} is before since={since}: history before since has been compacted."
+        since = self.format_time(self.since)
+        what = f"as_of={self.format_time(self.as_of)} is before since={since}: history before since has been compacted."
         if self.since.is_empty:
             return f"{what} Since is empty: no time can be read any more."
         return f"{what} Read at as_of >= {self.since.time}."
@@ -125,16 +125,16 @@ class BeforeViewBegan(AsOfCompacted):
     view: str = ""
 
     def describe(self) -> str:
-        start = self.shown(self.start)
+        start = self.format_time(self.start)
         if self.lower is not None:
             return (
-                f"changes from {self.shown(self.lower)} on cannot be told from what came before: the view "
+                f"changes from {self.format_time(self.lower)} on cannot be told from what came before: the view "
                 f"{self.view!r} begins at {start}, with all that there was then. Ask for changes from "
                 f"{self.start + 1} or later."
             )
         return (
-            f"as_of={self.shown(self.as_of)} is before the view {self.view!r} begins, at {start}: it holds its answers "
-            f"from then on. Read at as_of >= {self.start}."
+            f"as_of={self.format_time(self.as_of)} is before the view {self.view!r} begins, at {start}: it holds "
+            f"its answers from then on. Read at as_of >= {self.start}."
         )
 
     remedy = "{redefine:call} with {start:option} begins {view!r} earlier, with another history, as another view would."
@@ -161,24 +161,24 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
     view: str = ""
 
     def describe(self) -> str:
-        there = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
+        unsealed_names = f" Not sealed yet are {self.unsealed}." if self.unsealed else ""
         if self.as_of is None:
             if self.view:
                 return f"the view {self.view!r} was never refreshed, so it holds no answer."
-            there = there or " The collection is empty."
-            return f"nothing is sealed yet, so there is no latest time to read.{there}"
-        known = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
+            unsealed_names = unsealed_names or " The collection is empty."
+            return f"nothing is sealed yet, so there is no latest time to read.{unsealed_names}"
+        sealed = "nothing is sealed yet" if self.upper.time == 0 else f"times before {self.upper.time} are sealed"
         waited = f", and waiting {self.timeout_s:g} s did not change that" if self.timeout_s else ""
         if self.moved_ms is not None:
             moved = datetime.fromtimestamp(self.moved_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
             waited += f"; upper was last moved at {moved}"
-        waited = f"{known}{waited}.{there}"
+        waited = f"{sealed}{waited}.{unsealed_names}"
         if self.until is not None:
             return (
-                f"changes until {self.shown(self.until)} are not complete, because upper={self.shown(self.upper)}: "
-                f"{waited}"
+                f"changes until {self.format_time(self.until)} are not complete, because "
+                f"upper={self.format_time(self.upper)}: {waited}"
             )
-        return f"as_of={self.shown(self.as_of)} is not before upper={self.shown(self.upper)}: {waited}"
+        return f"as_of={self.format_time(self.as_of)} is not before upper={self.format_time(self.upper)}: {waited}"
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
@@ -224,7 +224,7 @@ class _Moved(AboutTimes, Conflict):
         return self._place(self.actual)
 
     def _place(self, time: int | None) -> str:
-        return "not there" if time is None else f"at {self.shown(time)}"
+        return "not there" if time is None else f"at {self.format_time(time)}"
 
 
 class HoldMoved(_Moved):
@@ -295,20 +295,21 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     def describe(self) -> str:
         if self.time is None:
             return (
-                f"this client writes updates at times beyond upper={self.shown(self.upper)} in the same commit, "
+                f"this client writes updates at times beyond upper={self.format_time(self.upper)} in the same commit, "
                 "without a seal; nothing of this was applied. Wait for that write and seal it, then try again."
             )
-        updates = f"updates at times until {self.shown(self.time)}"
+        updates = f"updates at times until {self.format_time(self.time)}"
         if self.first is not None and self.updates is not None:
-            updates = self._counted(self.updates, self.first, self.time)
+            updates = self._describe_updates(self.updates, self.first, self.time)
         are, their = ("is", "its") if self.updates == 1 else ("are", "their")
         return (
-            f"{updates} beyond upper={self.shown(self.upper)} {are} not sealed, so what is there is not known yet; "
-            f"nothing of this was applied.{self._written_by()} Let {their} writer finish and seal to {self.time + 1}, "
-            f"or seal that far yourself if that is all; then try again at time {self.shown(self.time + 1)} or later."
+            f"{updates} beyond upper={self.format_time(self.upper)} {are} not sealed, so the contents "
+            f"are not final yet; nothing of this was applied.{self._describe_writer()} Let {their} writer finish and "
+            f"seal to {self.time + 1}, or seal that far yourself if nothing else will be written; then try again "
+            f"at time {self.format_time(self.time + 1)} or later."
         )
 
-    def _written_by(self) -> str:
+    def _describe_writer(self) -> str:
         if not self.writes:
             return ""
         writers, more = [*map(self._writer, self.writes[:WRITERS_SHOWN])], len(self.writes) - WRITERS_SHOWN
@@ -317,7 +318,7 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     def _writer(self, writes: UnsealedWrites) -> str:
         who = f"this client ({writes.writer})" if writes.is_own else writes.writer
         if len(self.writes) > 1:
-            who += f": {self._counted(writes.updates, writes.first, writes.last)}"
+            who += f": {self._describe_updates(writes.updates, writes.first, writes.last)}"
         moment = datetime.fromtimestamp(writes.written_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         details = [f"last in record {writes.seqno} at {moment}"]
         if writes.epoch is not None:
@@ -327,6 +328,10 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
             details.append(f"token{'s' if len(tokens) > 1 else ''} {named}{f' and {more} more' if more > 0 else ''}")
         return f"{who} ({', '.join(details)})"
 
-    def _counted(self, count: int, first: int, last: int) -> str:
-        at = f"time {self.shown(first)}" if first == last else f"times {self.shown(first)} to {self.shown(last)}"
+    def _describe_updates(self, count: int, first: int, last: int) -> str:
+        at = (
+            f"time {self.format_time(first)}"
+            if first == last
+            else f"times {self.format_time(first)} to {self.format_time(last)}"
+        )
         return f"{count:,} update{'' if count == 1 else 's'} at {at}"

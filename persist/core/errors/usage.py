@@ -58,15 +58,15 @@ class NotOneValue(InvalidUsage):
     are_null: bool = False
 
     def describe(self) -> str:
-        shown = ", ".join(f"{_shown_key(key)} at {time}" for key, time in self.keys)
+        formatted = ", ".join(f"{_format_key(key)} at {time}" for key, time in self.keys)
         if self.are_null:
             return (
                 f"the collection {self.name!r} cannot become keyed, because some keys are NULL, and no event can be "
-                f"about these: {shown}. Retract them first."
+                f"about these: {formatted}. Retract them first."
             )
         return (
             f"the collection {self.name!r} cannot become keyed, because some keys have more than one value, or less "
-            f"than none: the first are {shown}. Retract what is too much. If that is so at old times only, have "
+            f"than none: the first are {formatted}. Retract what is too much. If that is so at old times only, have "
             "them forgotten: let since pass them, and compact."
         )
 
@@ -84,12 +84,12 @@ class DuplicateKeys(InvalidUsage):
     action: str
 
     def describe(self) -> str:
-        shown = ", ".join(map(_shown_key, self.keys))
+        formatted = ", ".join(map(_format_key, self.keys))
         advice = {
             "overwrite": "",
             "keyed": " A keyed collection holds one value for each key: leave out the rows that are too much.",
         }.get(self.action, " Give each key one value at one time.")
-        return f"the rows for {self.name!r} repeat keys, first of all {shown}, and nothing was written.{advice}"
+        return f"the rows for {self.name!r} repeat keys, first of all {formatted}, and nothing was written.{advice}"
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
@@ -101,7 +101,7 @@ class DuplicateKeys(InvalidUsage):
         )
 
 
-def _shown_key(key: tuple[Any, ...]) -> str:
+def _format_key(key: tuple[Any, ...]) -> str:
     text = repr(key[0] if len(key) == 1 else key)
     return text if len(text) <= 100 else text[:99] + "…"
 
@@ -172,10 +172,10 @@ class BeforeDiffers(InvalidUsage):
     held: Any
 
     def describe(self) -> str:
-        said, held = ("no row" if row is None else f"{row!r:.200}" for row in (self.said, self.held))
+        expected_row, present_row = ("no row" if row is None else f"{row!r:.200}" for row in (self.said, self.held))
         return (
-            f"the event of key {self.key!r} at time {self.time} changes {said}, and the key holds "
-            f"{held}: events are missing, came twice, or in another order. Nothing of this was resolved. "
+            f"the event of key {self.key!r} at time {self.time} changes {expected_row}, and the key holds "
+            f"{present_row}: events are missing, came twice, or in another order. Nothing of this was resolved. "
             "Write what is missing at or before that time; a collection whose machine was made with "
             'on_difference="skip" or "trust" goes on instead.'
         )
@@ -216,9 +216,9 @@ class CollectionNotFound(InvalidUsage):
                 f"the collection {self.name!r} at {self.url} that this handle stands for is gone. It was dropped, or "
                 "it is a view that began anew because records were erased. Another one has its name now: load it again."
             )
-        known = [name for name in self.known if not name.startswith(".")]  # Others are of the library: indexes, say.
-        shown = ", ".join(map(repr, known[:8])) + (", …" if len(known) > 8 else "")
-        has = f"it has {shown}." if known else "it has no collections at all: is the URL right?"
+        visible = [name for name in self.known if not name.startswith(".")]  # Others are of the library: indexes, say.
+        formatted = ", ".join(map(repr, visible[:8])) + (", …" if len(visible) > 8 else "")
+        has = f"it has {formatted}." if visible else "it has no collections at all: is the URL right?"
         return f"no collection {self.name!r} at {self.url}: {has}"
 
 
@@ -240,17 +240,17 @@ class ColumnsNeeded(InvalidUsage):
     readers: dict[str, list[str]]
 
     def describe(self) -> str:
-        told = []
+        reasons = []
         for column, readers in self.readers.items():
             views = [reader for reader in readers if not reader.startswith(INDEX_PREFIX)]
             if views:
-                told.append(
+                reasons.append(
                     f"{column!r} is read by the view{'s' if len(views) > 1 else ''} {', '.join(map(repr, views))}"
                 )
             if len(views) < len(readers):
-                told.append(f"{column!r} is what an index looks up by")
+                reasons.append(f"{column!r} is what an index looks up by")
         return (
-            f"these columns of collection {self.name!r} cannot be dropped: {', '.join(told)}. Drop these views, or "
+            f"these columns of collection {self.name!r} cannot be dropped: {', '.join(reasons)}. Drop these views, or "
             "give them a definition that does without, first; drop an index with drop_index()."
         )
 
@@ -324,7 +324,7 @@ class HoldNotFound(InvalidUsage):
     known: tuple[str, ...]
 
     def describe(self) -> str:
-        return f"this collection has no named hold {self.name!r}: {_known(self.known)}."
+        return f"this collection has no named hold {self.name!r}: {_format_known_names(self.known)}."
 
     remedy = "{hold:call} makes one."
 
@@ -337,7 +337,7 @@ class TagNotFound(InvalidUsage):
     known: tuple[str, ...]
 
     def describe(self) -> str:
-        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_known(self.known)}."
+        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_format_known_names(self.known)}."
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
@@ -346,7 +346,7 @@ class TagNotFound(InvalidUsage):
         return "{tag:call} makes one."
 
 
-def _known(names: Sequence[str]) -> str:
+def _format_known_names(names: Sequence[str]) -> str:
     return f"it has {', '.join(map(repr, names[:8]))}" if names else "it has none"
 
 
@@ -384,11 +384,11 @@ class FunctionNotFound(InvalidUsage):
     def describe(self) -> str:
         what = f"view {self.view!r}" if self.view else "a view"
         has = f"version {', '.join(self.versions)} of it" if self.versions else "none of that name"
-        other = ", or give the view the other version" if self.versions else ""
+        alternative = ", or give the view the other version" if self.versions else ""
         return (
             f"{what} calls {self.name}() of version {self.version}, a function of Python, and this process has {has}. "
             f"Views store no code: call client.create_function({self.name!r}, …, version={self.version!r}) "
-            f"first{other}."
+            f"first{alternative}."
         )
 
 

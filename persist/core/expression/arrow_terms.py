@@ -79,9 +79,9 @@ def term_of_filter(filter: pc.Expression) -> Term:
 def term_text(term: Term) -> str:
     """Return the text of a term for digests: equal for equal terms, in all releases, and another for others."""
     written: list[Json] = []
-    left: list[Term] = [term]
-    while left:  # In place of recursion: terms may be deep. Calls come first until the end.
-        node = left.pop()
+    pending: list[Term] = [term]
+    while pending:  # In place of recursion: terms may be deep. Calls come first until the end.
+        node = pending.pop()
         if isinstance(node, Col):
             written.append(["column", node.name])
         elif isinstance(node, Lit):
@@ -89,7 +89,7 @@ def term_text(term: Term) -> str:
         else:
             assert isinstance(node, Call), "filters have no places"
             written.append(["call", node.function, len(node.arguments), [_option(option) for option in node.options]])
-            left += node.arguments
+            pending += node.arguments
     return msgspec.json.encode(written[::-1]).decode()
 
 
@@ -125,8 +125,10 @@ def _value(value: pa.Scalar) -> Json:
 def _options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
     """Return the options of a call, by name, without those that say nothing."""
     (whole,) = column
-    said = [(name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _says_something(name, value)]
-    return tuple(sorted(said, key=lambda option: option[0]))
+    specified = [
+        (name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _says_something(name, value)
+    ]
+    return tuple(sorted(specified, key=lambda option: option[0]))
 
 
 def _says_something(name: str, value: pa.Scalar) -> bool:
@@ -150,16 +152,16 @@ def _metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
 
     def number() -> int:
         nonlocal address
-        (found,) = struct.unpack("=i", ctypes.string_at(address, 4))
+        (decoded,) = struct.unpack("=i", ctypes.string_at(address, 4))
         address += 4
-        return int(found)
+        return int(decoded)
 
     def text() -> str:
         nonlocal address
         size = number()
-        found = ctypes.string_at(address, size)
+        encoded = ctypes.string_at(address, size)
         address += size
-        return found.decode()
+        return encoded.decode()
 
     for _ in range(number()):
         yield text(), text()

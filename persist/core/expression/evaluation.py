@@ -49,20 +49,20 @@ def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> di
 
     A call of all takes little longer than of one. If there are not two, or one raises, they are left to `evaluate`.
     """
-    asked = {
+    python_calls = {
         place: expression
         for place, expression in enumerate(expressions)
         if isinstance(expression, Call) and calls(expression, "duckdb") and len(expression.arguments) > 1
     }
-    if len(asked) < 2:
+    if len(python_calls) < 2:
         return {}
     try:
-        given = []
-        for call in asked.values():
+        batches = []
+        for call in python_calls.values():
             text, *arguments = call.arguments
             values = [as_array(evaluate(argument, columns), len(columns)) for argument in arguments]
-            given.append((evaluate(text, columns).as_py(), values, call.options[-1]))
-        return dict(zip(asked, computed_together(given), strict=True))
+            batches.append((evaluate(text, columns).as_py(), values, call.options[-1]))
+        return dict(zip(python_calls, computed_together(batches), strict=True))
     except (InvalidUsage, *_ARROW_ERRORS):
         return {}
 
@@ -116,19 +116,19 @@ def _lazily(expression: Call, columns: Mapping[str, pa.Array]) -> Value:
 
 def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
     *branches, last = arguments
-    left, parts, places = pa.array(np.arange(rows)), [], []
-    here = columns
+    remaining_rows, parts, places = pa.array(np.arange(rows)), [], []
+    remaining = columns
     for condition, then in zip(branches[::2], branches[1::2], strict=True):
-        holds = pc.fill_null(as_array(evaluate(condition, here), len(left)), False)
-        at = left.filter(holds)
+        holds = pc.fill_null(as_array(evaluate(condition, remaining), len(remaining_rows)), False)
+        at = remaining_rows.filter(holds)
         if len(at):
-            parts.append(_part_of(then, Rows(columns, at), kind))
+            parts.append(_evaluate_part(then, Rows(columns, at), kind))
             places.append(at)
-            left = left.filter(pc.invert(holds))
-            here = Rows(columns, left)
-    if len(left):
-        parts.append(_part_of(last, here, kind))
-        places.append(left)
+            remaining_rows = remaining_rows.filter(pc.invert(holds))
+            remaining = Rows(columns, remaining_rows)
+    if len(remaining_rows):
+        parts.append(_evaluate_part(last, remaining, kind))
+        places.append(remaining_rows)
     if len(parts) == 1:
         return parts[0]
     if not parts:
@@ -139,26 +139,26 @@ def _case(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int,
 
 
 def _coalesce(arguments: Sequence[Term], columns: Mapping[str, pa.Array], rows: int, kind: pa.DataType) -> Value:
-    values = _part_of(arguments[0], columns, kind)
+    values = _evaluate_part(arguments[0], columns, kind)
     for argument in arguments[1:]:
         at = pc.indices_nonzero(pc.is_null(values))
         if len(at) == rows:
-            values = _part_of(argument, columns, kind)
+            values = _evaluate_part(argument, columns, kind)
         elif len(at) and isinstance(argument, Lit | Col):  # These raise for no record.
-            values = as_array(pc.coalesce(values, _part_of(argument, columns, kind)), rows)
+            values = as_array(pc.coalesce(values, _evaluate_part(argument, columns, kind)), rows)
         elif len(at):
             order = np.arange(rows)
             order[at.to_numpy()] = np.arange(rows, rows + len(at))
-            values = pa.concat_arrays([values, _part_of(argument, Rows(columns, at), kind)]).take(pa.array(order))
+            values = pa.concat_arrays([values, _evaluate_part(argument, Rows(columns, at), kind)]).take(pa.array(order))
     return values
 
 
-def _part_of(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
+def _evaluate_part(expression: Term, columns: Mapping[str, pa.Array], kind: pa.DataType) -> pa.Array:
     values = as_array(evaluate(expression, columns), len(columns))
     return values if values.type == kind else values.cast(kind)
 
 
-def type_of(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
+def infer_type(expression: Term, schema: pa.Schema, operator: str) -> pa.DataType:
     """Return the type of an expression over columns of a schema.
 
     Raises:
@@ -222,8 +222,8 @@ def _floor_divide(one: Value, other: Value) -> Value:
     if pat.is_floating(one.type):
         return pc.floor(pc.divide(one, other))
     quotient = pc.divide_checked(one, other)  # Towards zero.
-    rest = pc.subtract(one, pc.multiply(quotient, other))
-    is_below = pc.and_(pc.not_equal(rest, 0), pc.less(pc.bit_wise_xor(rest, other), 0))
+    remainder = pc.subtract(one, pc.multiply(quotient, other))
+    is_below = pc.and_(pc.not_equal(remainder, 0), pc.less(pc.bit_wise_xor(remainder, other), 0))
     return pc.subtract(quotient, pc.cast(is_below, pa.int64()))
 
 
@@ -238,11 +238,13 @@ def _modulo(one: Value, other: Value) -> Value:
 def _float_modulo(one: Value, other: Value) -> Value:
     """Return the exact rest of floats: what is left after the rounded quotient may be no number at all."""
     rows = next((len(operand) for operand in (one, other) if not isinstance(operand, pa.Scalar)), None)
-    ones, others = (as_array(operand, 1 if rows is None else rows) for operand in (one, other))
+    left_values, right_values = (as_array(operand, 1 if rows is None else rows) for operand in (one, other))
     with np.errstate(invalid="ignore"):
-        rest = np.mod(*(array.fill_null(1.0).to_numpy(zero_copy_only=False) for array in (ones, others)))
-    is_null = pc.or_(pc.is_null(ones), pc.is_null(others)).to_numpy(zero_copy_only=False)
-    remainders = pa.array(rest, mask=is_null)
+        remainders_array = np.mod(
+            *(array.fill_null(1.0).to_numpy(zero_copy_only=False) for array in (left_values, right_values))
+        )
+    is_null = pc.or_(pc.is_null(left_values), pc.is_null(right_values)).to_numpy(zero_copy_only=False)
+    remainders = pa.array(remainders_array, mask=is_null)
     return remainders[0] if rows is None else remainders
 
 
@@ -279,11 +281,11 @@ def _cast(value: Value, kind: pa.DataType) -> Value:
     return pc.cast(value, kind)
 
 
-def _is_in(value: Value, values: tuple[Any, ...]) -> Value:
+def _is_member(value: Value, values: tuple[Any, ...]) -> Value:
     is_listed = pc.is_in(value, value_set=pa.array(list(values), value.type))
     # As in SQL, what is none of the values may still be one that is NULL.
-    known = pc.or_(is_listed, None not in values)
-    return pc.if_else(pc.and_(pc.is_valid(value), known), is_listed, pa.scalar(None, pa.bool_()))
+    is_decided = pc.or_(is_listed, None not in values)
+    return pc.if_else(pc.and_(pc.is_valid(value), is_decided), is_listed, pa.scalar(None, pa.bool_()))
 
 
 def _part(value: Value, unit: str) -> Value:
@@ -299,13 +301,13 @@ def _floor(value: Value, unit: str | None) -> Value:
 def _bit_length(value: Value) -> Value:
     if not pat.is_integer(value.type):
         raise TypeError(f"{value.type} is not a whole number")
-    left = pc.abs_checked(pc.cast(value, pa.int64()))
-    bits = pc.subtract(left, left)
+    remaining_bits = pc.abs_checked(pc.cast(value, pa.int64()))
+    bits = pc.subtract(remaining_bits, remaining_bits)
     for step in (32, 16, 8, 4, 2, 1):
-        is_longer = pc.greater_equal(left, 1 << step)
+        is_longer = pc.greater_equal(remaining_bits, 1 << step)
         bits = pc.add(bits, pc.if_else(is_longer, step, 0))
-        left = pc.if_else(is_longer, pc.shift_right(left, step), left)
-    return pc.add(bits, left)  # One digit is left, or none.
+        remaining_bits = pc.if_else(is_longer, pc.shift_right(remaining_bits, step), remaining_bits)
+    return pc.add(bits, remaining_bits)  # One digit is left, or none.
 
 
 def _slice(value: Value, start: int, stop: int | None) -> Value:
@@ -366,7 +368,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "if_else": _if_else,
     "cast": _cast,
     "is_null": pc.is_null,
-    "is_in": _is_in,
+    "is_in": _is_member,
     "among": lambda value, values: pc.is_in(value, value_set=values),
     "like": pc.match_like,
     "is_valid": pc.is_valid,
@@ -403,7 +405,7 @@ _TOTAL_OF_ALIKE = (  # Where types differ, Arrow casts, and a cast may raise.
 Kinds = Mapping[Any, pa.DataType]  # The types of columns, by name or number.
 
 
-def all_of(conditions: Sequence[Term]) -> Term:
+def join_with_and(conditions: Sequence[Term]) -> Term:
     """Return the condition that all of these hold, of which there is one at least."""
     return conditions[0] if len(conditions) == 1 else sql_call("and", pa.bool_(), *conditions)
 
@@ -424,8 +426,8 @@ def factored_conjuncts(condition: Term) -> list[Term]:
         common = [part for part in branches[0] if all(part in others for others in branches[1:])]
         if not common:
             return [condition]
-        rest = [[part for part in branch if part not in common] for branch in branches]
-        return [*common, sql_call("or", pa.bool_(), *map(all_of, rest))] if all(rest) else common
+        remainders = [[part for part in branch if part not in common] for branch in branches]
+        return [*common, sql_call("or", pa.bool_(), *map(join_with_and, remainders))] if all(remainders) else common
     is_true = isinstance(condition, Lit) and condition.value.type == pa.bool_() and condition.value.as_py() is True
     return [] if is_true else [condition]
 
@@ -464,9 +466,9 @@ def _kind(term: Term, kinds: Kinds) -> pa.DataType:
     assert isinstance(term, Call)
     if term.function.startswith(SQL):
         return term.kind
-    from persist.core.expression.evaluation import type_of  # Here: numpy's functions take long to load.
+    from persist.core.expression.evaluation import infer_type  # Here: numpy's functions take long to load.
 
-    return type_of(term, pa.schema(list(kinds.items())), "a condition")
+    return infer_type(term, pa.schema(list(kinds.items())), "a condition")
 
 
 def _are_alike(kinds: Sequence[pa.DataType]) -> bool:

@@ -135,13 +135,13 @@ class _Parser:
     def _condition(self) -> Term:
         condition = self._conjunct()
         while self._took("or"):
-            condition = _called("or", condition, self._conjunct())
+            condition = _make_call("or", condition, self._conjunct())
         return condition
 
     def _conjunct(self) -> Term:
         condition = self._factor()
         while self._took("and"):
-            condition = _called("and", condition, self._factor())
+            condition = _make_call("and", condition, self._factor())
         return condition
 
     def _factor(self) -> Term:
@@ -160,22 +160,22 @@ class _Parser:
             self._depth -= 1
 
     def _test(self) -> Term:
-        left = self._operand()
+        left_operand = self._operand()
         if self._token.text in _COMPARED and self._token.kind == "sign":
             function = _COMPARED[self._advance().text]
             right = self._operand()
-            return _called(function, self._term(left, right), self._term(right, left))
+            return _make_call(function, self._term(left_operand, right), self._term(right, left_operand))
         if self._took("is"):
             is_not = self._took("not")
             self._need("null")
-            missing = _called("is_null", self._term(left))
-            return _called("not", missing) if is_not else missing
+            missing = _make_call("is_null", self._term(left_operand))
+            return _make_call("not", missing) if is_not else missing
         is_not = self._took("not")
-        test = self._member(left)
+        test = self._member(left_operand)
         if test is None:
             if is_not:
                 raise self._unexpected("in, between or like")
-            return self._flag(left)
+            return self._flag(left_operand)
         return _negated(test) if is_not else test
 
     def _member(self, left: _Operand) -> Term | None:
@@ -185,20 +185,24 @@ class _Parser:
             while self._took(","):
                 values.append(self._literal(left))
             self._need(")")
-            known = [value for value in values if value.is_valid]
-            kinds = {value.type: None for value in known} or {values[0].type: None}
-            sets = [pa.array([value for value in known if value.type == kind], kind) for kind in kinds]
-            tests = [Call("among", (self._term(left),), (each,)) for each in sets]
+            valid_values = [value for value in values if value.is_valid]
+            kinds = {value.type: None for value in valid_values} or {values[0].type: None}
+            sets = [pa.array([value for value in valid_values if value.type == kind], kind) for kind in kinds]
+            tests = [Call("among", (self._term(left),), (value_set,)) for value_set in sets]
             among: Term = tests[0]
             for test in tests[1:]:  # Whole numbers and fractions, say.
-                among = _called("or", among, test)
+                among = _make_call("or", among, test)
             # What is none of the values may still be the one that is NULL.
-            return among if len(known) == len(values) else _called("or", among, Lit(pa.scalar(None, pa.bool_())))
+            return (
+                among if len(valid_values) == len(values) else _make_call("or", among, Lit(pa.scalar(None, pa.bool_())))
+            )
         if self._took("between"):
             low = self._literal(left)
             self._need("and")
             high, column = self._literal(left), self._term(left)
-            return _called("and", _called("greater_equal", column, Lit(low)), _called("less_equal", column, Lit(high)))
+            return _make_call(
+                "and", _make_call("greater_equal", column, Lit(low)), _make_call("less_equal", column, Lit(high))
+            )
         if self._took("like"):
             if self._token.kind != "text":
                 raise self._unexpected("a pattern in single quotes")
@@ -284,9 +288,9 @@ class _Parser:
             raise self._unexpected(repr(text))
 
     def _unexpected(self, wanted: str) -> InvalidUsage:
-        there = repr(self._token.text) if self._token.kind != "end" else "the end"
+        actual = repr(self._token.text) if self._token.kind != "end" else "the end"
         return InvalidUsage(
-            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {there}, "
+            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {actual}, "
             f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
         )
 
@@ -296,10 +300,10 @@ def _tokens(text: str) -> Iterator[_Token]:
     while at < end:
         match = _TOKEN.match(text, at)
         if match is None:
-            rest = text[at:].lstrip()
+            remaining_text = text[at:].lstrip()
             raise InvalidUsage(
-                f"the condition {text!r:.200} is no condition: nothing begins like {rest[:20]!r}. Text is in single "
-                "quotes"
+                f"cannot read the condition {text!r:.200}: nothing begins like {remaining_text[:20]!r}. Put text in "
+                "single quotes"
             )
         kind = match.lastgroup or ""
         token, begin = match.group(kind), match.start(kind)
@@ -314,13 +318,13 @@ def _tokens(text: str) -> Iterator[_Token]:
     yield _Token("end", "", len(text))
 
 
-def _called(function: str, *arguments: Term) -> Term:
+def _make_call(function: str, *arguments: Term) -> Term:
     return Call(function, arguments)
 
 
 def _negated(condition: Term) -> Term:
     """Return a condition that is true where another one is false, and not where it is NULL."""
-    return _called("not", _with_nulls(condition))
+    return _make_call("not", _with_nulls(condition))
 
 
 def _with_nulls(condition: Term) -> Term:
@@ -329,8 +333,8 @@ def _with_nulls(condition: Term) -> Term:
     if isinstance(condition, Col) or condition.function not in ("and", "or", "among"):
         return condition
     if condition.function == "among":
-        return _called("or", condition, _called("null_if_null", *condition.arguments))
-    return _called(condition.function, *(x if isinstance(x, Lit) else _with_nulls(x) for x in condition.arguments))
+        return _make_call("or", condition, _make_call("null_if_null", *condition.arguments))
+    return _make_call(condition.function, *(x if isinstance(x, Lit) else _with_nulls(x) for x in condition.arguments))
 
 
 def _unquoted(text: str) -> str:

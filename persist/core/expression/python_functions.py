@@ -70,21 +70,21 @@ class PythonFunction:
         whole = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
         if not len(whole[0]):
             return pa.array([], self.returns)
-        given = [column.cast(kind) for column, kind in zip(whole, self.arguments, strict=True)]
+        inputs = [column.cast(kind) for column, kind in zip(whole, self.arguments, strict=True)]
         try:
-            made = self.compute(*given)
+            result = self.compute(*inputs)
         except Exception as error:
             raise ValueError(f"{self} raised {type(error).__name__}: {error}") from error
-        made = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
-        if not isinstance(made, pa.Array):
-            raise ValueError(f"{self} gave a {type(made).__name__}: return an Arrow array, such as pa.array(values)")
-        if len(made) != len(given[0]):
-            raise ValueError(f"{self} gave {len(made)} values for {len(given[0])} rows: return one for each row")
-        if made.type != self.returns:
+        result = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
+        if not isinstance(result, pa.Array):
+            raise ValueError(f"{self} gave a {type(result).__name__}: return an Arrow array, such as pa.array(values)")
+        if len(result) != len(inputs[0]):
+            raise ValueError(f"{self} gave {len(result)} values for {len(inputs[0])} rows: return one for each row")
+        if result.type != self.returns:
             with suppress(pa.ArrowException):
-                return made.cast(self.returns)
-            raise ValueError(f"{self} gave values of {made.type}, and was announced to give {self.returns}")
-        return made
+                return result.cast(self.returns)
+            raise ValueError(f"{self} gave values of {result.type}, and was announced to give {self.returns}")
+        return result
 
 
 _functions: dict[str, dict[str, PythonFunction]] = {}  # By name, and then by version, the one given last at the end.
@@ -109,8 +109,10 @@ def add_function(
         )
     kinds = [arrow_type(kind, f"arguments of {name}()") for kind in arguments]
     function = PythonFunction(name.lower(), str(version), compute, tuple(kinds), arrow_type(returns, f"{name}()"))
-    others = {old: known for old, known in _functions.get(function.name, {}).items() if old != function.version}
-    _functions[function.name] = {**others, function.version: function}
+    other_versions = {
+        old: old_function for old, old_function in _functions.get(function.name, {}).items() if old != function.version
+    }
+    _functions[function.name] = {**other_versions, function.version: function}
 
 
 @cache
@@ -155,14 +157,14 @@ def check_functions(view: str, functions: Iterable[tuple[str, str]]) -> None:
 
 def calls_of_python(terms: Iterator[Term]) -> Iterator[tuple[str, str]]:
     """Give name and version of each function of Python that terms call."""
-    left = [*terms]
-    while left:
-        term = left.pop()
+    pending = [*terms]
+    while pending:
+        term = pending.pop()
         if isinstance(term, Call):
             if calls(term, "python"):
                 name, version = (literal.value.as_py() for literal in term.arguments[:2] if isinstance(literal, Lit))
                 yield name, version
-            left += term.arguments
+            pending += term.arguments
 
 
 def _of_version(name: str, version: str, view: str = "") -> PythonFunction:

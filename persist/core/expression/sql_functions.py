@@ -30,7 +30,7 @@ import pyarrow.types as pat
 from persist.core.errors import InvalidUsage
 from persist.core.expression import sql_numbers as numbers
 from persist.core.expression.python_functions import computed_by_python
-from persist.core.expression.sql_numbers import ordered
+from persist.core.expression.sql_numbers import normalize_for_order
 from persist.core.expression.term import DUCKDB, INTERVAL
 
 VALUE_BYTES_MAX = 16 << 20
@@ -60,20 +60,20 @@ def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
 
     columns, numbers_of = [], {}
     texts = []
-    for text, given, _ in calls:
-        for column in given:
+    for text, arguments, _ in calls:
+        for column in arguments:
             if id(column) not in numbers_of:
                 columns.append(column)
                 numbers_of[id(column)] = len(columns)
-        names = tuple((numbers_of[id(column)], column.type == INTERVAL) for column in given)
+        names = tuple((numbers_of[id(column)], column.type == INTERVAL) for column in arguments)
         texts.append(_renumbered(text, names))
     table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
     are_intervals = tuple(kind == INTERVAL for _, _, kind in calls)
     try:
-        made = _bound(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
+        computed = _bound(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
     except duckdb.Error as error:
         raise ValueError(str(error).split("\n")[0]) from error
-    return [_checked(column, kind) for column, (_, _, kind) in zip(made.columns, calls, strict=True)]
+    return [_checked(column, kind) for column, (_, _, kind) in zip(computed.columns, calls, strict=True)]
 
 
 @lru_cache(1024)
@@ -86,8 +86,8 @@ def _renumbered(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
     names = {}
     for old, (new, is_interval) in enumerate(columns, 1):
         months, days, micros = (f'"${new}"."{field.name}"' for field in INTERVAL)
-        made = f"(to_months({months}) + to_days({days}) + to_microseconds({micros}))"
-        names[f'"${old}"'] = made if is_interval else f'"${new}"'
+        rebuilt = f"(to_months({months}) + to_days({days}) + to_microseconds({micros}))"
+        names[f'"${old}"'] = rebuilt if is_interval else f'"${new}"'
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 
@@ -133,15 +133,15 @@ class _Bound:
     def __init__(self, texts: Sequence[str], are_intervals: Sequence[bool], schema: pa.Schema) -> None:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
-        shown = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
-        self._values = _database().cursor().from_arrow(self._given).project(shown)
+        projection = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
+        self._values = _database().cursor().from_arrow(self._given).project(projection)
         if any(are_intervals):
             names = (f"x{number}" for number in range(len(texts)))
-            shown = ", ".join(
-                f"{_parts_of(name)} AS {name}" if is_interval else name
+            projection = ", ".join(
+                f"{_interval_to_arrow(name)} AS {name}" if is_interval else name
                 for name, is_interval in zip(names, are_intervals, strict=True)
             )
-            self._values = self._values.project(shown)
+            self._values = self._values.project(projection)
 
     def of(self, table: pa.Table) -> pa.Table:
         """Return the values for the rows of a table. Only one thread may ask at a time."""
@@ -152,7 +152,7 @@ class _Bound:
             self._given.table = self._none  # What is kept keeps no rows.
 
 
-def _parts_of(name: str) -> str:
+def _interval_to_arrow(name: str) -> str:
     """Return what an interval of DuckDB's is in Arrow, as an expression."""
     months, days, micros = (field.name for field in INTERVAL)
     return f"""CASE WHEN {name} IS NOT NULL THEN {{
@@ -189,7 +189,7 @@ def _compared(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.
     def compare(one: pa.Array, other: pa.Array, kind: pa.DataType = BOOLEAN) -> pa.Array:
         if pat.is_nested(one.type):
             return computed_by_duckdb(f'"$1" {sign} "$2"', one, other, kind)
-        return function(ordered(one), ordered(other))
+        return function(normalize_for_order(one), normalize_for_order(other))
 
     return compare
 
@@ -199,26 +199,26 @@ _equal = _compared(pc.equal, "=")
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
-    both = pc.and_(pc.is_null(one), pc.is_null(other))
-    return pc.or_(both, pc.fill_null(pc.equal(one, other), False))
+    both_null = pc.and_(pc.is_null(one), pc.is_null(other))
+    return pc.or_(both_null, pc.fill_null(pc.equal(one, other), False))
 
 
 _not_distinct_from = _compared(_is_same, "IS NOT DISTINCT FROM")
 
 
-def _distinct_from(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+def _differs(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.invert(_not_distinct_from(one, other))
 
 
 def _in(value: pa.Array, *others: pa.Array) -> pa.Array:
     *candidates, _ = others
     matches = _equal(value, candidates[0])
-    for other in candidates[1:]:
-        matches = pc.or_kleene(matches, _equal(value, other))
+    for candidate in candidates[1:]:
+        matches = pc.or_kleene(matches, _equal(value, candidate))
     return matches
 
 
-def _not_in(value: pa.Array, *others: pa.Array) -> pa.Array:
+def _is_not_member(value: pa.Array, *others: pa.Array) -> pa.Array:
     return pc.invert(_in(value, *others))
 
 
@@ -246,7 +246,7 @@ def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.if_else(same, pa.scalar(None, one.type), one).cast(kind)
 
 
-def _time_from(*, after: bool) -> Callable[..., pa.Array]:
+def _build_time_bound(*, after: bool) -> Callable[..., pa.Array]:
     """Return the function that gives the first times that are not before moments, or with after those after them.
 
     It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
@@ -286,8 +286,8 @@ def _as_micros(value: pa.Array) -> Any:
 def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
     bare = numbers.zoneless(kind)
     if value.type != kind and bare in numbers.DUCKDB_MOMENTS and numbers.has_extreme_moments(value):
-        made = computed_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
-        return made.cast(kind)
+        moments = computed_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
+        return moments.cast(kind)
     return numbers.cast(value, kind)
 
 
@@ -376,10 +376,10 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "less_equal": _compared(pc.less_equal, "<="),
     "greater": _compared(pc.greater, ">"),
     "greater_equal": _compared(pc.greater_equal, ">="),
-    "distinct_from": _distinct_from,
+    "distinct_from": _differs,
     "not_distinct_from": _not_distinct_from,
     "in": _in,
-    "not_in": _not_in,
+    "not_in": _is_not_member,
     "and": _logical(pc.and_kleene),
     "or": _logical(pc.or_kleene),
     "not": _fits(pc.invert),
@@ -401,8 +401,8 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "upper": _fits(pc.utf8_upper),
     "length": _fits(pc.utf8_length),
     **{name: _part(name) for name in _PARTS},
-    "time_from": _time_from(after=False),
-    "time_after": _time_from(after=True),
+    "time_from": _build_time_bound(after=False),
+    "time_after": _build_time_bound(after=True),
     "parts_of_interval": _parts_of_interval,
     "duckdb": computed_by_duckdb,
     "python": computed_by_python,
@@ -410,7 +410,7 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
 _NAMED = {"duckdb": 1, "python": 2}  # How many arguments say what is computed: the text, or name and version.
 
 
-def called(name: str) -> Callable[..., Any]:
+def build_function(name: str) -> Callable[..., Any]:
     """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one.
 
     What cannot be right for any record raises for none as well: so it is found when an expression gets its type.
@@ -439,4 +439,4 @@ def _repeated(value: Any, rows: int) -> Any:
     return pa.repeat(value, rows) if rows else pa.array([], value.type)  # Nested values are repeated once or more.
 
 
-SQL_FUNCTIONS = {f"sql.{name}": called(name) for name in FUNCTIONS}
+SQL_FUNCTIONS = {f"sql.{name}": build_function(name) for name in FUNCTIONS}

@@ -55,8 +55,8 @@ def _product(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     except pa.ArrowInvalid:
         pairs = zip(one.to_pylist(), other.to_pylist(), strict=True)
         context = Context(prec=2 * _WIDE)
-        made = [None if a is None or b is None else context.multiply(a, b) for a, b in pairs]
-        return as_decimal(pa.array(made, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
+        products = [None if a is None or b is None else context.multiply(a, b) for a, b in pairs]
+        return as_decimal(pa.array(products, pa.decimal256(_WIDE, one.type.scale + other.type.scale)), kind)
 
 
 def _decimal(value: pa.Array) -> pa.Array:
@@ -154,8 +154,10 @@ def of_floats(values: Floats, *given: pa.Array) -> pa.Array:
 def round_half_away(values: Floats) -> Floats:
     whole = np.trunc(values)
     with np.errstate(invalid="ignore"):
-        rest = np.abs(values - whole)
-    rounded_values: Floats = np.where(np.isfinite(values), whole + np.where(rest >= 0.5, np.sign(values), 0.0), values)
+        fraction = np.abs(values - whole)
+    rounded_values: Floats = np.where(
+        np.isfinite(values), whole + np.where(fraction >= 0.5, np.sign(values), 0.0), values
+    )
     return rounded_values
 
 
@@ -300,7 +302,7 @@ DUCKDB_MOMENTS = {
 _MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
 
 
-def ordered(value: pa.Array) -> pa.Array:
+def normalize_for_order(value: pa.Array) -> pa.Array:
     """Return values that compare as SQL says: of floats, numbers in their order, with NaN last and equal to itself."""
     if pat.is_boolean(value.type):
         return pc.cast(value, pa.int8())

@@ -95,14 +95,14 @@ class Call(Term):
     at: int | None = field(default=None, compare=False)
 
     def __eq__(self, other: object) -> bool:
-        left: list[tuple[object, object]] = [(self, other)]  # In place of recursion: terms may be deep.
-        while left:
-            one, two = left.pop()
+        pending: list[tuple[object, object]] = [(self, other)]  # In place of recursion: terms may be deep.
+        while pending:
+            one, two = pending.pop()
             if isinstance(one, Call) and isinstance(two, Call):
                 is_alike = one.function == two.function and one.options == two.options
                 if not is_alike or len(one.arguments) != len(two.arguments):
                     return False
-                left += zip(one.arguments, two.arguments, strict=True)
+                pending += zip(one.arguments, two.arguments, strict=True)
             elif isinstance(one, Call) or isinstance(two, Call) or one != two:
                 return False
         return True
@@ -151,20 +151,20 @@ def leaves(term: Term) -> Iterator[Term]:
         yield term
 
 
-def columns_of(term: Term) -> set[str]:
+def list_columns(term: Term) -> set[str]:
     """Return the names of the columns that a term reads."""
     return {leaf.name for leaf in leaves(term) if isinstance(leaf, Col)}
 
 
-def places_in(term: Term) -> set[int]:
+def list_places(term: Term) -> set[int]:
     """Return the places of the columns that a term reads."""
     return {leaf.index for leaf in leaves(term) if isinstance(leaf, Place)}
 
 
-def replaced_columns(term: Term, by: Mapping[str, Term]) -> Term:
+def substitute_columns(term: Term, by: Mapping[str, Term]) -> Term:
     """Return a term with columns replaced by other terms."""
     if isinstance(term, Call):  # With one call of Python for each level, so that deep terms can be taken.
-        return Call(term.function, tuple(map(replaced_columns, term.arguments, repeat(by))), term.options, term.at)
+        return Call(term.function, tuple(map(substitute_columns, term.arguments, repeat(by))), term.options, term.at)
     return by.get(term.name, term) if isinstance(term, Col) else term
 
 
@@ -180,7 +180,7 @@ def shifted(term: Term, by: int) -> Term:
     return moved(term, lambda index: Place(index + by))
 
 
-def placed(term: Term, places: Mapping[int, int]) -> Term:
+def move_columns(term: Term, places: Mapping[int, int]) -> Term:
     """Return a term with its columns at other places."""
     return moved(term, lambda index: Place(places[index]))
 
@@ -189,11 +189,11 @@ _Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
 
 
 def _operator(function: str) -> _Binary:
-    return lambda self, other: _called(function, self, other)
+    return lambda self, other: _make_expression(function, self, other)
 
 
 def _turned(function: str) -> _Binary:
-    return lambda self, other: _called(function, other, self)
+    return lambda self, other: _make_expression(function, other, self)
 
 
 class Expression:
@@ -227,93 +227,93 @@ class Expression:
     __and__, __or__ = _operator("and"), _operator("or")
 
     def __neg__(self) -> "Expression":
-        return _called("negate", self)
+        return _make_expression("negate", self)
 
     def __invert__(self) -> "Expression":
-        return _called("not", self)
+        return _make_expression("not", self)
 
     def __bool__(self) -> bool:
         raise InvalidUsage(f"{self} is no truth value: combine conditions with & | ~ instead of and, or, not")
 
     def abs(self) -> "Expression":
         """The absolute value."""
-        return _called("abs", self)
+        return _make_expression("abs", self)
 
     def cast(self, kind: pa.DataType) -> "Expression":
         """The value as another type; raises when the dataflow runs if a value does not fit."""
-        return _called("cast", self, options=(kind,))
+        return _make_expression("cast", self, options=(kind,))
 
     def is_null(self) -> "Expression":
         """Whether it is NULL."""
-        return _called("is_null", self)
+        return _make_expression("is_null", self)
 
     def is_in(self, values: Sequence[Any]) -> "Expression":
         """Whether it equals one of some constants."""
-        return _called("is_in", self, options=(tuple(values),))
+        return _make_expression("is_in", self, options=(tuple(values),))
 
     def coalesce(self, *others: Any) -> "Expression":
         """The first of this and others that is not NULL."""
-        return _called("coalesce", self, *others)
+        return _make_expression("coalesce", self, *others)
 
     def min_with(self, *others: Any) -> "Expression":
         """The least of this and others, NULLs left out."""
-        return _called("least", self, *others)
+        return _make_expression("least", self, *others)
 
     def max_with(self, *others: Any) -> "Expression":
         """The greatest of this and others, NULLs left out."""
-        return _called("greatest", self, *others)
+        return _make_expression("greatest", self, *others)
 
     def lower(self) -> "Expression":
         """Text in small letters."""
-        return _called("lower", self)
+        return _make_expression("lower", self)
 
     def upper(self) -> "Expression":
         """Text in capital letters."""
-        return _called("upper", self)
+        return _make_expression("upper", self)
 
     def length(self) -> "Expression":
         """The number of characters of a text."""
-        return _called("length", self)
+        return _make_expression("length", self)
 
     def strip(self) -> "Expression":
         """Text without white space at its ends."""
-        return _called("strip", self)
+        return _make_expression("strip", self)
 
     def slice(self, start: int, stop: int | None = None) -> "Expression":
         """The characters from start, inclusive, to stop, exclusive."""
-        return _called("slice", self, options=(start, stop))
+        return _make_expression("slice", self, options=(start, stop))
 
     def starts_with(self, text: str) -> "Expression":
         """Whether it begins with a constant text."""
-        return _called("starts_with", self, options=(text,))
+        return _make_expression("starts_with", self, options=(text,))
 
     def ends_with(self, text: str) -> "Expression":
         """Whether it ends with a constant text."""
-        return _called("ends_with", self, options=(text,))
+        return _make_expression("ends_with", self, options=(text,))
 
     def contains(self, text: str) -> "Expression":
         """Whether a constant text occurs in it."""
-        return _called("contains", self, options=(text,))
+        return _make_expression("contains", self, options=(text,))
 
     def replace(self, text: str, by: str) -> "Expression":
         """Text with each occurrence of a constant replaced."""
-        return _called("replace", self, options=(text, by))
+        return _make_expression("replace", self, options=(text, by))
 
     def concat(self, *others: Any) -> "Expression":
         """Text with other texts behind it."""
-        return _called("concat", self, *others)
+        return _make_expression("concat", self, *others)
 
     def part(self, unit: str) -> "Expression":
         """A part of a date or timestamp as an integer: year, month, day, hour, minute, second, day_of_week …"""
-        return _called("part", self, options=(unit,))
+        return _make_expression("part", self, options=(unit,))
 
     def floor(self, unit: str | None = None) -> "Expression":
         """A number rounded down; or a timestamp, to the begin of its day, hour …"""
-        return _called("floor", self, options=(unit,))
+        return _make_expression("floor", self, options=(unit,))
 
     def bit_length(self) -> "Expression":
         """How many binary digits a whole number has, without its sign: 0 for 0, and 3 for 4 to 7."""
-        return _called("bit_length", self)
+        return _make_expression("bit_length", self)
 
     def count(self) -> "Aggregate":
         """How many records have a value that is not NULL."""
@@ -358,7 +358,7 @@ class When(Expression):
 
     def __init__(self, branches: tuple[tuple[Any, Any], ...]) -> None:
         self._branches = branches
-        super().__init__(self._ending_with(None))
+        super().__init__(self._finish(None))
 
     def when(self, condition: Expression, value: Any) -> "When":
         """Add a branch that is taken if its condition is true, and those before are not."""
@@ -366,12 +366,12 @@ class When(Expression):
 
     def otherwise(self, value: Any) -> Expression:
         """Return the whole conditional."""
-        return Expression(self._ending_with(value))
+        return Expression(self._finish(value))
 
-    def _ending_with(self, value: Any) -> Term:
-        ending = term_of(value)
+    def _finish(self, value: Any) -> Term:
+        ending = to_term(value)
         for condition, then in reversed(self._branches):
-            ending = Call("if_else", (term_of(condition), term_of(then), ending))
+            ending = Call("if_else", (to_term(condition), to_term(then), ending))
         return ending
 
 
@@ -399,7 +399,7 @@ def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
         raise InvalidUsage(f"{value!r} cannot be a constant of {kind or 'any type'}: {error}") from error
 
 
-def term_of(value: Any) -> Term:
+def to_term(value: Any) -> Term:
     """Return the term of an expression, or of a constant; a term is returned as it is.
 
     Raises:
@@ -408,5 +408,5 @@ def term_of(value: Any) -> Term:
     return value if isinstance(value, Term) else lit(value).term
 
 
-def _called(function: str, *arguments: Any, options: tuple[Any, ...] = ()) -> Expression:
-    return Expression(Call(function, tuple(map(term_of, arguments)), options))
+def _make_expression(function: str, *arguments: Any, options: tuple[Any, ...] = ()) -> Expression:
+    return Expression(Call(function, tuple(map(to_term, arguments)), options))

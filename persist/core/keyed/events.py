@@ -195,7 +195,7 @@ def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     """
     names = [*prepared.schema.names]
     present = present.select(names)
-    groups = _groups_of(present, prepared.keys)
+    groups = _number_groups(present, prepared.keys)
     if not _ascends(groups, None):
         order = np.argsort(groups, kind="stable")
         present, groups = present.take(int64_array(order)), groups[order]
@@ -204,7 +204,7 @@ def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
 
 
-def replaced(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
+def replace_by_event(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
     """Return what `resolved` does where keys may hold several rows: all of these go with the first event of their key.
 
     Args:
@@ -213,7 +213,7 @@ def replaced(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     comes = resolved(prepared, machine, prepared.schema.arrow.empty_table())
     groups, times = (int64_values(combined(prepared.events[name])) for name in (GROUP, "_time"))
     first_times = times[np.searchsorted(groups, np.arange(len(prepared.keys)))]
-    goes_at = int64_array(first_times[_groups_of(present, prepared.keys)])
+    goes_at = int64_array(first_times[_number_groups(present, prepared.keys)])
     columns = [*present.select([*prepared.schema.names]).columns, goes_at, pc.negate(present["_diff"])]
     return pa.concat_tables([comes, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
 
@@ -248,7 +248,7 @@ def _value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
 _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
 
 
-def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
+def _number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
     """Return the number of the key of each row, all of which are among the keys."""
     if not len(rows):
         return np.zeros(0, np.int64)
@@ -256,8 +256,8 @@ def _groups_of(rows: pa.Table, keys: pa.Table) -> Ints:
     if groups is not None:
         assert int(groups.max()) < len(keys), "a row has a key that no event has"
         return groups.astype(np.int64, copy=False)
-    both = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
-    ranks = dense_ranks(order_keys(both, keys.column_names))
+    keys_and_rows = pa.concat_tables([keys, rows.select(keys.column_names)]).combine_chunks()
+    ranks = dense_ranks(order_keys(keys_and_rows, keys.column_names))
     assert int(ranks.max()) + 1 == len(keys), "a row has a key that no event has"
     return ranks[len(keys) :]
 

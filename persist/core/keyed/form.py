@@ -85,7 +85,7 @@ class Keyed:
             raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns of the watermark")
 
 
-def form_of(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
+def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
     """Return a declaration as it is stored, after checking that it fits a schema.
 
     Raises:
@@ -134,7 +134,10 @@ def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: st
         )
     names = [field.name for field in msgspec.structs.fields(KeyedForm)]
     differing = [name for name in names if getattr(given, name) != getattr(stored, name)]
-    differences = [f"{name} is stored as {_told(stored, name)}, given as {_told(given, name)}" for name in differing]
+    differences = [
+        f"{name} is stored as {_describe_form(stored, name)}, given as {_describe_form(given, name)}"
+        for name in differing
+    ]
     raise SchemaMismatch(
         f"the collection {collection!r} is keyed otherwise than given: {'; '.join(differences)}. The same events would "
         "amount to something else, so that cannot be changed. Give what is stored, or use another collection name."
@@ -244,7 +247,7 @@ def _check_policy(keyed: Keyed, machine: MachineForm, schema: CollectionSchema) 
         )
 
 
-def _told(form: KeyedForm, name: str) -> str:
+def _describe_form(form: KeyedForm, name: str) -> str:
     value = getattr(form, name)
     return described(value) if isinstance(value, MachineForm) else repr(value)
 
@@ -256,7 +259,7 @@ def machine_form(machine: Machine | None) -> MachineForm:
     return MachineForm(machine.name, machine.version, dict(machine.options))
 
 
-def machine_of(form: KeyedForm, given: Machine | None, collection: str) -> Machine | None:
+def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Machine | None:
     """Return the machine of a collection; None if it is not known here, which only matters to who resolves.
 
     Args:

@@ -26,7 +26,7 @@ from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.codecs.updates.tuples import out_of_place
 from persist.codecs.updates.updates import Stamp, stamped, to_updates
 from persist.core.keyed.events import event_fields, events_schema, is_tombstone, marked
-from persist.core.keyed.form import is_counted, machine_of
+from persist.core.keyed.form import find_machine, is_counted
 from persist.core.keyed.machine import DELETED, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.keyed_rules import WATERMARK_OF_NULL
@@ -85,23 +85,23 @@ def to_events(
     fields = event_fields(schema, form)
     # The columns of a deletion are NULL.
     side = replace(schema.value, fields=fields) if form.fields is None else Side(fields)
-    taken = CollectionSchema(schema.key, side, schema.timeline)
+    taken_schema = CollectionSchema(schema.key, side, schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
     data = opened(data)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
-        for piece in data.tables(taken):
+        for piece in data.tables(taken_schema):
             stamp = stamp or _missing(TIME not in piece.column_names)
-            pieces.append(_of_table(piece, taken, schema, form, stamp, timeline, needed))
-        none = taken.arrow.empty_table().drop_columns(["_diff"])
-        events = joined_events(pieces or [_of_table(none, taken, schema, form, None, timeline, needed)])
-    elif (table := as_table(data, _with_deleted(taken))) is not None:
+            pieces.append(_of_table(piece, taken_schema, schema, form, stamp, timeline, needed))
+        none = taken_schema.arrow.empty_table().drop_columns(["_diff"])
+        events = joined_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
+    elif (table := as_table(data, _with_deleted(taken_schema))) is not None:
         stamp = stamp or _missing(TIME not in table.column_names)
-        events = _of_table(table, taken, schema, form, stamp, timeline, needed)
+        events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
         listed = _listed(data, stamp)
         stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
-        rows, deleted = _of_tuples(listed, taken, stamp, timeline, may_delete=may_delete)
+        rows, deleted = _of_tuples(listed, taken_schema, stamp, timeline, may_delete=may_delete)
         events = _finished(rows, deleted, schema, form, fields, needed)
     return replace(events, at_commit=stamp is not None and stamp.time is None)
 
@@ -111,7 +111,7 @@ def _missing(is_timeless: bool) -> Stamp | None:
     return Stamp(None) if is_timeless else None
 
 
-def watermarks_of(column: pa.ChunkedArray) -> Watermarks | None:
+def bound_watermarks(column: pa.ChunkedArray) -> Watermarks | None:
     """Return the least and the greatest watermark; None where they are no integers, or there are none."""
     if not is_counted(column.type) or not len(column):
         return None
@@ -151,9 +151,9 @@ class _Needed:
 
     @classmethod
     def of(cls, schema: CollectionSchema, form: KeyedForm, machine: Machine | None, *, may_delete: bool) -> "_Needed":
-        known = machine_of(form, machine, "")
-        own = schema.value.fields if form.fields is None else ()
-        fields = own if known is None else known.event_fields(schema)
+        known_machine = find_machine(form, machine, "")
+        value_fields = schema.value.fields if form.fields is None else ()
+        fields = value_fields if known_machine is None else known_machine.event_fields(schema)
         live = tuple(field.name for field in fields if not field.nullable)
         return cls(live, form.tombstone is not None and form.machine.name == NAME, may_delete)
 
@@ -213,10 +213,10 @@ def _of_tuples(
     comes = [*compress(updates, ~deleted)]
     goes = [((key, None), time, 1) for (key, _), time, _ in compress(updates, deleted)]
     live = to_updates(comes, taken, moments=timeline) if comes else taken.arrow.empty_table()
-    gone = to_updates(goes, keys_only, moments=timeline) if goes else keys_only.arrow.empty_table()
-    both = pa.concat_tables([live, _with_nulls(gone, taken)]).combine_chunks()
+    deleted_rows = to_updates(goes, keys_only, moments=timeline) if goes else keys_only.arrow.empty_table()
+    live_and_deleted = pa.concat_tables([live, _with_nulls(deleted_rows, taken)]).combine_chunks()
     order = np.argsort(np.concatenate([np.flatnonzero(~deleted), np.flatnonzero(deleted)]), kind="stable")
-    return both.take(int64_array(order)), deleted
+    return live_and_deleted.take(int64_array(order)), deleted
 
 
 def _with_nulls(keys: pa.Table, taken: CollectionSchema) -> pa.Table:
@@ -286,13 +286,15 @@ def _finished(
     if form.tombstone is not None and form.tombstone in rows.column_names:
         flags = pc.or_(flags, is_tombstone(rows[form.tombstone], form))
     needed.check(rows, flags)
-    made = events_schema(schema, fields)
+    event_schema = events_schema(schema, fields)
     numbers = int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
     # A copy, because they wait for others, and the caller may use the buffers again.
-    table = copied(pa.Table.from_arrays([columns[field.name] for field in made.arrow], schema=made.arrow))
-    watermarks = watermarks_of(rows[form.order_by[0]]) if form.order_by else None
-    return EventTable(made, table, watermarks)
+    table = copied(
+        pa.Table.from_arrays([columns[field.name] for field in event_schema.arrow], schema=event_schema.arrow)
+    )
+    watermarks = bound_watermarks(rows[form.order_by[0]]) if form.order_by else None
+    return EventTable(event_schema, table, watermarks)
 
 
 def check_keys(rows: pa.Table | pa.RecordBatch, schema: CollectionSchema) -> None:
@@ -342,12 +344,16 @@ def _deleting(
 
 def joined_events(tables: Sequence[EventTable]) -> EventTable:
     """Return what came as several tables as one."""
-    first, *others = tables
-    if not others:
+    first, *later_tables = tables
+    if not later_tables:
         return first
     table = pa.concat_tables([events.table for events in tables])
     at = table.schema.get_field_index(SEQ)
     table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
-    known = [events.watermarks for events in tables if events.watermarks is not None]
-    marks = (min(least for least, _ in known), max(most for _, most in known)) if known else None
+    known_watermarks = [events.watermarks for events in tables if events.watermarks is not None]
+    marks = (
+        (min(least for least, _ in known_watermarks), max(most for _, most in known_watermarks))
+        if known_watermarks
+        else None
+    )
     return replace(first, table=table, watermarks=marks)

@@ -182,9 +182,9 @@ def _last_of_each(groups: Ints, times: Ints) -> Flags:
 
 def _with_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
     """Return the rows of both, by group and those that are present first, and the groups of these."""
-    both = np.concatenate([present, groups])
-    order = np.argsort(both, kind="stable")
-    return order, both[order]
+    groups_of_both = np.concatenate([present, groups])
+    order = np.argsort(groups_of_both, kind="stable")
+    return order, groups_of_both[order]
 
 
 def _stands(ranks: Ints, group: Ints) -> Flags:

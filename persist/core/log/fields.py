@@ -7,7 +7,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.core.log.framing import FORMAT_MIN, BlobRef
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 
 Frontier = Annotated[tuple[Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)], ...], msgspec.Meta(max_length=1)]
 # The digest of the data of a write (`persist.codecs.order.digest`), 16 hex digits.
@@ -26,7 +26,7 @@ def frontier_text(times: Frontier, time: TimeText) -> str:
 
 def rows_text(parts: Sequence[Part], noun: str) -> str:
     """Return the number of rows in parts, with a noun."""
-    return counted(sum(part.rows for part in parts), noun)
+    return format_count(sum(part.rows for part in parts), noun)
 
 
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):

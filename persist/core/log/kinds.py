@@ -35,7 +35,7 @@ from persist.core.log.fields import (
     rows_text,
 )
 from persist.core.log.framing import BlobRef
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 
 Mutation = CollectionMutation | LocationMutation
 
@@ -135,9 +135,9 @@ class Replace(CollectionMutation, frozen=True, tag="replace"):
         if self.keyframes:
             done.append(f"made a keyframe as of {', '.join(time(keyframe.as_of) for keyframe in self.keyframes)}")
         if self.removed_runs:
-            done.append(f"merged {counted(len(self.removed_runs), 'run')} into {len(self.runs)}")
+            done.append(f"merged {format_count(len(self.removed_runs), 'run')} into {len(self.runs)}")
         if self.removed_keyframes:
-            done.append(f"dropped {counted(len(self.removed_keyframes), 'keyframe')}")
+            done.append(f"dropped {format_count(len(self.removed_keyframes), 'keyframe')}")
         if self.history_from is not None:
             done.append(f"forgot the history before {time(self.history_from)}")
         return f"compacted {name}: {'; '.join(done) or 'rearranged its parts'}"
@@ -172,7 +172,7 @@ class Erase(CollectionMutation, frozen=True, tag="erase"):
     unused: tuple[str, ...] = ()
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"erased {counted(self.updates, 'update')} of {name} from all times: {self.reason}"
+        return f"erased {format_count(self.updates, 'update')} of {name} from all times: {self.reason}"
 
 
 class Tokens(CollectionMutation, frozen=True, tag="tokens"):

@@ -79,11 +79,11 @@ def described(about: About, words: Words, columns: Mapping[str, Words], version:
         raise DescriptionMoved(version, about.version)
     of_columns = dict(about.columns)
     for id_, column_words in columns.items():
-        before = of_columns.pop(id_, ColumnAbout())
-        after = ColumnAbout(*_after(before.comment, before.properties, column_words))
+        about_before = of_columns.pop(id_, ColumnAbout())
+        after = ColumnAbout(*_merge_words(about_before.comment, about_before.properties, column_words))
         if after != ColumnAbout():
             of_columns[id_] = after
-    comment, properties = _after(about.comment, about.properties, words)
+    comment, properties = _merge_words(about.comment, about.properties, words)
     described_about = About(comment, properties, of_columns, about.version + 1)
     size = len(msgspec.json.encode(described_about))
     if size > ABOUT_BYTES_MAX:
@@ -96,18 +96,18 @@ def described(about: About, words: Words, columns: Mapping[str, Words], version:
 
 def without_columns(about: About, ids: Container[str]) -> About:
     """Return about when columns of these ids are gone: nothing is said of them, and that they were is a change."""
-    kept = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
-    if len(kept) == len(about.columns):
+    remaining = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
+    if len(remaining) == len(about.columns):
         return about
-    return msgspec.structs.replace(about, columns=kept, version=about.version + 1)
+    return msgspec.structs.replace(about, columns=remaining, version=about.version + 1)
 
 
-def _after(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
+def _merge_words(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
     if "" in words.properties:
         raise InvalidUsage("a property has a name: '' is none")
     changed = {**properties, **words.properties}
-    kept = {name: value for name, value in changed.items() if value is not None}
-    return comment if words.comment is None else words.comment, dict(sorted(kept.items()))
+    remaining = {name: value for name, value in changed.items() if value is not None}
+    return comment if words.comment is None else words.comment, dict(sorted(remaining.items()))
 
 
 def check_note(note: kinds.Note) -> None:
@@ -170,12 +170,14 @@ def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | No
         raise ValueError(f"{archiving.archive.stored.blob!r:.200} does not name an archive of {step.collection}")
     if archiving.merged + archiving.dropped > len(stored):
         raise ValueError(f"it replaces more archives than the {len(stored)} that there are")
-    kept = stored[archiving.dropped : len(stored) - archiving.merged]
-    gone = {archive.stored.blob for archive in stored if archive not in kept}
-    if gone - {archiving.archive.stored.blob} != set(step.unused):
+    remaining_archives = stored[archiving.dropped : len(stored) - archiving.merged]
+    dropped_blobs = {archive.stored.blob for archive in stored if archive not in remaining_archives}
+    if dropped_blobs - {archiving.archive.stored.blob} != set(step.unused):
         raise ValueError("other archives fall out of use than it says")
     forgotten = sum(archive.count for archive in stored[: archiving.dropped])
-    return Archives((*kept, archiving.archive), (0 if archives is None else archives.forgotten) + forgotten)
+    return Archives(
+        (*remaining_archives, archiving.archive), (0 if archives is None else archives.forgotten) + forgotten
+    )
 
 
 def check_archives(collection: str, archives: Archives | None) -> None:
@@ -213,8 +215,8 @@ def archiving_step(
 ) -> kinds.Tokens:
     """Return the step that moves tokens into an archive that is stored; see `plan_archiving`."""
     stored = () if archives is None else archives.stored
-    gone = (*stored[:dropped], *stored[len(stored) - merged :])
-    unused = tuple(sorted({a.stored.blob for a in gone} - {archive.stored.blob}))
+    replaced_archives = (*stored[:dropped], *stored[len(stored) - merged :])
+    unused = tuple(sorted({a.stored.blob for a in replaced_archives} - {archive.stored.blob}))
     return msgspec.structs.replace(step, archiving=Archiving(archive, moved, merged, dropped), unused=unused)
 
 
@@ -241,18 +243,18 @@ def were_used(
             if forgotten:
                 raise TokenForgotten(used[1], name, forgotten)
             return False
-        known = before[used] if write is None else write.digest
-        if digest != known and digest is not None and known is not None:
+        earlier_digest = before[used] if write is None else write.digest
+        if digest != earlier_digest and digest is not None and earlier_digest is not None:
             raise TokenReused(used[1], remembered(used)[0])
         return True
 
-    known = [used[1] for used, digest in tokens.items() if was_used(used, digest)]
-    if known and len(known) < len(tokens):
+    known_digest = [used[1] for used, digest in tokens.items() if was_used(used, digest)]
+    if known_digest and len(known_digest) < len(tokens):
         raise InvalidUsage(
-            f"the token {known[0]!r} was used before for some of these collections and not for the others, so "
+            f"the token {known_digest[0]!r} was used before for some of these collections and not for the others, so "
             "this is not a repetition of that commit. Use a token of its own for each commit; nothing was applied."
         )
-    return bool(known)
+    return bool(known_digest)
 
 
 class LastBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -49,11 +49,11 @@ from persist.core.state_rules.contents import (
     CollectionState,
     Held,
     appended,
+    apply_replacement,
     check_beyond_upper,
     check_plain,
     check_runs,
     definition_number,
-    replaced,
     unsealed,
 )
 from persist.core.state_rules.erasures import erased, erasure_number
@@ -160,7 +160,7 @@ def _whose_hold(step: object) -> str | None:
     return step.collection if isinstance(step, kinds.SetHold) and step.lease is None else None
 
 
-def after_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
+def apply_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
     """Return one collection's contents after a mutation, or after what stands for one in a draft.
 
     Raises:
@@ -245,8 +245,8 @@ def _resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState
     return _with_since(resolved(contents, step))
 
 
-def _replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState:
-    after = replaced(contents, step)
+def _apply_replace(contents: CollectionState, step: kinds.Replace) -> CollectionState:
+    after = apply_replacement(contents, step)
     _check_versions_known(contents, step.parts)
     return after
 
@@ -287,8 +287,8 @@ def _noted(contents: CollectionState, step: kinds.Note) -> CollectionState:
 
 def _with_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
-    held = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
-    reach = min(contents.allowed, since_max(contents), *held)
+    hold_times = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
+    reach = min(contents.allowed, since_max(contents), *hold_times)
     return _change(contents, since_times=to_stored(reach)) if reach > contents.since else contents
 
 
@@ -314,24 +314,26 @@ def _with_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> 
     actual = contents.tags.get(step.tag)
     if actual != step.expected:
         raise TagMoved(step.tag, step.expected, actual)
-    others = {name: time for name, time in contents.tags.items() if name != step.tag}
+    other_tags = {name: time for name, time in contents.tags.items() if name != step.tag}
     if isinstance(step, kinds.DropTag):
-        return others
+        return other_tags
     check_tag_name(step.tag)
     as_time("tag time", step.time, most=END)
     if step.time < contents.since:
         raise AsOfCompacted(step.time, to_antichain(contents.since))
     if step.time >= contents.upper:
         raise AsOfNotSealed(step.time, to_antichain(contents.upper), 0.0)
-    if len(others) >= TAGS_MAX:
-        raise InvalidUsage(f"the collection has {len(others)} tags, and at most {TAGS_MAX} are kept: drop some first")
-    return dict(sorted({**others, step.tag: step.time}.items()))
+    if len(other_tags) >= TAGS_MAX:
+        raise InvalidUsage(
+            f"the collection has {len(other_tags)} tags, and at most {TAGS_MAX} are kept: drop some first"
+        )
+    return dict(sorted({**other_tags, step.tag: step.time}.items()))
 
 
 def _described(contents: CollectionState, step: kinds.Describe) -> CollectionState:
-    known = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
-    if not known.issuperset(step.columns):
-        raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known)}")
+    known_ids = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
+    if not known_ids.issuperset(step.columns):
+        raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known_ids)}")
     return _change(contents, about=described(contents.about, step.words, step.columns, step.version))
 
 
@@ -396,7 +398,7 @@ def _check_forward(which: str, current: int, asked: int) -> None:
         raise FrontierRegression(which, to_antichain(asked), to_antichain(current))
 
 
-def _held(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
+def _apply_set_hold(contents: CollectionState, step: kinds.SetHold) -> CollectionState:
     return _all_held(contents, Holds(step.collection, (step,)))
 
 
@@ -408,33 +410,33 @@ def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
     """
     holds, follows = dict(contents.holds), False
     for place, set_hold in enumerate(step.steps):
-        before = holds.get(set_hold.hold)
-        if follows and (before is None or set_hold.time < before.time):
+        held_before = holds.get(set_hold.hold)
+        if follows and (held_before is None or set_hold.time < held_before.time):
             contents, follows = _with_since(_change(contents, holds=holds)), False
-        holds[set_hold.hold] = _hold_of(contents, before, set_hold)
-        follows |= before is not None or place == 0
+        holds[set_hold.hold] = _build_hold(contents, held_before, set_hold)
+        follows |= held_before is not None or place == 0
     return _with_since(_change(contents, holds=holds))
 
 
-def _hold_of(contents: CollectionState, before: Held | None, step: kinds.SetHold) -> Held:
+def _build_hold(contents: CollectionState, before: Held | None, step: kinds.SetHold) -> Held:
     """Return the hold that a step sets in the place of one, after checking that it may."""
     _check_hold(contents, before, step)
     if step.schema is not None and not 1 <= step.schema <= len(contents.earlier) + 1:
         raise ValueError(f"a hold names version {step.schema} of a schema that has {len(contents.earlier) + 1}")
-    known = before.schema if before is not None and step.schema is None else step.schema
+    schema_version = before.schema if before is not None and step.schema is None else step.schema
     columns = before.columns if before is not None and step.columns is None else step.columns or ()
     if step.columns:
         check_columns_there(contents, step.columns)
-    return Held(step.time, step.lease, known, columns)
+    return Held(step.time, step.lease, schema_version, columns)
 
 
 def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionState:
-    held = contents.holds.get(step.hold)
-    if held is not None and step.expected not in (None, held.time):
-        raise HoldMoved(step.hold, step.expected, held.time)
-    left = dict(contents.holds)  # Ten times as fast as a comprehension, of which a million holds make 0.4 s.
-    left.pop(step.hold, None)
-    return _with_since(_change(contents, holds=left))
+    held_now = contents.holds.get(step.hold)
+    if held_now is not None and step.expected not in (None, held_now.time):
+        raise HoldMoved(step.hold, step.expected, held_now.time)
+    remaining = dict(contents.holds)  # Ten times as fast as a comprehension, of which a million holds make 0.4 s.
+    remaining.pop(step.hold, None)
+    return _with_since(_change(contents, holds=remaining))
 
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
@@ -470,13 +472,13 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     kinds.Pend: _pended,
     kinds.Resolve: _resolved,
     kinds.AdvanceLateBound: with_late_bound,
-    kinds.Replace: _replaced,
+    kinds.Replace: _apply_replace,
     kinds.Erase: _erased,
     kinds.Tokens: _remembered,
     kinds.Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
     kinds.Seal: _sealed,
     kinds.AllowCompaction: _allowed,
-    kinds.SetHold: _held,
+    kinds.SetHold: _apply_set_hold,
     Holds: _all_held,
     kinds.ReleaseHold: _released,
     kinds.SetTag: _tagged,

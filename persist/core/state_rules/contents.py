@@ -228,13 +228,13 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def history_parts(self) -> tuple[Part, ...]:
         """The parts of all runs of the history."""
-        return self.parts_of(chain.from_iterable(self.history))
+        return self.list_parts(chain.from_iterable(self.history))
 
     def part(self, number: int) -> Part:
         """Return the part of a number, also if only a published table names it."""
         return self.numbered[number] if number in self.numbered else self.kept[number]
 
-    def parts_of(self, numbers: Iterable[int]) -> tuple[Part, ...]:
+    def list_parts(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
         return tuple(map(self.numbered.__getitem__, numbers))
 
@@ -302,7 +302,7 @@ def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionSt
     )
 
 
-def replaced(contents: CollectionState, step: kinds.Replace) -> CollectionState:
+def apply_replacement(contents: CollectionState, step: kinds.Replace) -> CollectionState:
     """Return contents after a compaction.
 
     Raises:
@@ -335,7 +335,7 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
     firsts = {run[0] for run in history}
     if not firsts.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
         raise Superseded("what this compaction replaces is not there any more: another one came first")
-    gone = [run for run in history if run[0] in step.removed_runs]
+    removed_runs = [run for run in history if run[0] in step.removed_runs]
     runs = tuple(map(resolved, step.runs))
     history = [run for run in history if run[0] not in step.removed_runs]
     for as_of in step.removed_keyframes:
@@ -349,17 +349,17 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
     if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
         raise Superseded("the history begins, or would begin, at another keyframe than this compaction took it to")
     if history_from == contents.history_from:
-        merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (gone, runs))
+        merged, result = (sum(numbered[n].diff_sum for run in some for n in run) for some in (removed_runs, runs))
         if merged != result:
             raise ValueError(f"the diffs of what it merges sum to {merged}, and those of the result to {result}")
     in_use = {*chain.from_iterable(history), *chain.from_iterable(runs)}
     in_use.update(chain.from_iterable(keyframe.parts for keyframe in keyframes.values()))
     published = {number for publication in contents.published.values() for number in publication.numbers}
-    kept = {number: part for number, part in contents.numbered.items() if number in published - in_use}
+    published_parts = {number: part for number, part in contents.numbered.items() if number in published - in_use}
     after = msgspec.structs.replace(
         contents,
         numbered={number: part for number, part in numbered.items() if number in in_use},
-        kept={**contents.kept, **kept},
+        kept={**contents.kept, **published_parts},
         next_number=contents.next_number + len(step.parts),
         history=(*history, *runs),
         keyframes=tuple(keyframes[as_of] for as_of in sorted(keyframes)),
@@ -445,8 +445,8 @@ class Unsealed:
 def unsealed(contents: CollectionState) -> Unsealed | None:
     """Return what contents hold at times that are not sealed; None if that is nothing."""
     upper = contents.upper
-    held = contents.history_parts if contents.keyed is None else contents.pending.values()
-    parts = [part for part in held if part.time_max >= upper]
+    candidates = contents.history_parts if contents.keyed is None else contents.pending.values()
+    parts = [part for part in candidates if part.time_max >= upper]
     if not parts:
         return None
     first, last = min(part.time_min for part in parts), max(part.time_max for part in parts)

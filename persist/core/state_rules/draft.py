@@ -16,7 +16,7 @@ from persist.core.state_rules.collection_rules import (
     ExpectNothingBeyondUpper,
     Planned,
     PlannedAppend,
-    after_step,
+    apply_step,
     gathered,
 )
 from persist.core.state_rules.contents import CollectionState
@@ -106,7 +106,7 @@ class Draft:
         self._check_views(steps)
         for step in steps:
             if isinstance(step, Planned | Condition):
-                after_step(self._now.entry_for(step).contents, step)
+                apply_step(self._now.load_entry(step).contents, step)
         return True
 
     def _check(self, step: PlannedAppend) -> None:
@@ -115,7 +115,7 @@ class Draft:
         valid_from = self._valid_from.get(alike)
         if valid_from is None or step.time_min < valid_from:
             self._check_views((step,))
-            after_step(self._now.entry_for(step).contents, step)
+            apply_step(self._now.load_entry(step).contents, step)
             self._valid_from[alike] = step.time_min
             self._appended.add(step.collection)
 
@@ -124,7 +124,7 @@ class Draft:
         expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
         for step in steps:
             if isinstance(step, PlannedAppend | kinds.Seal) and step.collection not in expected:
-                contents = self._contents_of(step.collection)
+                contents = self._load_contents(step.collection)
                 if contents is not None and contents.view is not None:
                     raise ViewWritten(contents.name)
 
@@ -137,12 +137,12 @@ class Draft:
         repeated = False
         for mark in steps:
             if isinstance(mark, kinds.Batch) and not mark.again:
-                contents = self._contents_of(mark.collection)
+                contents = self._load_contents(mark.collection)
                 if contents is not None:
                     repeated |= is_repeated(contents.queries, mark)
         return repeated
 
-    def _contents_of(self, collection: str) -> CollectionState | None:
+    def _load_contents(self, collection: str) -> CollectionState | None:
         entry = self._now.entries.now(collection)
         return None if entry is None else entry.contents
 
@@ -170,5 +170,5 @@ def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
     """Return entry with only its contents changed, for a draft."""
     if entry.contents is None and isinstance(step, kinds.ReleaseHold):
         return entry
-    contents = after_step(entry.contents, step)
+    contents = apply_step(entry.contents, step)
     return entry if contents is entry.contents else replace(entry, contents=contents)

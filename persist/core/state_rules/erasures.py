@@ -57,7 +57,7 @@ def erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
     return after
 
 
-def left_by_erasure(contents: CollectionState, step: kinds.Erase) -> tuple[str, ...]:
+def list_blobs_unused_after_erasure(contents: CollectionState, step: kinds.Erase) -> tuple[str, ...]:
     """Return the blobs that an erasure leaves unused, without a check of `step.unused`; raises as `erased`."""
     return tuple(sorted(contents.named_blobs - with_erased(contents, step).named_blobs))
 
@@ -71,25 +71,25 @@ def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState
     if step.updates < 0 or not 0 <= step.events <= len(step.parts):
         raise ValueError(f"it erases {step.updates} updates, and {step.events} of its parts hold events")
     first_event = contents.next_number + len(step.parts) - step.events
-    brought = dict(enumerate(step.parts, contents.next_number))
-    replaced = {number: _named(contents, names) for number, names in step.replaced}
+    new_parts = dict(enumerate(step.parts, contents.next_number))
+    replaced = {number: _resolve_part_numbers(contents, names) for number, names in step.replaced}
     if not {*contents.numbered, *contents.pending}.issuperset(replaced):
         raise Superseded("a part that this erasure replaces is not there any more: a compaction came first")
     used = sorted(chain.from_iterable(replaced.values()))
-    if used != sorted(brought):
+    if used != sorted(new_parts):
         raise ValueError("it brings parts that take no place, or two")
     if any((number in contents.pending) != (n >= first_event) for number, names in replaced.items() for n in names):
         raise ValueError("it puts events in the place of updates, or updates in that of events")
 
-    def after(run: Numbers) -> Numbers:
+    def remap_numbers(run: Numbers) -> Numbers:
         return tuple(chain.from_iterable(replaced.get(number, (number,)) for number in run))
 
-    history = tuple(run for run in map(after, contents.history) if run)
-    keyframes = tuple(Keyframe(keyframe.as_of, after(keyframe.parts)) for keyframe in contents.keyframes)
+    history = tuple(run for run in map(remap_numbers, contents.history) if run)
+    keyframes = tuple(Keyframe(keyframe.as_of, remap_numbers(keyframe.parts)) for keyframe in contents.keyframes)
     in_use = {*chain.from_iterable(history), *chain.from_iterable(keyframe.parts for keyframe in keyframes)}
-    known = {**contents.numbered, **brought}
-    numbered = {number: part for number, part in known.items() if number in in_use}
-    waiting = [{**contents.pending, **brought}[number] for number in after(tuple(contents.pending))]
+    all_parts = {**contents.numbered, **new_parts}
+    numbered = {number: part for number, part in all_parts.items() if number in in_use}
+    waiting = [{**contents.pending, **new_parts}[number] for number in remap_numbers(tuple(contents.pending))]
     if any(part.time_max < contents.resolved for part in waiting):
         raise Superseded("events that this erasure keeps pending have been resolved meanwhile")
     pending = dict(enumerate(waiting, contents.next_number + len(step.parts)))
@@ -109,7 +109,7 @@ def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState
     return result
 
 
-def _named(contents: CollectionState, names: Numbers) -> Numbers:
+def _resolve_part_numbers(contents: CollectionState, names: Numbers) -> Numbers:
     """Return the numbers of parts that come with the record."""
     if any(name >= 0 for name in names):
         raise ValueError("it puts parts that are there in the place of others")

@@ -31,7 +31,7 @@ class Below(Protocol[V_co]):
         """Return the value of key, or None."""
         ...
 
-    def starting_with(self, prefix: str) -> Iterator[tuple[str, V_co]]:
+    def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V_co]]:
         """Yield the keys that start with prefix, ascending, with their values."""
         ...
 
@@ -59,7 +59,7 @@ class FrozenMap(Mapping[str, V]):
         """Whether nothing lies below, so that nothing of it is ever read."""
         return self._below is None
 
-    def is_over_the_same_as(self, other: "FrozenMap[V]") -> bool:
+    def shares_base_with(self, other: "FrozenMap[V]") -> bool:
         """Whether the same lies below both, so that what differs between them is in memory."""
         return self._below is other._below
 
@@ -131,18 +131,18 @@ class FrozenMap(Mapping[str, V]):
 
     def each(self) -> Iterator[tuple[str, V]]:
         """Yield all keys with their values, in the order of `iter`, in a fraction of the time of `items`."""
-        return self.in_memory() if self._below is None else self.starting_with("")
+        return self.in_memory() if self._below is None else self.iterate_prefix("")
 
     def in_memory(self) -> Iterator[tuple[str, V]]:
         """Yield the keys and values that do not come from below."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         return ((key, value) for key, value in items if value is not None)
 
-    def starting_with(self, prefix: str) -> Iterator[tuple[str, V]]:
+    def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
         """Yield the keys that start with prefix, ascending, with their values. Cost: that of all in memory."""
         items = chain.from_iterable(shard.items() for shard in self._shards.values())
         ours = sorted((item for item in items if item[0].startswith(prefix)), key=_key)
-        below = iter(()) if self._below is None else self._below.starting_with(prefix)
+        below = iter(()) if self._below is None else self._below.iterate_prefix(prefix)
         return ((key, value) for key, value in merged(iter(ours), below) if value is not None)
 
     def marked(self, mark: str) -> Iterator[tuple[str, V]]:

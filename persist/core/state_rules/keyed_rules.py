@@ -92,7 +92,7 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
         raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} is no machine")
 
 
-def form_in(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
+def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
     """Return how contents resolve events, with the names that columns have in a version of their schema.
 
     Args:
@@ -113,7 +113,7 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
     named = dict(zip(after.ids, after.names, strict=True))
     ids = dict(zip(before.names, before.ids, strict=True))
 
-    def name_of(what: str, name: str) -> str:
+    def rename(what: str, name: str) -> str:
         if (new_name := named.get(ids[name])) is None:
             raise SchemaMismatch(
                 f"column {name!r} is the {what} of a keyed collection, and version {after.version} of its schema does "
@@ -121,8 +121,8 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
             )
         return new_name
 
-    order_by = tuple(name_of("order_by", name) for name in form.order_by)
-    tombstone = None if form.tombstone is None else name_of("tombstone", form.tombstone)
+    order_by = tuple(rename("order_by", name) for name in form.order_by)
+    tombstone = None if form.tombstone is None else rename("tombstone", form.tombstone)
     return msgspec.structs.replace(form, order_by=order_by, tombstone=tombstone)
 
 
@@ -145,15 +145,15 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
         )
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
-    before = contents.schema
-    if form.ties == "greatest" and not {*before.ids} <= {*after.ids} and due(contents, contents.upper):
+    schema_before = contents.schema
+    if form.ties == "greatest" and not {*schema_before.ids} <= {*after.ids} and due(contents, contents.upper):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
             "(ties is 'greatest'): no column can be dropped before."
         ).with_remedy("Use {compact:call}, then {evolve:call} again.")
-    evolved = _form_under(form, before, after)
+    evolved = _form_under(form, schema_before, after)
     if form.order_by and (form.late_by is not None or contents.late_bound is not None):
-        was, is_ = before.arrow.field(form.order_by[0]).type, after.arrow.field(evolved.order_by[0]).type
+        was, is_ = schema_before.arrow.field(form.order_by[0]).type, after.arrow.field(evolved.order_by[0]).type
         if was != is_ and not (pat.is_integer(was) and pat.is_integer(is_)):
             raise SchemaMismatch(
                 f"column {evolved.order_by[0]!r} is what the late bound is of, a number of {was}, and would mean "
@@ -166,7 +166,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     return evolved
 
 
-def keyed_from(contents: CollectionState, form: KeyedForm) -> CollectionState:
+def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
     """Return contents that have been plain as those of a keyed collection, with their newest schema.
 
     What they hold is not looked at here: whoever asks for it has checked that (`persist.engine.collection.evolution`).
@@ -282,12 +282,12 @@ def resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
         if part.time_min < start or part.time_max >= end:
             raise ValueError(f"a part has times from {part.time_min} to {part.time_max}, and {start} to {end} resolve")
     pending = pending_after(contents, end)
-    gone = sum(len(part.inline) for number, part in contents.pending.items() if number not in pending)
+    resolved_bytes = sum(len(part.inline) for number, part in contents.pending.items() if number not in pending)
     after = appended(_with_watermarks(contents, step.watermarks), step.parts)
     return msgspec.structs.replace(
         after,
         pending=pending,
-        inline_bytes=after.inline_bytes - gone,
+        inline_bytes=after.inline_bytes - resolved_bytes,
         upper_times=step.end if end > contents.upper else contents.upper_times,
         resolved_times=None if keyed.resolve == "seal" else step.end,
     )
@@ -321,8 +321,10 @@ def with_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> 
     """Return contents with the late bound at that of step, or where it is if that is farther."""
     if not keyed_form(contents).order_by:
         raise KeyedCollection(contents.name, "late_bound")
-    known = contents.late_bound
-    return msgspec.structs.replace(contents, late_bound=step.bound if known is None else max(known, step.bound))
+    known_bound = contents.late_bound
+    return msgspec.structs.replace(
+        contents, late_bound=step.bound if known_bound is None else max(known_bound, step.bound)
+    )
 
 
 def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -> CollectionState:
@@ -366,6 +368,6 @@ def check_pending(contents: CollectionState) -> None:
         raise ValueError(f"since is {contents.since}, and only {contents.resolved} is resolved")
 
 
-def shown(form: KeyedForm | None) -> dict[str, Any]:
+def to_plain(form: KeyedForm | None) -> dict[str, Any]:
     """Return a declaration as plain values, for messages and for comparing."""
     return {} if form is None else msgspec.to_builtins(form)

@@ -154,10 +154,10 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
         raise ValueError(f"{mutation.lease[:200]!r} is not the id of a lease")
     if mutation.consumer and not (len(mutation.consumer) <= CONSUMER_CHARS_MAX and mutation.consumer.isprintable()):
         raise ValueError(f"{mutation.consumer[:200]!r} is not the name of a consumer")
-    known = control.leases.get(mutation.lease)
-    if known is None and mutation.renews:
+    present_lease = control.leases.get(mutation.lease)
+    if present_lease is None and mutation.renews:
         raise LeaseExpired("the lease has ended and cannot be renewed: since may have moved on")
-    reads_from = mutation.reads_from if known is None else max(known.reads_from, mutation.reads_from)
+    reads_from = mutation.reads_from if present_lease is None else max(present_lease.reads_from, mutation.reads_from)
     lease = Lease(mutation.holder, mutation.expires_ms, reads_from, mutation.consumer)
     return msgspec.structs.replace(control, leases={**control.leases, mutation.lease: lease})
 
@@ -173,15 +173,15 @@ def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> Loca
         return control
     if mutation.expires_ms not in (None, lease.expires_ms):
         raise Conflict(f"the lease {mutation.lease} of {lease.holder} was renewed, so it has not expired")
-    others = {id_: other for id_, other in control.leases.items() if id_ != mutation.lease}
-    return msgspec.structs.replace(control, leases=others)
+    other_leases = {id_: other_lease for id_, other_lease in control.leases.items() if id_ != mutation.lease}
+    return msgspec.structs.replace(control, leases=other_leases)
 
 
 def _open_writer(control: LocationState, mutation: kinds.OpenWriter, seqno: int) -> LocationState:
     check_holder(mutation.holder)
-    before = control.writer
-    if before is not None and before.reentrance_id != mutation.reentrance_id and not mutation.force:
-        raise Locked(before.holder)
+    writer_before = control.writer
+    if writer_before is not None and writer_before.reentrance_id != mutation.reentrance_id and not mutation.force:
+        raise Locked(writer_before.holder)
     writer = ExclusiveWriter(mutation.reentrance_id, mutation.holder)
     return msgspec.structs.replace(control, epoch=seqno, writer=writer)
 
@@ -217,9 +217,9 @@ def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> 
 
 
 def _forget_dropped(control: LocationState, mutation: kinds.Collected, _: int) -> LocationState:
-    gone = set(mutation.dropped)
-    kept = tuple(dropped for dropped in control.dropped if (dropped.collection, dropped.seqno) not in gone)
-    return msgspec.structs.replace(control, dropped=kept)
+    forgotten = set(mutation.dropped)
+    remaining = tuple(dropped for dropped in control.dropped if (dropped.collection, dropped.seqno) not in forgotten)
+    return msgspec.structs.replace(control, dropped=remaining)
 
 
 def _describe(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
@@ -236,7 +236,7 @@ def _set_policy(control: LocationState, mutation: kinds.SetPolicy, seqno: int) -
             id_: msgspec.structs.replace(lease, expires_ms=lease.expires_ms + sooner_ms)
             for id_, lease in leases.items()
         }
-    policies = policies.replaced(mutation.policy, seqno, at_once=mutation.at_once)
+    policies = policies.with_policy(mutation.policy, seqno, at_once=mutation.at_once)
     return msgspec.structs.replace(control, policies=policies, leases=leases)
 
 
@@ -289,6 +289,6 @@ def with_unused(
     return msgspec.structs.replace(control, dropped=dropped, erased=erased, erasures=erasures)
 
 
-def is_waited_for(control: LocationState, dropped: Dropped) -> bool:
+def may_be_read(control: LocationState, dropped: Dropped) -> bool:
     """Return whether the holder of a lease may still read dropped blobs."""
     return any(control.leases[id_].reads_from < dropped.seqno for id_ in dropped.leases if id_ in control.leases)

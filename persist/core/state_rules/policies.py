@@ -34,15 +34,15 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     newest: Policy
     before: tuple[tuple[Seqno, Policy], ...] = ()
 
-    def replaced(self, policy: Policy, seqno: int, *, at_once: bool) -> "Policies":
+    def with_policy(self, policy: Policy, seqno: int, *, at_once: bool) -> "Policies":
         """Return the policies after a record."""
         if at_once or seqno == 0:
             return Policies(policy)
-        before = (*self.before, (seqno, self.newest))
-        if len(before) > BEFORE_MAX:
-            (_, first), (end, second) = before[:2]
-            before = ((end, _longer(first, second)), *before[2:])
-        return Policies(policy, before)
+        earlier = (*self.before, (seqno, self.newest))
+        if len(earlier) > BEFORE_MAX:
+            (_, first), (end, second) = earlier[:2]
+            earlier = ((end, _longer(first, second)), *earlier[2:])
+        return Policies(policy, earlier)
 
     def in_force(self, log_floor: int, is_old: Callable[[int, float], bool]) -> Policy:
         """Return the policy by which something may be deleted now, but for uploads.
@@ -61,8 +61,8 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
     def orphan_grace_s(self, seqno: int) -> int:
         """Return how long an upload may take that began when seqno was next."""
-        before = (policy.orphan_grace_s for replaced_at, policy in self.before if seqno <= replaced_at)
-        return max(self.newest.orphan_grace_s, *before, 0)
+        earlier = (policy.orphan_grace_s for replaced_at, policy in self.before if seqno <= replaced_at)
+        return max(self.newest.orphan_grace_s, *earlier, 0)
 
 
 def _longer(first: Policy, second: Policy) -> Policy:

@@ -37,12 +37,12 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
         AsOfNotSealed: the collection may still change at its time.
         ValueError: no writer makes such a step.
     """
-    before = contents.published.get(step.table)
-    if step.version != (0 if before is None else before.version + 1):
+    publication_before = contents.published.get(step.table)
+    if step.version != (0 if publication_before is None else publication_before.version + 1):
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now")
     if not is_id(step.id):
         raise ValueError(f"{step.id[:200]!r} is not the id of a table")
-    if before is not None and before.id != step.id:
+    if publication_before is not None and publication_before.id != step.id:
         raise Superseded(f"the {step.table} table of {contents.name!r} was given up, and is another one by now")
     if step.as_of >= contents.upper:
         raise AsOfNotSealed(step.as_of, to_antichain(contents.upper), 0.0)
@@ -50,13 +50,13 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
         raise ValueError(
             f"it has the columns of version {step.schema} of a schema that has {len(contents.earlier) + 1}"
         )
-    brought = dict(enumerate(step.parts, contents.next_number))
-    there = {**contents.kept, **contents.numbered, **brought}
-    old = {} if before is None else before.files
+    new_parts = dict(enumerate(step.parts, contents.next_number))
+    available = {**contents.kept, **contents.numbered, **new_parts}
+    old = {} if publication_before is None else publication_before.files
     if not old.keys() >= set(step.removed):
         raise ValueError("the version before does not have what it removes")
     numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
-    if not there.keys() >= set(numbers):
+    if not available.keys() >= set(numbers):
         raise Superseded("a part that the table was to name is not there any more: a compaction came first")
     changed = {n: PublishedFile(step.version, file.deletes) for n, file in zip(numbers, step.files, strict=True)}
     files = {**{n: file for n, file in old.items() if n not in step.removed}, **changed}
@@ -68,18 +68,19 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
         files,
         {n: file for n, file in old.items() if files.get(n) != file},
         step.metadata,
-        () if before is None else before.metadata,
+        () if publication_before is None else publication_before.metadata,
         step.options,
         step.digest,
-        before is None or (before.schema, before.options) != (step.schema, step.options),
+        publication_before is None
+        or (publication_before.schema, publication_before.options) != (step.schema, step.options),
     )
-    known = set() if before is None else {*before.blobs}
+    known_blobs = set() if publication_before is None else {*publication_before.blobs}
     vectors = {file.deletes.blob for file in step.files if file.deletes is not None}
-    if not known.union(step.blobs) >= vectors.union(step.metadata):
+    if not known_blobs.union(step.blobs) >= vectors.union(step.metadata):
         raise ValueError("it names blobs that neither the version before has nor this one brings")
-    if not set(brought) <= set(numbers):
+    if not set(new_parts) <= set(numbers):
         raise ValueError("it brings parts that the table does not name")
-    after = _with_published(contents, {**contents.published, step.table: publication}, brought)
+    after = _with_published(contents, {**contents.published, step.table: publication}, new_parts)
     return _checked(after, contents, step)
 
 
@@ -90,14 +91,14 @@ def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionS
         Superseded: it has another version, or is gone, by now.
         ValueError: no writer makes such a step.
     """
-    known = contents.published.get(step.table)
-    if known is None or known.version != step.version:
+    present_publication = contents.published.get(step.table)
+    if present_publication is None or present_publication.version != step.version:
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now, or is gone")
-    left = {table: publication for table, publication in contents.published.items() if table != step.table}
-    return _checked(_with_published(contents, left, {}), contents, step)
+    remaining = {table: publication for table, publication in contents.published.items() if table != step.table}
+    return _checked(_with_published(contents, remaining, {}), contents, step)
 
 
-def left_unused(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
+def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
     """Return the blobs that a step leaves unused, without a check of `step.unused`; raises as the step."""
     rule: Any = published if isinstance(step, kinds.Publish) else unpublished
     try:

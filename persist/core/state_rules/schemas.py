@@ -21,17 +21,17 @@ from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRe
 from persist.core.log import kinds
 from persist.core.state_rules.annotations import without_columns
 from persist.core.state_rules.contents import CollectionState, definition_number
-from persist.core.state_rules.keyed_rules import evolved_form, keyed_from
+from persist.core.state_rules.keyed_rules import evolved_form, make_keyed
 
 
-def version_of(contents: CollectionState, version: int) -> CollectionSchema:
+def load_schema_version(contents: CollectionState, version: int) -> CollectionSchema:
     """Return a version of a collection's schema, which knows all others.
 
     Raises:
         SchemaMismatch: there is none of that number.
     """
     newest = contents.schema
-    schema = next((known for known in newest.known or (newest,) if known.version == version), None)
+    schema = next((known_schema for known_schema in newest.known or (newest,) if known_schema.version == version), None)
     if schema is None or type(version) is not int:
         raise SchemaMismatch(
             f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
@@ -84,7 +84,7 @@ def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
     Raises:
         SchemaMoved: it was made from another version than the newest: somebody else came first.
         SchemaMismatch: it may not follow the newest.
-        InvalidUsage: it is a view; or what `evolved_form` and `keyed_from` raise.
+        InvalidUsage: it is a view; or what `evolved_form` and `make_keyed` raise.
         ValueError: it is no schema.
     """
     if contents.view is not None:
@@ -92,7 +92,7 @@ def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
             f"collection {contents.name!r} is a view, whose columns are those of its definition."
         ).with_remedy("{redefine:call} gives it another definition.")
     evolved = with_version(contents, step.schema, becomes_keyed=step.keyed is not None)
-    return evolved if step.keyed is None else keyed_from(evolved, step.keyed)
+    return evolved if step.keyed is None else make_keyed(evolved, step.keyed)
 
 
 def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionState:
@@ -117,31 +117,33 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
 
 def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_keyed: bool = False) -> CollectionState:
     """Return contents with the next version of their schema; errors as of `evolved`."""
-    after, before = CollectionSchema.from_json(schema), contents.schema
+    after, schema_before = CollectionSchema.from_json(schema), contents.schema
     check_follows(contents, after, becomes_keyed=becomes_keyed)
-    check_next(replace(before, known=before.known or (before,)), after)
+    check_next(replace(schema_before, known=schema_before.known or (schema_before,)), after)
     form = evolved_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
-    about = without_columns(contents.about, {str(id_) for id_ in {*before.ids} - {*after.ids}})
+    about = without_columns(contents.about, {str(id_) for id_ in {*schema_before.ids} - {*after.ids}})
     return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form, about=about)
 
 
 def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
     """Raise SchemaMoved unless a schema was made from the newest version, whatever else may be wrong with it."""
     if after.version != len(contents.earlier) + 2:
-        base = next((known for known in contents.schema.known if known.version == after.version - 1), None)
-        mine = [] if base is None else changes_between(base, after)
+        base = next(
+            (known_schema for known_schema in contents.schema.known if known_schema.version == after.version - 1), None
+        )
+        own_changes = [] if base is None else changes_between(base, after)
         if becomes_keyed:
-            mine = [*(change for change in mine if change != "nothing"), "it becomes keyed"]
-        raise moved(contents, after.version - 1, mine)
+            own_changes = [*(change for change in own_changes if change != "nothing"), "it becomes keyed"]
+        raise moved(contents, after.version - 1, own_changes)
 
 
 def moved(contents: CollectionState, base: int, mine: Sequence[str]) -> SchemaMoved:
     """Return the error that a change was made from a version of the schema that is not the newest any more."""
     newest = contents.schema
-    known = next((schema for schema in newest.known if schema.version == base), None)
-    theirs = () if known is None else tuple(changes_between(known, newest))
-    return SchemaMoved(base, newest.version, tuple(mine), theirs)
+    base_schema = next((schema for schema in newest.known if schema.version == base), None)
+    other_changes = () if base_schema is None else tuple(changes_between(base_schema, newest))
+    return SchemaMoved(base, newest.version, tuple(mine), other_changes)
 
 
 def check_written(contents: CollectionState, written: int) -> None:
@@ -153,7 +155,7 @@ def check_written(contents: CollectionState, written: int) -> None:
     if written == len(contents.earlier) + 1:
         return
     newest = contents.schema
-    base = next((known for known in newest.known if known.version == written), None)
+    base = next((known_schema for known_schema in newest.known if known_schema.version == written), None)
     if base is None:
         raise ValueError(f"it has schema version {written}, and the collection has 1 to {newest.version}")
     if not only_adds(base, newest):
@@ -167,24 +169,26 @@ def check_written(contents: CollectionState, written: int) -> None:
 def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
     """Raise SchemaMismatch if a column that somebody is about to read was dropped."""
     newest = contents.schema
-    gone = [id_ for id_ in ids if id_ not in newest.ids]
-    if gone:
+    dropped_ids = [id_ for id_ in ids if id_ not in newest.ids]
+    if dropped_ids:
         names = {id_: name for schema in newest.known for id_, name in zip(schema.ids, schema.names, strict=True)}
         raise SchemaMismatch(
-            f"column {names.get(gone[0], gone[0])!r} of collection {contents.name!r} was dropped meanwhile: it has "
-            f"{list(newest.names)} by now"
+            f"column {names.get(dropped_ids[0], dropped_ids[0])!r} of collection {contents.name!r} was dropped "
+            f"meanwhile: it has {list(newest.names)} by now"
         )
 
 
 def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
     """Return the columns that a version of the schema drops although they are held, and the holds on each by name."""
-    if not any(held.columns for held in contents.holds.values()):
+    if not any(hold_state.columns for hold_state in contents.holds.values()):
         return {}
-    before, after = contents.schema, CollectionSchema.from_json(schema)
-    dropped = {id_: name for id_, name in zip(before.ids, before.names, strict=True) if id_ not in after.ids}
+    schema_before, after = contents.schema, CollectionSchema.from_json(schema)
+    dropped = {
+        id_: name for id_, name in zip(schema_before.ids, schema_before.names, strict=True) if id_ not in after.ids
+    }
     in_use: dict[str, list[str]] = {}
-    for hold, held in contents.holds.items():
-        for id_ in held.columns:
+    for hold, hold_state in contents.holds.items():
+        for id_ in hold_state.columns:
             if id_ in dropped:
                 in_use.setdefault(dropped[id_], []).append(hold)
     return in_use
@@ -193,9 +197,9 @@ def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[st
 def check_versions(contents: CollectionState) -> None:
     """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
     used: set[int] = set()
-    for before, after in pairwise(contents.schema.known if contents.earlier else ()):
-        used.update(before.ids)
-        check_next(before, after, used)
+    for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
+        used.update(earlier_schema.ids)
+        check_next(earlier_schema, after, used)
     newest = len(contents.earlier) + 1
     if any(part.schema > newest for part in (*contents.parts, *contents.pending.values())):
         raise ValueError(f"a part has a later schema version than there is: {newest}")

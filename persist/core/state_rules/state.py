@@ -51,7 +51,7 @@ from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.log.records import Record
 from persist.core.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id, owner_of_groups
 from persist.core.state_rules.annotations import check_note
-from persist.core.state_rules.collection_rules import CollectionStep, Condition, Holds, Planned, after_step, gathered
+from persist.core.state_rules.collection_rules import CollectionStep, Condition, Holds, Planned, apply_step, gathered
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap, MapChanges
 from persist.core.state_rules.location import (
@@ -101,7 +101,7 @@ class CollectionEntry:
         """Return this entry with its contents, given what its stored base is (None when it has none)."""
         contents = base
         for step in gathered(self.pending):
-            contents = after_step(contents, step)
+            contents = apply_step(contents, step)
         return replace(self, contents=contents)
 
     def replayed(self, contents: CollectionState) -> "CollectionEntry":
@@ -138,10 +138,10 @@ class State:
             if entry.contents is not None:
                 yield from entry.contents.stored_parts
 
-    def named_blobs(self) -> set[str]:
+    def list_blobs(self) -> set[str]:
         """Return the keys of the blobs that all collections refer to whose contents are known."""
-        known = [entry.contents for entry in self.entries.values() if entry.contents is not None]
-        return {key for contents in known for key in contents.named_blobs}
+        known_contents = [entry.contents for entry in self.entries.values() if entry.contents is not None]
+        return {key for contents in known_contents for key in contents.named_blobs}
 
     def with_entry(self, entry: CollectionEntry) -> "State":
         """Return this state with an equivalent form of one entry (contents filled in, or another base)."""
@@ -211,13 +211,13 @@ class Changing:
     def add(self, step: Mutation | CollectionStep, seqno: int, written_ms: int) -> None:
         """Apply one mutation of the record at seqno."""
         if isinstance(step, LocationMutation):
-            before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
-            if isinstance(step, kinds.EndLease) and step.lease in before.leases:
+            control_before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
+            if isinstance(step, kinds.EndLease) and step.lease in control_before.leases:
                 self._release_all(step.lease)
             return
         if isinstance(step, BringsParts):
             check_uploaded(self.control, step)
-        entry = self.entry_for(step)
+        entry = self.load_entry(step)
         if isinstance(step, kinds.Destroy):
             self._check_not_needed(entry)
             control = with_destroyed(self.control, entry.id, entry.readers, entry.folders, seqno, written_ms)
@@ -255,7 +255,7 @@ class Changing:
         Where the contents are not known, a record is replayed whose writer knew them.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
-        views = {view.name for hold in holds if (view := self._view_of(hold)) is not None}
+        views = {view.name for hold in holds if (view := self._find_view(hold)) is not None}
         if views:
             raise CollectionNeeded(entry.name, sorted(views))
 
@@ -263,16 +263,16 @@ class Changing:
         """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
         in_use = {} if entry.contents is None else columns_in_use(entry.contents, schema)
         readers = {
-            column: sorted({reader.name for hold in holds if (reader := self._reader_of(hold)) is not None})
+            column: sorted({reader.name for hold in holds if (reader := self._find_reader(hold)) is not None})
             for column, holds in sorted(in_use.items())
         }
         if any(readers.values()):
             raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
 
-    def _reader_of(self, hold: str) -> CollectionEntry | None:
-        return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._view_of(hold)
+    def _find_reader(self, hold: str) -> CollectionEntry | None:
+        return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._find_view(hold)
 
-    def _view_of(self, hold: str) -> CollectionEntry | None:
+    def _find_view(self, hold: str) -> CollectionEntry | None:
         """Return the view that a hold is of; of one that holds the groups of a view, that one."""
         entry = self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
         owner = None if entry is None else owner_of_groups(entry.name)
@@ -287,7 +287,7 @@ class Changing:
                     entry = self._extend(_without_leased(entry, hold), kinds.ReleaseHold(entry.id, hold))
             self.entries[entry.id] = entry
 
-    def entry_for(self, step: CollectionStep) -> CollectionEntry:
+    def load_entry(self, step: CollectionStep) -> CollectionEntry:
         """Return the entry that step is about, a new one for `Create`, if there may be one."""
         entry = self.entries.now(step.collection)
         if isinstance(step, kinds.Makes):
@@ -330,16 +330,16 @@ class Changing:
 
 
 def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:
-    for known, by in entry.leased:
-        if known == hold and by != lease:
+    for leased_hold, by in entry.leased:
+        if leased_hold == hold and by != lease:
             raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
-        if known == hold:
+        if leased_hold == hold:
             return entry
     return replace(entry, leased=(*entry.leased, (hold, lease)))
 
 
 def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
-    if all(known != hold for known, _ in entry.leased):
+    if all(leased_hold != hold for leased_hold, _ in entry.leased):
         return entry
     return replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
 
@@ -353,7 +353,7 @@ def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
     mutations = step.steps if isinstance(step, Holds) else (step,)
     contents = entry.contents
     if contents is not None or isinstance(step, kinds.Makes):
-        contents = after_step(contents, step)
+        contents = apply_step(contents, step)
     if contents is not None and len(entry.pending) + len(mutations) > PENDING_MAX:
         return entry.replayed(contents)
     return replace(entry, pending=(*entry.pending, *mutations), contents=contents)

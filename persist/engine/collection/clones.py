@@ -177,7 +177,7 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
             contents.earlier,
             contents.keyed,
             contents.late_bound,
-            (*contents.parts_of(numbers), *made),
+            (*contents.list_parts(numbers), *made),
             runs=(*runs, *([new] if new else [])),
             keyframe=keyframe,
         ),

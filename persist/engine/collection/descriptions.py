@@ -16,7 +16,7 @@ from persist.core.rendering import Shown
 from persist.core.state_rules.annotations import About as StoredAbout
 from persist.core.state_rules.contents import CollectionState, check_readable
 from persist.core.state_rules.keyed_rules import since_max
-from persist.core.timeline import Moment, Retention, Timeline, is_moment, retention_text, retention_times, shown_time
+from persist.core.timeline import Moment, Retention, Timeline, format_time, is_moment, retention_text, retention_times
 from persist.engine.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.commit_future import CommitFuture
@@ -41,7 +41,7 @@ def take_hold(
         raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
     check_readable(handle.contents(), time)
     claim = leases.claim(handle.id, handle.name, time, reads=False)
-    return LeasedHold(leases, handle.id, claim, time, handle.as_time, handle.shown)
+    return LeasedHold(leases, handle.id, claim, time, handle.as_time, handle.format_time)
 
 
 def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) -> CommitFuture:
@@ -92,7 +92,7 @@ def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: i
             held = handle.contents().holds.get(name)
         if held is None:
             raise Superseded(f"the hold {name!r} was released as soon as it was made")
-        return NamedHold(name, held.time, handle.as_time, move, give_up, handle.shown)
+        return NamedHold(name, held.time, handle.as_time, move, give_up, handle.format_time)
 
     # Another client made it in between: return that one.
     return commit_with_retry(plan, action="hold", clock=handle.engine.clock, conflicts=(HoldMoved, Superseded))
@@ -136,15 +136,15 @@ class Retained(Shown):
 
     def __str__(self) -> str:
         text = f"{retention_text(self.times, self.timeline)} before upper"
-        waits = [f"{_holder(hold)} at {shown_time(hold.time, self.timeline)}" for hold in self.waits_for]
+        waits = [f"{_holder(hold)} at {format_time(hold.time, self.timeline)}" for hold in self.waits_for]
         if self.unresolved_from is not None:
-            first = shown_time(self.unresolved_from, self.timeline)
+            first = format_time(self.unresolved_from, self.timeline)
             waits.append(
                 f"events at {first} and later that are not resolved yet, which maintenance or a compaction does"
             )
         if not waits:
             return text
-        since = "the end" if self.since.time is None else shown_time(self.since.time, self.timeline)
+        since = "the end" if self.since.time is None else format_time(self.since.time, self.timeline)
         return f"{text}; since waits at {since} for {', '.join(waits)}"
 
 

@@ -22,11 +22,11 @@ from persist.codecs.types.python_types import field_types
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
 from persist.core.keyed.events import event_fields, events_schema
-from persist.core.keyed.form import Keyed, form_of, machine_of
+from persist.core.keyed.form import Keyed, build_form, find_machine
 from persist.core.log import kinds as record_kinds
 from persist.core.log.fields import KeyedForm, Words
 from persist.core.names import is_text
-from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, after_step
+from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import among_versions, check_follows, moved
 from persist.engine.collection.descriptions import ids_as_seen
@@ -44,7 +44,7 @@ def declared(keyed: Any, schema: CollectionSchema) -> KeyedForm:
     """Return the declaration that a user gives for a collection, after checking that it fits its schema to be."""
     if not isinstance(keyed, Keyed):
         raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
-    return form_of(keyed, schema)
+    return build_form(keyed, schema)
 
 
 def checked(
@@ -55,7 +55,7 @@ def checked(
     Raises:
         NotOneValue: some keys have several, or are NULL; the first ten are named.
     """
-    machine = machine_of(form, keyed.machine, handle.name)
+    machine = find_machine(form, keyed.machine, handle.name)
     reader = handle.engine.reader()
     if nulls := [*islice(keys_with_null(contents, reader), KEYS_NAMED)]:
         raise NotOneValue(handle.name, nulls, are_null=True)
@@ -123,7 +123,7 @@ def _evolve(
     _check_machine(handle, contents, after)
     form = None if wanted.keyed is None else declared(wanted.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
-    then = after_step(contents, step)  # What it may not do is said before anything is read.
+    then = apply_step(contents, step)  # What it may not do is said before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
     if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
         _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
@@ -170,7 +170,7 @@ def _check_machine(handle: CollectionHandle, contents: CollectionState, after: C
     """Raise SchemaMismatch if the machine of a keyed collection cannot go on with another schema."""
     if contents.keyed is None:
         return
-    machine = machine_of(contents.keyed, handle.machine, handle.name)
+    machine = find_machine(contents.keyed, handle.machine, handle.name)
     if machine is not None and contents.keyed.fields is None and machine.event_fields(after) != after.value.fields:
         raise SchemaMismatch(
             f"the events of {handle.name!r} would not have the columns of its schema any more, because of its machine "
@@ -226,7 +226,7 @@ def _check_fits(
     """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
     reader = handle.engine.reader()
     scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(kinds))
-    base = tuple(part for keyframe in contents.keyframes for part in contents.parts_of(keyframe.parts))
+    base = tuple(part for keyframe in contents.keyframes for part in contents.list_parts(keyframe.parts))
     waiting = _waiting_rows(reader, contents, schema, [*kinds])
     for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds]), *waiting):
         for name, kind in kinds.items():

@@ -42,8 +42,8 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
     with_timeline,
 )
-from persist.core.keyed.events import prepared, replaced
-from persist.core.keyed.form import Keyed, form_of
+from persist.core.keyed.events import prepared, replace_by_event
+from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import EventTable, check_keys, to_events
 from persist.core.keyed.machine import DELETED, SEQ, Replacing
 from persist.core.log import kinds
@@ -319,7 +319,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
 @lru_cache(maxsize=64)
 def _upsert_form(schema: CollectionSchema) -> KeyedForm:
     """Return the form of events by which rows of a plain collection are upserted."""
-    return form_of(Keyed(), schema)
+    return build_form(Keyed(), schema)
 
 
 def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None = None) -> list[Step]:
@@ -343,7 +343,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         ready = prepared(schema, _upsert_form(schema), events.table)
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
-        updates = consolidate(replaced(ready, Replacing(), held), [*schema.names, TIME])
+        updates = consolidate(replace_by_event(ready, Replacing(), held), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
         return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
 

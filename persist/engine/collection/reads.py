@@ -22,7 +22,7 @@ from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.core.antichain import END, Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, last_sealed
-from persist.core.state_rules.keyed_rules import form_in
+from persist.core.state_rules.keyed_rules import load_form
 from persist.core.state_rules.schemas import among_versions
 from persist.core.timeline import Moment, Timeline, Times
 from persist.engine.collection.keyed_events import keyed_form
@@ -220,7 +220,7 @@ def upserts(
     """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
     keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
-    form = form_in(handle.known(), updates.scan.result_schema, resolves=False)
+    form = load_form(handle.known(), updates.scan.result_schema, resolves=False)
     return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
 
 

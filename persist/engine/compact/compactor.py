@@ -33,9 +33,9 @@ from persist.core.errors import ClientClosed, CollectionNotFound, PersistError, 
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.progress import task
-from persist.core.rendering import Shown, counted
+from persist.core.rendering import Shown, format_count
 from persist.core.settings import Tuning
-from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, after_step
+from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, apply_step
 from persist.core.state_rules.contents import CollectionState, with_replaced
 from persist.core.state_rules.erasures import erasure_number
 from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
@@ -84,12 +84,12 @@ class CompactionReport(Shown):
             return "nothing to do"
         done = [f"keyframe as of {time(as_of)}" for as_of in self.keyframes]
         done += [f"history up to {time(self.forgotten)} forgotten"] if self.forgotten is not None else []
-        done += [f"{counted(self.runs_merged, 'run')} merged"] if self.runs_merged else []
-        done += [f"{counted(self.keyframes_dropped, 'keyframe')} dropped"] if self.keyframes_dropped else []
-        done += [f"{counted(self.parts_shared, 'part')} shared"] if self.parts_shared else []
-        done += [f"{counted(self.superseded, 'time')} another compaction was faster"] if self.superseded else []
-        done.append(f"read {counted(self.parts_read, 'part')} ({self.bytes_read:,} bytes)")
-        done.append(f"wrote {counted(self.parts_written, 'part')} ({self.bytes_written:,} bytes)")
+        done += [f"{format_count(self.runs_merged, 'run')} merged"] if self.runs_merged else []
+        done += [f"{format_count(self.keyframes_dropped, 'keyframe')} dropped"] if self.keyframes_dropped else []
+        done += [f"{format_count(self.parts_shared, 'part')} shared"] if self.parts_shared else []
+        done += [f"{format_count(self.superseded, 'time')} another compaction was faster"] if self.superseded else []
+        done.append(f"read {format_count(self.parts_read, 'part')} ({self.bytes_read:,} bytes)")
+        done.append(f"wrote {format_count(self.parts_written, 'part')} ({self.bytes_written:,} bytes)")
         return ", ".join(done)
 
     def __add__(self, other: "CompactionReport") -> "CompactionReport":
@@ -254,7 +254,7 @@ class Compactor:
             """Return the step for the newest contents; raise Superseded if they are others."""
             newest = self._contents(contents.id, contents.name)
             for condition in conditions:
-                after_step(newest, condition)
+                apply_step(newest, condition)
             _, unused = with_replaced(newest, step)
             return msgspec.structs.replace(step, unused=unused)
 
@@ -307,7 +307,7 @@ class Compactor:
         if (order := self._disjoint(contents, numbers)) is not None:
             return kinds.Replace(contents.id, removed_runs=runs, runs=(order,)), report
         new = self._rewritten(contents, [numbers], 0, attempt)
-        return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.parts_of(numbers), report)
+        return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.list_parts(numbers), report)
 
     def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
         """Return parts in key order, if they may stay as they are: of fair size, and without a key in common."""
@@ -328,7 +328,7 @@ class Compactor:
     ) -> tuple[Numbers, ...]:
         """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
         schema = contents.schema
-        parts = [contents.parts_of(run) for run in runs]
+        parts = [contents.list_parts(run) for run in runs]
         scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
         rewritten = []
         for old, made in zip(parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True):
@@ -343,8 +343,8 @@ class Compactor:
         self, contents: CollectionState, work: Forget, attempt: "_Attempt"
     ) -> tuple[kinds.Replace, CompactionReport]:
         history_from = work.as_of + 1
-        removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.parts_of(run))]
-        straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.parts_of(run))]
+        removed = [run for run in contents.history if any(p.time_min < history_from for p in contents.list_parts(run))]
+        straddling = [run for run in removed if any(p.time_max >= history_from for p in contents.list_parts(run))]
         old = tuple(keyframe.as_of for keyframe in contents.keyframes if keyframe.as_of < work.as_of)
         step = kinds.Replace(
             contents.id,
@@ -353,7 +353,7 @@ class Compactor:
             removed_keyframes=old,
             history_from=history_from,
         )
-        read = [part for run in straddling for part in contents.parts_of(run)]
+        read = [part for run in straddling for part in contents.list_parts(run)]
         return step, with_read(read, CompactionReport(forgotten=work.as_of, keyframes_dropped=len(old)))
 
 

@@ -39,7 +39,7 @@ from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import Numbers
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import left_by_erasure
+from persist.core.state_rules.erasures import list_blobs_unused_after_erasure
 from persist.engine.compact.rewriter import LocalPartMaker, Rewrite
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
@@ -233,7 +233,7 @@ class PartEraser:
             events=len(parts) - events,
             replaced=tuple(replaced),
         )
-        return msgspec.structs.replace(step, unused=left_by_erasure(contents, step))
+        return msgspec.structs.replace(step, unused=list_blobs_unused_after_erasure(contents, step))
 
     def _find_keys(self, contents: CollectionState) -> None:
         """Let the records be those of all keys which have one for which the condition is true."""

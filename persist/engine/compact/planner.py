@@ -129,7 +129,7 @@ def must_destroy(contents: CollectionState) -> int | None:
     passed = [part for part in contents.history_parts if part.time_min <= last]
     # What follows a keyframe may also make up for a record that it has less than none of.
     before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
-    owing = contents.parts_of(before[0].parts) if before else ()
+    owing = contents.list_parts(before[0].parts) if before else ()
     return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 
@@ -164,7 +164,7 @@ def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> i
     rows = sum(part.rows for part in parts)
     if rows < tuning.keyframe_rows_min:
         return None
-    base = () if last is None else contents.parts_of(last.parts)
+    base = () if last is None else contents.list_parts(last.parts)
     if rows >= tuning.keyframe_fraction * sum(part.rows for part in base):
         return sealed
     # A part with few rows in this interval would be counted again for each keyframe, so it counts for nothing here.
@@ -213,7 +213,7 @@ def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int
         groups = _intervals(contents, inline)
         return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])
     for group in _intervals(contents, [run for run in runs if not contents.numbered[run[0]].inline]):
-        sizes = [sum(part.bytes for part in contents.parts_of(run)) for run in group]
+        sizes = [sum(part.bytes for part in contents.list_parts(run)) for run in group]
         if (similar := _similar(sizes, tuning.merge_runs, tuning.part_bytes)) is not None:
             return tuple(run[0] for run in group[similar[0] : similar[1]])
     return None
@@ -232,7 +232,7 @@ def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numb
 
 
 def _span(contents: CollectionState, run: Numbers) -> tuple[int, int]:
-    parts = contents.parts_of(run)
+    parts = contents.list_parts(run)
     return min(part.time_min for part in parts), max(part.time_max for part in parts)
 
 
@@ -289,4 +289,4 @@ def _older_bytes(contents: CollectionState, keyframes: Sequence[Keyframe]) -> in
     """Return how many bytes keyframes take that the newest of them does not."""
     *older, newest = keyframes
     numbers = {*chain.from_iterable(keyframe.parts for keyframe in older)}.difference(newest.parts)
-    return sum(part.bytes for part in contents.parts_of(numbers))
+    return sum(part.bytes for part in contents.list_parts(numbers))

@@ -370,7 +370,7 @@ def _level(
     before = levels[-1].directory if levels else EMPTY
     try:
         if isinstance(stored.entries, UnsetType) or isinstance(stored.names, UnsetType):
-            if known is None or not known.entries.is_over_the_same_as(before.entries):
+            if known is None or not known.entries.shares_base_with(before.entries):
                 known = before.with_changes(stored.collections, stored.gone, stored.freed)
             return Level(pointer, known)
         if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):

@@ -106,10 +106,10 @@ class Table(Generic[V]):
             value = page[key] = self._value(at, key, bytes(value))
         return value  # type: ignore[no-any-return]
 
-    def starting_with(self, prefix: str) -> Iterator[tuple[str, V]]:
+    def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
         """Yield the keys that start with prefix, ascending, with their values."""
         ours = ((key, value) for key, value in self._items(prefix))
-        return ((key, value) for key, value in merged(ours, self._before.starting_with(prefix)) if value is not None)
+        return ((key, value) for key, value in merged(ours, self._before.iterate_prefix(prefix)) if value is not None)
 
     def marked(self, mark: str) -> Iterator[str]:
         """Yield the ids of entries that may have a hold which lives by a lease."""

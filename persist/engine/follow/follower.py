@@ -430,7 +430,7 @@ class Follower(AwaitedLog):
                 # Pages of a directory that newer checkpoints do not refer to are collected after a while.
                 before = self._state
                 self._restart(self._newest_checkpoint())
-                if self._state.entries.is_over_the_same_as(before.entries):
+                if self._state.entries.shares_base_with(before.entries):
                     raise
                 self.advance(record)
                 return
@@ -519,7 +519,7 @@ class Follower(AwaitedLog):
                 return look(state)
             except MissingBlob:
                 before, state = state, self.restart()
-                if state.entries.is_over_the_same_as(before.entries):
+                if state.entries.shares_base_with(before.entries):
                     raise
         return look(state)
 

@@ -25,7 +25,7 @@ from persist.core.errors import (
     KeyedCollection,
     with_timeline,
 )
-from persist.core.keyed.form import machine_of
+from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
@@ -33,15 +33,15 @@ from persist.core.log.fields import KeyedForm
 from persist.core.log.keys import check_parts
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState, check_readable, last_sealed, unsealed
-from persist.core.state_rules.schemas import newest_like, version_of
+from persist.core.state_rules.schemas import load_schema_version, newest_like
 from persist.core.timeline import (
     Moment,
     Timeline,
     Times,
+    format_time,
     is_column_name,
     is_moment,
-    shown_time,
-    timeline_of,
+    read_timeline,
 )
 from persist.engine.follow.log_queries import last_moved
 from persist.engine.hold import Claim, WantedClaim, no_claim
@@ -128,7 +128,7 @@ class CollectionHandle(CollectionTimes):
 
     def schema_in(self, contents: CollectionState, version: int | None) -> CollectionSchema:
         """Return the newest schema of a state, or a version of it, with the codecs of its user."""
-        return newest_like(self.schema, contents) if version is None else version_of(contents, version)
+        return newest_like(self.schema, contents) if version is None else load_schema_version(contents, version)
 
     def newest(self) -> "CollectionHandle":
         """Return a handle on the same collection as it is now, with its newest schema."""
@@ -141,7 +141,7 @@ class CollectionHandle(CollectionTimes):
             return self
         machine = self.machine
         if contents.keyed is not None:
-            machine = machine_of(contents.keyed, machine, contents.name)
+            machine = find_machine(contents.keyed, machine, contents.name)
         return replace(self, schema=schema, keyed=contents.keyed, machine=machine)
 
     def as_keyed(self) -> "CollectionHandle":
@@ -160,7 +160,7 @@ class CollectionHandle(CollectionTimes):
             raise KeyedCollection(self.name, "what this handle asks for")
         if self.schema.version != len(contents.earlier) + 1:
             newest = contents.schema
-            base = version_of(contents, self.schema.version)
+            base = load_schema_version(contents, self.schema.version)
             raise SchemaMismatch(
                 f"collection {self.name!r} was loaded with version {base.version} of its schema, and has version "
                 f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. What is written would be the "
@@ -269,7 +269,7 @@ class CollectionHandle(CollectionTimes):
             SchemaMismatch: it is not known here.
         """
         assert contents.keyed is not None
-        return machine_needed(machine_of(contents.keyed, self.machine, self.name), contents.keyed, self.name)
+        return machine_needed(find_machine(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
     def pend_step(self, events: EventTable) -> Write:
         """Return the step that adds events, of which there are some, to a commit; start their upload."""
@@ -399,11 +399,11 @@ class CollectionHandle(CollectionTimes):
     @property
     def timeline(self) -> Timeline | None:
         """What times are, if they are moments: it turns moments into times, and back."""
-        return timeline_of(self.schema)
+        return read_timeline(self.schema)
 
-    def shown(self, time: int) -> str:
+    def format_time(self, time: int) -> str:
         """Return a time for people: the number, and the moment that it is, if there is a timeline."""
-        return shown_time(time, self.timeline)
+        return format_time(time, self.timeline)
 
     def moments(self, times: Times) -> Timeline | None:
         """Return by what `_time` is given out as timestamps; None if it is as numbers.

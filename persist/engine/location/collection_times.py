@@ -49,7 +49,7 @@ class CollectionTimes(ABC):
         """What times are, if they are moments: it turns moments into times, and back."""
 
     @abstractmethod
-    def shown(self, time: int) -> str:
+    def format_time(self, time: int) -> str:
         """Return a time for people: the number, and the moment that it is, if there is a timeline."""
 
     @abstractmethod
@@ -84,7 +84,7 @@ class CollectionTimes(ABC):
             AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
         if isinstance(given, Antichain):
-            raise InvalidUsage(explain_frontier(what, given, self.shown))
+            raise InvalidUsage(explain_frontier(what, given, self.format_time))
         if self._is_last(given):
             return self.sealed(None, 0.0)[1]
         by_clock = parse_time_word(given, self.engine.clock.wall_ms())

@@ -122,7 +122,7 @@ class Engine:
         """
         self.check_open("collections")
         self.follower.refresh()
-        names = self.follower.over_all(lambda state: [name for name, _ in state.ids.starting_with(prefix)])
+        names = self.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(prefix)])
         is_own = prefix.startswith(OWN_PREFIX)
         return [name for name in names if is_own or not name.startswith(OWN_PREFIX)]
 

@@ -26,7 +26,7 @@ from persist.blob.url import without_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
 from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
-from persist.core.keyed.form import check_same, machine_of
+from persist.core.keyed.form import check_same, find_machine
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Policy
@@ -336,7 +336,7 @@ def handle_on(
     if contents.keyed is not None:
         if machine is not None and engine.mode != "read":
             engine.writer("create_or_load").resolver.know(contents.id, machine)
-        machine = machine_of(contents.keyed, machine, contents.name)
+        machine = find_machine(contents.keyed, machine, contents.name)
     return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
 
 

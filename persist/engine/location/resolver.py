@@ -27,12 +27,12 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import to_stored
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
-from persist.core.keyed.form import machine_of
-from persist.core.keyed.intake import EventTable, watermark_below, watermarks_of
+from persist.core.keyed.form import find_machine
+from persist.core.keyed.intake import EventTable, bound_watermarks, watermark_below
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
-from persist.core.state_rules.collection_rules import ExpectErasures, after_step
+from persist.core.state_rules.collection_rules import ExpectErasures, apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.keyed_rules import due, keyed_form, unused_after
@@ -66,7 +66,7 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     kept = table.filter(boolean_array(~(is_sealed | is_late)))
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
     late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
-    marks = watermarks_of(kept[form.order_by[0]]) if form.order_by and len(kept) else None
+    marks = bound_watermarks(kept[form.order_by[0]]) if form.order_by and len(kept) else None
     return replace(events, table=kept, watermarks=marks), late
 
 
@@ -252,7 +252,7 @@ class Resolver:
 
         def changed() -> Iterator[pa.Table]:
             if change is not None:  # Only now, when all that comes of events is stored.
-                yield from change(after_step(contents, resolution()))
+                yield from change(apply_step(contents, resolution()))
 
         try:
             for table in chain(updates, gone, changed()):
@@ -283,7 +283,7 @@ class Resolver:
             contents = self._follower.current(id_, name)
             if not due(contents, contents.upper):
                 return False
-            machine = machine_needed(machine_of(keyed_form(contents), given, name), keyed_form(contents), name)
+            machine = machine_needed(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
             made: tuple[Part, ...] = ()
             try:
                 step = self.made(contents, contents.schema, machine, contents.upper)
@@ -308,7 +308,7 @@ class Resolver:
         if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper):
             return False
         given = self._given.get(contents.id)
-        if machine_of(contents.keyed, given, contents.name) is not None:
+        if find_machine(contents.keyed, given, contents.name) is not None:
             with suppress(Locked):
                 self.resolve(contents.id, contents.name, given)
                 return False

@@ -107,7 +107,7 @@ class CompactionSchedule:
     def _sweep(self, is_overdue: Callable[[CollectionState], bool]) -> int:
         """Do the due work of all collections that may have some; return how many had."""
         entries, swept = self._follower.state.entries, self._swept
-        if swept is None or not entries.is_over_the_same_as(swept):
+        if swept is None or not entries.shares_base_with(swept):
             # Most of them are idle, so their contents do not stay in memory.
             all_ids = self._follower.over_all(lambda state: [(id_, entry.name) for id_, entry in state.entries.each()])
             worked, error = self._compact_all(all_ids, is_overdue, self._follower.glanced)

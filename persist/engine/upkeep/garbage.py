@@ -73,8 +73,8 @@ from persist.core.log.keys import (
     uploaded_seqno,
 )
 from persist.core.progress import Done, task
-from persist.core.rendering import Shown, counted
-from persist.core.state_rules.location import Dropped, is_waited_for
+from persist.core.rendering import Shown, format_count
+from persist.core.state_rules.location import Dropped, may_be_read
 from persist.core.state_rules.state import State
 from persist.engine.compact import give_back
 from persist.engine.follow.checkpoint import Checkpoint, StoredCheckpoint, write_checkpoint
@@ -131,9 +131,9 @@ class GarbageReport(Shown):
 
     def sentence(self, did: str) -> str:
         """Return a sentence about the deleted blobs; `did` is its verb, such as "would delete"."""
-        deleted = [counted(self.collections, "destroyed collection")] if self.collections else []
+        deleted = [format_count(self.collections, "destroyed collection")] if self.collections else []
         for kind, noun in _NOUNS.items():
-            deleted += [counted(getattr(self, kind), noun)] if getattr(self, kind) else []
+            deleted += [format_count(getattr(self, kind), noun)] if getattr(self, kind) else []
         return f"{did} {', '.join(deleted)}: {self.bytes:,} bytes" if deleted else "nothing to delete"
 
     @property
@@ -367,7 +367,7 @@ class _Round:
         due: list[Dropped] = []
         waiting: list[Dropped] = []
         for dropped in state.control.dropped:
-            is_due = dropped.seqno <= old and not is_waited_for(state.control, dropped)
+            is_due = dropped.seqno <= old and not may_be_read(state.control, dropped)
             (due if is_due else waiting).append(dropped)
         shared_folders = {folder for dropped in waiting for folder in list_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}

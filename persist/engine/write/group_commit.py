@@ -201,7 +201,7 @@ class GroupCommit:
             try:
                 accepted, done, rejected, times = self._validate(state, operations, unreadable, is_alone=is_alone)
             except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
-                if self._follower.restart().entries.is_over_the_same_as(state.entries):
+                if self._follower.restart().entries.shares_base_with(state.entries):
                     raise
                 continue
             mutations = self._mutations(state, accepted, appends, times)

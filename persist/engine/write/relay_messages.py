@@ -40,7 +40,7 @@ from persist.core.log.kinds import KINDS, Mutation
 from persist.core.state_rules.collection_rules import Condition
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import PlannedPend
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.core.written_errors import ERRORS
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write
@@ -240,7 +240,7 @@ def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState
     given = CollectionSchema.from_json(step.schema)
     form, base = None, given
     if contents is not None:
-        form, base = contents.keyed, version_of(contents, given.version)
+        form, base = contents.keyed, load_schema_version(contents, given.version)
     elif create is not None:
         form, base = create.keyed, CollectionSchema.from_json(create.schema)
     else:

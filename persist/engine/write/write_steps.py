@@ -27,7 +27,7 @@ from persist.codecs.updates.small import gathered, small_updates
 from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_updates
 from persist.core.keyed.intake import EventTable
 from persist.core.state_rules.keyed_rules import PlannedPend
-from persist.core.timeline import Timeline, timeline_of
+from persist.core.timeline import Timeline, read_timeline
 from persist.engine.write.operations import Write
 from persist.engine.write.part_writer import PartWriter
 
@@ -99,7 +99,7 @@ class WriteSteps:
         return _stored_by(write), write.digest or 0
 
     def _timeline_of(self, schema: CollectionSchema) -> Timeline | None:
-        timeline = timeline_of(schema)
+        timeline = read_timeline(schema)
         return None if timeline is None else replace(timeline, wall_ms=self._clock.wall_ms)
 
     def of_events(self, collection: str, events: EventTable) -> Write:

@@ -76,7 +76,7 @@ from persist.core.log.kinds import BringsParts, Mutation
 from persist.core.log.records import Record
 from persist.core.names import is_id
 from persist.core.progress import Done, task
-from persist.core.rendering import Shown, counted
+from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, State
@@ -112,8 +112,9 @@ class Copied(Shown):
     damaged: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        done = f"{counted(self.blobs, 'new blob')} of {self.bytes:,} bytes, {counted(self.deleted, 'old one')} deleted"
-        text = f"{counted(self.collections, 'collection')} as of record {self.seqno}: {done}"
+        copied = f"{format_count(self.blobs, 'new blob')} of {self.bytes:,} bytes"
+        done = f"{copied}, {format_count(self.deleted, 'old one')} deleted"
+        text = f"{format_count(self.collections, 'collection')} as of record {self.seqno}: {done}"
         if not self.damaged:
             return text
         return f"{text}; damaged in the source, and not copied: {', '.join(self.damaged)}"
@@ -368,7 +369,7 @@ class _Copying:
             self._gone |= missing
             raise MissingBlob(min(missing), "it has gone, or is lost", "restore it from a copy")
         if self._is_whole and self._damaged:
-            first, count = min(self._damaged), counted(len(self._damaged), "blob")
+            first, count = min(self._damaged), format_count(len(self._damaged), "blob")
             advice = (
                 "Nothing can be opened there: mend them and go on, take another backup, or leave out what is damaged"
             )

@@ -10,7 +10,7 @@ from persist.blob.threads import Clock, SystemClock
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound
 from persist.core.names import OWN_PREFIX
 from persist.core.progress import task
-from persist.core.rendering import Shown, counted
+from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings
 from persist.core.state_rules.contents import last_sealed
 from persist.engine.collection.reads import snapshot
@@ -43,7 +43,7 @@ class Verified(Shown):
         return not self.problems and not self.differences
 
     def __str__(self) -> str:
-        text = f"{counted(len(self.digests), 'collection')} as of record {self.seqno}"
+        text = f"{format_count(len(self.digests), 'collection')} as of record {self.seqno}"
         wrong = [f"{problem.blob}: {problem.what}" for problem in self.problems]
         wrong += [f"{name}: {why}" for name, why in self.differences.items()]
         if not wrong:

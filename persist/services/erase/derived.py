@@ -12,7 +12,7 @@ property `DERIVED_FROM`: the ids of the view and of all that the view depended o
 from collections.abc import Iterable
 from contextlib import suppress
 
-from persist.compute.sql import dependents_of
+from persist.compute.sql import load_dependents
 from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound
 from persist.core.names import DERIVED_FROM, OWN_PREFIX
@@ -59,7 +59,7 @@ def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
     names = set()
     for relative in family:
         since = relative.contents().since
-        views = (view for view in dependents_of(relative.engine, relative) if not view.name.startswith(OWN_PREFIX))
+        views = (view for view in load_dependents(relative.engine, relative) if not view.name.startswith(OWN_PREFIX))
         names |= {
             view.name for view in views if view.contents().upper not in (0, END) and view.contents().since < since
         }
@@ -67,7 +67,7 @@ def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
 
 
 def _dependents(handles: Iterable[CollectionHandle]) -> set[str]:
-    return {view.id for handle in handles for view in dependents_of(handle.engine, handle)}
+    return {view.id for handle in handles for view in load_dependents(handle.engine, handle)}
 
 
 def _clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:

@@ -36,8 +36,8 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
-from persist.compute.index import indexes_of, steps_to_empty
-from persist.compute.sql import dependents_of, views_anew
+from persist.compute.index import load_indexes, steps_to_empty
+from persist.compute.sql import load_dependents, views_anew
 from persist.core.closing import note_on_error
 from persist.core.errors import (
     AsOfCompacted,
@@ -50,7 +50,7 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.names import OWN_PREFIX, published_hold
 from persist.core.progress import task
-from persist.core.rendering import Shown, counted
+from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, derived_holds
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import check_reason, erasure_number
@@ -115,10 +115,12 @@ class ErasureReport(Shown):
         if self.seqno is None:
             return f"nothing of {self.collection!r} to erase{notes}"
         also = [f"also from {', '.join(map(repr, self.clones))}"] if self.clones else []
-        also += [f"{counted(len(self.views), 'view')} begun anew"] if self.views else []
+        also += [f"{format_count(len(self.views), 'view')} begun anew"] if self.views else []
         also += [f"{self.indexes:,} index{'' if self.indexes == 1 else 'es'} made anew"] if self.indexes else []
-        also += [f"{counted(len(self.tables), 'table')} published anew"] if self.tables else []
-        done = ", ".join([f"erased {counted(self.updates, 'update')} of {self.collection!r} from all times", *also])
+        also += [f"{format_count(len(self.tables), 'table')} published anew"] if self.tables else []
+        done = ", ".join(
+            [f"erased {format_count(self.updates, 'update')} of {self.collection!r} from all times", *also]
+        )
         if self.untold:
             tables = ", ".join(self.untold)
             done += f". The catalog of {tables} is known to no client but its program: it names deleted files until "
@@ -210,7 +212,7 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
     """
     texts = _texts(None if keys is None else distinct_keys(keys, handle.known().schema), where)
     family = related(handle) if texts else []
-    views = {view.id: view for relative in family for view in dependents_of(handle.engine, relative)}
+    views = {view.id: view for relative in family for view in load_dependents(handle.engine, relative)}
     places: list[str] = []
     for contents in (collection.known() for collection in (*family, *views.values())):
         about, name = contents.about, contents.name
@@ -312,11 +314,11 @@ class _Erasing:
             hold_names = (name for name in map(published_hold, contents.published) if name in contents.holds)
             steps += (kinds.ReleaseHold(handle.id, name) for name in hold_names)
         for handle, _, _ in concerned:
-            indexes = indexes_of(handle)
+            indexes = load_indexes(handle)
             emptied, named = steps_to_empty(handle, indexes)
             steps += emptied
             names |= named
-            indexed[names[handle.id]] = [by for index in indexes if (by := index.columns_in(handle.known().schema))]
+            indexed[names[handle.id]] = [by for index in indexes if (by := index.name_columns(handle.known().schema))]
         creations = [step for step in views.steps if isinstance(step, kinds.Create)]
         by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in creations}
         owing, owed_names = steps_to_owe(

@@ -81,7 +81,7 @@ def settle_all(engine: Engine) -> None:
     """Do all that erasures of a location still owe; if some of it fails, raise the first error after all the rest."""
     with refreshes() as attempt:
         engine.follower.refresh()
-        for name, id_ in engine.follower.over_all(lambda state: [*state.ids.starting_with(OWED_PREFIX)]):
+        for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(OWED_PREFIX)]):
             with attempt(), suppress(CollectionNotFound):  # Another one has done it.
                 settle(engine, engine.follower.known(id_, name))
 

@@ -54,10 +54,10 @@ from persist.core.log.keys import (
     state_seqno,
     uploaded_seqno,
 )
-from persist.core.rendering import Shown, aligned, counted, moment_text, plain
+from persist.core.rendering import Shown, aligned, format_count, moment_text, plain
 from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.location import Dropped, is_waited_for
+from persist.core.state_rules.location import Dropped, may_be_read
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, events_of, without_deletions
 from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
@@ -126,7 +126,7 @@ class Traces(Shown):
         if self.found:
             until = max((trace.until for trace in self.found if trace.until is not None), default=None)
             raise InvalidUsage(
-                f"{counted(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
+                f"{format_count(len(self.found), 'object')} may hold what was erased from {self.collection!r}, such as "
                 f"{self.found[0].key} ({self.found[0].why}). Collect garbage with gc "
                 f"{'then' if until is None else f'after {until}'}, and search again"
             )
@@ -139,7 +139,7 @@ class Traces(Shown):
 
     def __str__(self) -> str:
         if self.is_gone:
-            looked = f"{counted(self.objects, 'object')} of {self.bytes:,} bytes"
+            looked = f"{format_count(self.objects, 'object')} of {self.bytes:,} bytes"
             return f"nothing of what was erased from {self.collection!r} is left in {looked}"
         alike: dict[tuple[str, str], list[Trace]] = {}
         for trace in self.found:
@@ -147,7 +147,7 @@ class Traces(Shown):
             alike.setdefault((until, trace.why), []).append(trace)
         rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
         table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
-        some = f"{len(self.found):,} of {counted(self.objects, 'object')}"
+        some = f"{len(self.found):,} of {format_count(self.objects, 'object')}"
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 
 
@@ -299,7 +299,7 @@ class _Search:
             return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
         until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
-        if is_waited_for(control, dropped):
+        if may_be_read(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
             holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
             until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])

@@ -180,7 +180,7 @@ class SettingAside:
         """Return the objects to move, from the keys of all blobs; None if nothing lies beyond the end."""
         if not (log.beyond or log.beyond_checkpoints) or log.state is None:
             return None
-        still_named = log.state.named_blobs()
+        still_named = log.state.list_blobs()
         named = {key for seqno in log.beyond for key in _list_record_names(blob, seqno)}
         named |= {key for seqno in log.beyond_checkpoints for key in _list_checkpoint_names(blob, seqno)} - log.named
         return cls(blob, log.state, log.beyond, named.intersection(inventory) - still_named, log.beyond_checkpoints)

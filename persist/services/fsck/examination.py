@@ -50,7 +50,7 @@ from persist.core.log.keys import (
 )
 from persist.core.names import OWED_PREFIX
 from persist.core.progress import task
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.policies import Policies
 from persist.core.state_rules.state import State
@@ -319,7 +319,7 @@ class _Examination:
         keys = [key for key in self.inventory if key != CLOCK_KEY]
         data = [key for key in keys if _KINDS.get(key.partition("/")[0]) is not None or key.startswith(LOST)]
         if data:
-            what = f"{counted(len(data), 'object')} such as {data[0]} can be read by no client: no record is there"
+            what = f"{format_count(len(data), 'object')} such as {data[0]} can be read by no client: no record is there"
             advice = (
                 "restore the log from a copy; if a backup, copy or restore to here was interrupted, give it again and "
                 "it goes on"
@@ -333,7 +333,7 @@ class _Examination:
         log, state = self.log, self.log.state
         if state is None:
             return
-        named = {*log.named, *state.named_blobs(), *(loose.part.blob for loose in log.loose)}
+        named = {*log.named, *state.list_blobs(), *(loose.part.blob for loose in log.loose)}
         destroyed = {entry.collection for entry in state.control.dropped if entry.is_destroyed}
         replaced = {key for entry in state.control.dropped for key in entry.blobs}
         for key, blob in self.inventory.items():

@@ -27,7 +27,7 @@ from persist.codecs.part.describing import check_part, described_bounds, overlap
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.keyed.events import event_fields, events_schema
-from persist.core.keyed.form import machine_of
+from persist.core.keyed.form import find_machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Keyframe
 from persist.core.log.keys import PARTS
@@ -250,10 +250,10 @@ def _compare(
     reader: PartReader, contents: CollectionState, before: Keyframe | None, keyframe: Keyframe, findings: Findings
 ) -> None:
     schema = contents.schema
-    base = contents.parts_of(before.parts) if before is not None else ()
+    base = contents.list_parts(before.parts) if before is not None else ()
     lower = before.as_of + 1 if before is not None else 0
     expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).pruned()
-    actual = replace(expected, parts=(), base=contents.parts_of(keyframe.parts))
+    actual = replace(expected, parts=(), base=contents.list_parts(keyframe.parts))
     columns, differing = [*schema.names, "_diff"], 0
     for piece in replace(expected, base=(*expected.base, *actual.base)).slices_within(SLICE_BYTES):
         expected_slice, actual_slice = (replace(scan, keys=piece.keys).pruned() for scan in (expected, actual))
@@ -275,7 +275,7 @@ def examine_values(blob: Blob, contents: CollectionState, findings: Findings) ->
     """Add a problem if a key has more than one value, or less than none, at some time."""
     if contents.keyed is None:
         return
-    machine = machine_of(contents.keyed, None, contents.name)
+    machine = find_machine(contents.keyed, None, contents.name)
     if machine is None or not machine.has_one_value:
         return  # A record of an unknown kind may have any number of them.
     count, first = 0, None

@@ -32,7 +32,7 @@ from persist.blob.errors import (
 from persist.blob.protocol import Blob, BlobEntry, get_at_most
 from persist.core.log.framing import intact_kind
 from persist.core.log.keys import LOG
-from persist.core.rendering import Shown, aligned, counted
+from persist.core.rendering import Shown, aligned, format_count
 
 ProblemKind = Literal[
     "beyond",
@@ -171,7 +171,7 @@ class FsckReport(Shown):
 
     def __str__(self) -> str:
         depth = "" if self.deep else ", without reading parts"
-        count = counted(len(self.problems), "problem") if self.problems else "no problem"
+        count = format_count(len(self.problems), "problem") if self.problems else "no problem"
         lines = [f"{self.url} up to seqno {self.seqno}{depth}: {count}"]
         checked = [(kind, f"{c.blobs:,}", f"{c.bytes:,}") for kind, c in self.checked.items()]
         lines += _section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))

@@ -31,7 +31,7 @@ from typing import Any, Protocol
 from persist.core.antichain import to_antichain
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, PersistError, Superseded
 from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.read.results.result import required
@@ -209,7 +209,7 @@ class IcebergCatalog:
             return {"status": "completed", "delete-files": [], "file-scan-tasks": []}
         if chosen is None:
             raise InvalidUsage("the table has no such snapshot any more: load the table again")
-        schema = version_of(contents, chosen.schema)
+        schema = load_schema_version(contents, chosen.schema)
         filter = AlwaysTrue() if asked.filter is None else asked.filter
         files = DataFiles(schema, IcebergTable(handle, {}).url_of, version_in(chosen.options))
         try:
@@ -295,7 +295,9 @@ class IcebergCatalog:
         newest = known.as_of if requested is None else requested
         by_time = {at: snapshot for at, snapshot in {**pins, known.as_of: current}.items() if at <= newest}
         snapshots = [*by_time.values()]  # In order of time. Some readers take the last one, whatever is said elsewhere.
-        versions = {snapshot["schema-id"]: version_of(contents, snapshot["schema-id"]) for snapshot in snapshots}
+        versions = {
+            snapshot["schema-id"]: load_schema_version(contents, snapshot["schema-id"]) for snapshot in snapshots
+        }
         if newest not in by_time:
             raise Superseded(f"the time {newest} of {handle.name!r} is not pinned any more: load it again")
         chosen = by_time[newest]

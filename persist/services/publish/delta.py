@@ -44,7 +44,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Deletes
 from persist.core.log.keys import is_shown, part_key, table_root, vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.collection.reads import difference
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import CHANGE, OLD
@@ -282,7 +282,7 @@ def has_vectors(known: Publication) -> bool:
 
 
 def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[dict[str, Any]]:
-    schema = version_of(contents, known.schema)
+    schema = load_schema_version(contents, known.schema)
     fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.columns]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
     features = ["deletionVectors"] * has_vectors(known) + ["timestampNtz"] * has_ntz
@@ -314,7 +314,7 @@ def _added(contents: CollectionState, schema: int, number: int, file: PublishedF
         "size": part.bytes,
         "modificationTime": now_ms,
         "dataChange": True,
-        "stats": json.dumps(_stats(part, version_of(contents, schema), is_whole=file.deletes is None)),
+        "stats": json.dumps(_stats(part, load_schema_version(contents, schema), is_whole=file.deletes is None)),
     }
     return add if file.deletes is None else {**add, "deletionVector": _vector(file.deletes)}
 

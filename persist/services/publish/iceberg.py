@@ -39,7 +39,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes
 from persist.core.log.keys import part_key, size_of_vectors, table_root, vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.results.result import required
 from persist.services.publish.bitmaps import Rows, decoded_rows, encoded_rows, unframe_vector
@@ -229,7 +229,7 @@ class IcebergTable:
         return self.url_of(table_root(contents.id).rstrip("/"))
 
     def _table_bytes(self, contents: CollectionState, known: Publication) -> bytes:
-        schema, now_ms = version_of(contents, known.schema), self._handle.engine.clock.wall_ms()
+        schema, now_ms = load_schema_version(contents, known.schema), self._handle.engine.clock.wall_ms()
         moment = moment_ms(self._handle, known.as_of)
         at_ms = now_ms if moment is None else moment
         snapshot = snapshot_json(contents, known, self.url_of, at_ms)
@@ -322,7 +322,7 @@ class CatalogTable:
             return
         changes: list[Any] = []
         if known.schema not in {schema.schema_id for schema in table.metadata.schemas}:
-            schema = Schema.model_validate(schema_json(version_of(contents, known.schema)))
+            schema = Schema.model_validate(schema_json(load_schema_version(contents, known.schema)))
             changes.append(updates.AddSchemaUpdate(schema=schema))
         if known.schema != table.metadata.current_schema_id:
             changes.append(updates.SetCurrentSchemaUpdate(schema_id=known.schema))

@@ -27,7 +27,7 @@ from persist.core.log.fields import Deletes
 from persist.core.log.keys import manifest_key, size_of_vectors
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.publications import resolved_numbers
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.services.publish.bitmaps import frame_vector
 from persist.services.publish.planning import COMMON_NAMES, version_in
@@ -183,7 +183,7 @@ def properties(contents: CollectionState, known: Publication) -> dict[str, str]:
         "persist.collection": contents.id,
         "persist.table": known.id,
         "gc.enabled": "false",
-        "schema.name-mapping.default": json.dumps(name_mapping(version_of(contents, known.schema))),
+        "schema.name-mapping.default": json.dumps(name_mapping(load_schema_version(contents, known.schema))),
     }
 
 
@@ -230,7 +230,7 @@ class Manifests:
         self._handle = handle
         self._step = step
         self._url_of = url_of
-        self._columns = version_of(contents, step.schema)
+        self._columns = load_schema_version(contents, step.schema)
         self._schema = Schema.model_validate(schema_json(self._columns))
         self._spec = PartitionSpec()
         publication = contents.published.get(step.table)

@@ -40,7 +40,7 @@ from persist.core.keyed.events import dead_filter
 from persist.core.log.keys import table_root
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import form_in
+from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.part_rows import find_places
@@ -268,7 +268,7 @@ class Planner:
 
     def _dead(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
         """Return the filter that passes tombstones alone; None if there are none."""
-        form = form_in(contents, schema, resolves=False)
+        form = load_form(contents, schema, resolves=False)
         return None if form is None or form.tombstone is None else dead_filter(schema, form)
 
     def _written(self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader) -> list[PlannedFile]:

@@ -40,10 +40,10 @@ from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes, Table, TableFile
 from persist.core.log.keys import is_shown, table_root
 from persist.core.names import published_hold
-from persist.core.rendering import Shown, counted
+from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
-from persist.core.state_rules.publications import left_unused
+from persist.core.state_rules.publications import list_unused_blobs
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -89,7 +89,7 @@ class Published(Shown):
     is_new: bool = True
 
     def __str__(self) -> str:
-        size = f"{counted(self.files, 'file')}, {counted(self.rows, 'row')}"
+        size = f"{format_count(self.files, 'file')}, {format_count(self.rows, 'row')}"
         return (
             f"{self.table} table of {self.collection!r}, version {self.version} as of {self.as_of}: {size}: {self.url}"
         )
@@ -296,7 +296,7 @@ def _give_up(handle: CollectionHandle, name: str) -> bool:
         if publication is None:
             return False
         step = kinds.Unpublish(handle.id, name, publication.version)
-        step = msgspec.structs.replace(step, unused=left_unused(contents, step))
+        step = msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
         writer.submit([step, *_hold_steps(contents, step)], {handle.id: handle.name}).result()
         what = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
         if not name.startswith(PIN_PREFIX):
@@ -421,7 +421,7 @@ class Attempt:
         metadata = self._format.metadata(contents, step)
         self._blobs += [key for key in metadata if known is None or key not in known.metadata]
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
-        return msgspec.structs.replace(step, unused=left_unused(contents, step))
+        return msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
 
     def discard(self) -> None:
         """Delete what no record will name. Objects that cannot be deleted now are left to garbage collection."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 from persist.tools.cli.command import OK, Name, Terminated, catch_sigterm, command
 from persist.tools.cli.listing import Listing, column, time_column
 from persist.tools.cli.place import Place, tell_done
@@ -113,7 +113,7 @@ def index(
         if columns:
             entry = loaded.index(*columns)
             line = f"{collection} by {', '.join(entry.columns)}: as of {make_time_format(loaded)(entry.as_of)}"
-            tell_done(at, asdict(entry), f"{line}, {counted(entry.rows, 'row')}, {entry.bytes:,} bytes")
+            tell_done(at, asdict(entry), f"{line}, {format_count(entry.rows, 'row')}, {entry.bytes:,} bytes")
             return OK
         moment = Facts(loaded.handle.contents()).moment
         indexes = [{**asdict(entry), "as_of_moment": moment(entry.as_of)} for entry in loaded.indexes()]
@@ -151,7 +151,7 @@ def export(
         loaded = client.load(collection)
         with loaded.snapshot(as_of, timeout_s=0, **narrowed(columns, where)) as snapshot:
             paths = snapshot.export_parquet(target)
-        line = f"wrote {counted(len(paths), 'file')} to {target}"
+        line = f"wrote {format_count(len(paths), 'file')} to {target}"
         tell_done(at, {"collection": collection, "target": target, "made": paths}, line)
     return OK
 
@@ -406,7 +406,7 @@ def ingest(
     options = {name: value for name, value in options.items() if value is not None}
     with at.writing(may_be_new=True, background=True) as client, catch_sigterm() as stop:
         done = persist.ingest(client, source, once=once, stop=stop, **options)
-        line = f"took in {counted(done.rows, 'row')} from {done.source} in {counted(done.commits, 'commit')}"
+        line = f"took in {format_count(done.rows, 'row')} from {done.source} in {format_count(done.commits, 'commit')}"
         tell_done(
             at,
             {"source": done.source, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)},
@@ -436,9 +436,9 @@ def egress(
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)
         answer = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
         if drop:
-            line = f"gave up {counted(len(done.dropped), 'hold')} of {done.sink}"
+            line = f"gave up {format_count(len(done.dropped), 'hold')} of {done.sink}"
             tell_done(at, {**answer, "dropped": list(done.dropped)}, line)
             return OK
-        line = f"sent {counted(done.rows, 'row')} to {done.sink} in {counted(done.commits, 'transaction')}"
+        line = f"sent {format_count(done.rows, 'row')} to {done.sink} in {format_count(done.commits, 'transaction')}"
         tell_done(at, answer, line if done.commits else f"nothing is new for {done.sink}")
     return OK

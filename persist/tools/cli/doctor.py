@@ -18,7 +18,7 @@ from typing import Annotated
 import typer
 
 import persist
-from persist.core.rendering import counted, duration
+from persist.core.rendering import duration, format_count
 from persist.tools.cli.command import OK, PROBLEMS, command
 from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import FAR, Place
@@ -185,7 +185,7 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
             if seqno < 0 and at.has_parts():
                 yield Finding("store", WRONG, *_split_remedy(word_error(at.nothing(client.url))))
                 return
-            holds = f"{counted(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
+            holds = f"{format_count(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
             yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
             if seqno < 0 and (foreign := at.foreign()) is not None:
                 problem = f"the folder holds something else, such as {foreign!r}: nothing was written"

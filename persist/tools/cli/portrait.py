@@ -10,7 +10,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import TimeText
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 from persist.tools.cli.text import print_table, say
 from persist.tools.reports.costs import LIST_PRICES
 from persist.tools.reports.surveys import Portrait, hold_for_people, monthly_dollars, names_by_id
@@ -29,8 +29,8 @@ def print_portrait(portrait: Portrait) -> None:
     say(f"since     {facts.brief(facts.since)}")
     say(f"upper     {'none: complete for ever' if facts.upper is None else facts.brief(facts.upper)}")
     say(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
-    rows_told = counted(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
-    say(f"size      {rows_told}, {facts.bytes:,} bytes in {counted(facts.parts, 'part')}")
+    rows_told = format_count(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
+    say(f"size      {rows_told}, {facts.bytes:,} bytes in {format_count(facts.parts, 'part')}")
     _print_cost(portrait)
     if portrait.holds:
         say("\nholds")
@@ -68,7 +68,7 @@ def _print_cost(portrait: Portrait) -> None:
     if portrait.plan is not None:
         gets = max(1, portrait.plan.parts) / 1000 * LIST_PRICES.gets_1000
         say(
-            f"reading   {portrait.plan.bytes:,} bytes of {counted(portrait.plan.parts, 'part')} for the latest "
+            f"reading   {portrait.plan.bytes:,} bytes of {format_count(portrait.plan.parts, 'part')} for the latest "
             f"contents; on S3 a million such reads cost ${gets * 1e6:,.2f} of requests"
         )
     gib = monthly_dollars(1 << 30)

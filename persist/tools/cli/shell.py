@@ -17,7 +17,7 @@ from typing import Annotated, Any
 import typer
 
 import persist
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 from persist.tools.cli.command import OK, Terminated, command
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.read_commands import Format, Limit, Output
@@ -108,7 +108,7 @@ def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None
     with at.writing() as client:
         when = None if time is None else parse_write_time(time)
         changed = execute(client.engine, statement, when, variables={} if files else None)
-        line = f"changed {counted(changed.rows, 'row')} of {changed.collection}"
+        line = f"changed {format_count(changed.rows, 'row')} of {changed.collection}"
         if changed.time is not None:
             line += f" at {make_time_format(client.load(changed.collection))(changed.time)}"
         tell_done(at, asdict(changed), line)

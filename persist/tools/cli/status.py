@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, TypeVar
 
-from persist.core.rendering import counted, duration
+from persist.core.rendering import duration, format_count
 from persist.tools.cli.command import OK, command
 from persist.tools.cli.listing import Listing, Watch, check_watch, column, watch_screen
 from persist.tools.cli.place import Place
@@ -67,12 +67,12 @@ def status(at: Place, format: Format = None, output: Output = None, watch: Watch
 def print_health(health: "Health") -> None:
     """Print how a location fares, on a screen."""
     origin = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
-    say(f"{health.location} at record {health.seqno:,} {origin}; the log has {counted(health.records, 'record')}")
+    say(f"{health.location} at record {health.seqno:,} {origin}; the log has {format_count(health.records, 'record')}")
     waiting = "more than was counted" if health.waiting_bytes is None else f"{health.waiting_bytes:,}"
     live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"
     say(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")
     if health.keeps_all:
-        say(f"{counted(health.keeps_all, 'collection')} of which nobody gave up any history: persist retain bounds it")
+        say(f"{format_count(health.keeps_all, 'collection')} with unbounded history: persist retain bounds it")
     _section(
         "collections",
         health.collections,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 import persist
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
 from persist.tools.cli.place import Place, tell_done
 from persist.tools.cli.text import tell
@@ -262,10 +262,10 @@ def _load(
             raise
         late = {"late": target.late_counts} if is_events else {}
         left_out = sum(count for counts in late.values() for count in counts.values())
-        done = f"{'gave' if is_events else 'wrote'} {counted(loaded.rows, 'event' if is_events else 'row')}"
-        done += f" to {collection} in {counted(loaded.commits, 'commit')}"
+        done = f"{'gave' if is_events else 'wrote'} {format_count(loaded.rows, 'event' if is_events else 'row')}"
+        done += f" to {collection} in {format_count(loaded.commits, 'commit')}"
         done += "" if loaded.time is None else f", at {make_time_format(target)(loaded.time)}"
-        done += f", {counted(left_out, 'late event')} left out" if left_out else ""
+        done += f", {format_count(left_out, 'late event')} left out" if left_out else ""
         if not loaded.commits and loaded.done_before:
             done += " (all of it was written before: nothing was done)"
         tell_done(at, {"collection": collection, **asdict(loaded), **late}, done)

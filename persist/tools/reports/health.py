@@ -25,11 +25,11 @@ from persist.core.antichain import to_time
 from persist.core.log import kinds
 from persist.core.log.keys import CHECKPOINTS, collection_part, listed_records, table_root
 from persist.core.log.records import read_record
-from persist.core.names import release_of
+from persist.core.names import read_release
 from persist.core.rendering import moment_text
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import due as events_due
-from persist.core.state_rules.location import Dropped, LocationState, is_waited_for
+from persist.core.state_rules.location import Dropped, LocationState, may_be_read
 from persist.engine.collection.failures import failures_of
 from persist.engine.compact import must_destroy, next_work
 from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
@@ -370,7 +370,7 @@ def _holder(control: LocationState, lease: str) -> str | None:
 def _live_bytes(facts: Facts) -> int:
     contents = facts.contents
     newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of, default=None)
-    newest_parts = () if newest is None else contents.parts_of(newest.parts)
+    newest_parts = () if newest is None else contents.list_parts(newest.parts)
     after = [part for part in contents.history_parts if newest is None or part.time_max > newest.as_of]
     return sum(part.bytes for part in (*newest_parts, *after, *contents.pending.values()))
 
@@ -441,7 +441,7 @@ def _waiting(dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None
     until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
     if until_s <= now_s:
         waits_for = "the next gc"
-    if is_waited_for(control, dropped):
+    if may_be_read(control, dropped):
         lease = max(
             (control.leases[id_] for id_ in dropped.leases if id_ in control.leases), key=lambda lease: lease.expires_ms
         )
@@ -518,6 +518,6 @@ def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen
     if control.writer is not None:
         does[control.writer.holder] = "writes exclusively"
     return tuple(
-        ClientSeen(client, release_of(client), what, moment_text(wrote[client] / 1000) if client in wrote else None)
+        ClientSeen(client, read_release(client), what, moment_text(wrote[client] / 1000) if client in wrote else None)
         for client, what in sorted(does.items(), key=lambda item: -wrote.get(item[0], 0))
     )

@@ -266,12 +266,12 @@ class Portrait:
     def history(self) -> list[dict[str, Any]]:
         """The runs of history, the oldest first."""
         contents = self.facts.contents
-        return [self._run(contents.parts_of(run)) for run in contents.history]
+        return [self._run(contents.list_parts(run)) for run in contents.history]
 
     @property
     def keyframes(self) -> list[dict[str, Any]]:
         contents = self.facts.contents
-        return [{"as_of": k.as_of, **self._run(contents.parts_of(k.parts))} for k in contents.keyframes]
+        return [{"as_of": k.as_of, **self._run(contents.list_parts(k.parts))} for k in contents.keyframes]
 
     @staticmethod
     def _run(parts: Any) -> dict[str, Any]:

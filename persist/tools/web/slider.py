@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 def picture(contents: CollectionState) -> dict[str, Any]:
     """Return a picture as JSON: parts of history and of keyframes, and lines."""
     schema = contents.schema
-    drawn = [(None, part) for run in contents.history for part in contents.parts_of(run)]
-    frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.parts_of(frame.parts)]
+    drawn = [(None, part) for run in contents.history for part in contents.list_parts(run)]
+    frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.list_parts(frame.parts)]
     chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda entry: -entry[1].rows)[
         :PARTS_DRAWN_MAX
     ]

@@ -52,7 +52,7 @@ def test_every_linear_operator_is_a_stage_of_the_one_general_one(logic: Logic) -
 def test_what_follows_gives_what_one_after_the_other_gives(logics: list[Logic], data: Any) -> None:
     together = Logic()
     for each in logics:
-        together = together.followed_by(each)
+        together = together.chain(each)
     program, a, b = two_inputs()
     apart = a
     for each in logics:
@@ -75,7 +75,7 @@ def test_what_follows_gives_what_one_after_the_other_gives(logics: list[Logic], 
 
 def test_a_logic_is_a_value_that_many_streams_may_be_given() -> None:
     positive, swapped = Logic().filter(col("v") > 0), Logic().map(k=col("v"), v=col("k"))
-    both = positive.followed_by(swapped)
+    both = positive.chain(swapped)
     program, a, b = two_inputs()
     a.linear(both).join(b.linear(both).rename({"v": "w"}), "k").capture()
     assert [len(each.steps) for each in (positive, swapped, both)] == [1, 1, 2]
@@ -94,7 +94,7 @@ def test_a_logic_is_checked_where_it_meets_columns() -> None:
     with pytest.raises(persist.InvalidUsage, match="delay: dimension=1"):
         a.linear(Logic().delay(col("_time"), dimension=1))
     with pytest.raises(persist.InvalidUsage, match=r"followed_by: .* is not a Logic; begin one with Logic\(\)"):
-        Logic().followed_by(a)  # type: ignore[arg-type]
+        Logic().chain(a)  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="linear: 3 is not a Logic"):
         a.linear(3)  # type: ignore[arg-type]
 

@@ -109,7 +109,7 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         assert found.partners(["k"]) == found.partners(["k", "s"]) == 1.0
         assert 80 < found.partners(["d"]) < 110
         assert 25 < found.partners(["s"]) < 40
-        renamed = found.after([Filter((col("k") > 1).term), Map((("x", Col("d")), ("y", lit(1).term)))])
+        renamed = found.apply_stages([Filter((col("k") > 1).term), Map((("x", Col("d")), ("y", lit(1).term)))])
         assert renamed is not None
         assert (renamed.key, {*renamed.distinct}) == (None, {"x"})
         assert renamed.rows < found.rows

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.compute.index import indexes_of, paths_of, steps_to_drop
+from persist.compute.index import load_indexes, plan_paths, steps_to_drop
 from persist.core.expression.filters import parse_where
 from persist.core.log import kinds
 from persist.engine.collection.reads import snapshot
@@ -248,12 +248,12 @@ def test_an_index_tells_all_times_whether_it_is_behind_or_ahead(client: persist.
 def test_an_open_snapshot_uses_no_index_of_times_that_its_state_does_not_know(facts: persist.Collection) -> None:
     facts.index("d")
     contents = facts.handle.known()
-    assert paths_of(facts.handle, contents, facts.schema, 0, ["id", "d"])
+    assert plan_paths(facts.handle, contents, facts.schema, 0, ["id", "d"])
     with facts.snapshot(0, where="d = 7919") as before:
         facts.write([((1_000_000, (7919, 1)), 1, 1)], seal=2).result()
         facts.index("d")
-        assert paths_of(facts.handle, facts.handle.known(), facts.schema, 0, ["id", "d"])
-        assert not paths_of(facts.handle, contents, facts.schema, 0, ["id", "d"])
+        assert plan_paths(facts.handle, facts.handle.known(), facts.schema, 0, ["id", "d"])
+        assert not plan_paths(facts.handle, contents, facts.schema, 0, ["id", "d"])
         assert 1_000_000 not in before.to_arrow()["id"].to_pylist()
 
 
@@ -377,7 +377,7 @@ def test_dropping_an_index_changes_no_answer_and_dropping_the_collection_drops_i
 
 def test_an_index_whose_collection_is_gone_is_cleared_away(client: persist.Client, facts: persist.Collection) -> None:
     facts.index("d")
-    drops = steps_to_drop(facts.handle, indexes_of(facts.handle))
+    drops = steps_to_drop(facts.handle, load_indexes(facts.handle))
     assert len(drops) == 2
     client.engine.submit("drop", [kinds.Destroy(facts.id)], {facts.id: "facts"}).result()
     assert len(client.engine.names(".index.")) == 1
@@ -392,7 +392,7 @@ def test_an_index_keeps_only_what_its_next_refresh_needs(client: persist.Client,
     assert facts.since == persist.Antichain(0)
     facts.index("d")
     assert facts.since == persist.Antichain(2)
-    assert indexes_of(facts.handle)[0].contents.since == persist.Antichain(2)
+    assert load_indexes(facts.handle)[0].contents.since == persist.Antichain(2)
     client.maintain()
     with indexes_that_always_pay():
         assert by_all(facts.get(where="d = 5")) == plain(facts, "d = 5")
@@ -424,7 +424,7 @@ def test_of_two_that_make_or_refresh_an_index_at_once_one_does(facts: persist.Co
 def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.Collection) -> None:
     facts.index("d")
     blob = facts.handle.engine.blob
-    for part in indexes_of(facts.handle)[0].contents.parts:
+    for part in load_indexes(facts.handle)[0].contents.parts:
         blob.delete(part.blob)
     with indexes_that_always_pay():
         assert by_all(facts.get(where="d = 7919")) == plain(facts, "d = 7919")
@@ -433,7 +433,7 @@ def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.
 def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection) -> None:
     facts.index("d")
     facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
-    (path,) = paths_of(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
+    (path,) = plan_paths(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
     sent = pickle.loads(pickle.dumps(path))
     found = pa.concat_tables(sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
     assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
@@ -459,7 +459,7 @@ def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
     orders.write([(1, (["a"], 5))], time=0, seal=1).result()
     with indexes_that_always_pay():
         assert orders.get(where="c = 5").to_pylist() == [{"id": 1, "tags": ["a"], "c": 5}]
-    index = client.load(indexes_of(orders.handle)[0].handle.name)
+    index = client.load(load_indexes(orders.handle)[0].handle.name)
     with pytest.raises(InvalidUsage, match="library's own"):
         index.index("id")
     with persist.open(client.url, mode="read") as reader, pytest.raises(persist.errors.ReadOnly):

@@ -12,7 +12,7 @@ from persist.compute.sql.adapt_expression import Expressions
 from persist.compute.sql.duck import bound
 from persist.compute.sql.rows import lower_term
 from persist.compute.sql.types import of_name, to_arrow
-from persist.core.expression.evaluation import as_array, evaluate, type_of
+from persist.core.expression.evaluation import as_array, evaluate, infer_type
 from persist.core.expression.term import Term
 from persist.errors import InvalidUsage
 from tests.compute.sql.cells import Sheet
@@ -151,8 +151,8 @@ class Oracle:
         made: list[Accepted | InvalidUsage] = []
         for node in plan["expressions"]:
             try:
-                expression = lower_term(Expressions(sql).one(node), schema.names)
-                type_of(expression, schema, "map")
+                expression = lower_term(Expressions(sql).translate(node), schema.names)
+                infer_type(expression, schema, "map")
                 made.append(Accepted(expression, numbers))
             except InvalidUsage as error:
                 made.append(error)

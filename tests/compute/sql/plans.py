@@ -18,7 +18,7 @@ import duckdb
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.sql.compile import key_of, planned
+from persist.compute.sql.compile import choose_key, planned
 from persist.compute.sql.definition import to_json
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.types import to_arrow
@@ -47,7 +47,7 @@ def plan_of(sql: str) -> str:
         return inputs[name]
 
     Lowering(program, source, KNOWN).answer(plan).probe()
-    stored = json.dumps({"columns": columns, "key": key_of(plan, columns, None), "plan": to_json(plan)})
+    stored = json.dumps({"columns": columns, "key": choose_key(plan, columns, None), "plan": to_json(plan)})
     return f"{stored}\n{program.explain()}"
 
 

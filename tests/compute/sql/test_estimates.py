@@ -25,11 +25,11 @@ from persist.compute.sql.algebra import (
     by_side,
     children,
     has_one_partner,
+    infer_types,
     is_empty_without,
-    types_of,
     unique_columns,
 )
-from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimated, ordered
+from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimated, order_joins
 from persist.core.expression.evaluation import factored_conjuncts
 from persist.core.expression.term import Lit, Place, Term, sql_call
 
@@ -118,17 +118,17 @@ def test_relations_are_joined_in_the_order_with_the_fewest_rows_in_between() -> 
     v = Scan("v", ("a", "x"), ("int64", "int64"))
     sizes = {name: Statistics(rows, None, {"a": rows, "x": 10}) for name, rows in (("t", 1e6), ("u", 1e3), ("v", 10.0))}
     three = joined(joined(T, U, (0, 0)), v, (0, 0))
-    plan = ordered(three, sizes)
-    assert types_of(plan) == types_of(three)
+    plan = order_joins(three, sizes)
+    assert infer_types(plan) == infer_types(three)
     assert scans(plan) == ["t", "v", "u"]  # Both others have a key of t only, and with v fewer rows are left.
     chain = joined(joined(U, T, (1, 1)), v, (3, 0))
-    assert "t" in scans(ordered(chain, sizes))[:2]
+    assert "t" in scans(order_joins(chain, sizes))[:2]
     # Two are left as they are, and so is what is within other relations.
     two = joined(T, U, (0, 0))
-    assert ordered(two, sizes) == two
-    assert scans(ordered(Distinct(three), sizes)) == scans(plan)
+    assert order_joins(two, sizes) == two
+    assert scans(order_joins(Distinct(three), sizes)) == scans(plan)
     same = Join("inner", joined(T, U, (0, 0)), v, (), ((Place(0), Place(0)),))
-    assert ordered(same, sizes) == same
+    assert order_joins(same, sizes) == same
 
 
 def test_all_conditions_and_pairs_of_joins_that_are_put_in_order_stay() -> None:
@@ -136,7 +136,7 @@ def test_all_conditions_and_pairs_of_joins_that_are_put_in_order_stay() -> None:
     below = Join("inner", T, U, ((Place(0), Place(0)),), (), is_("less", Place(1), Place(4)))
     plan = Join("inner", below, v, ((Place(3), Place(0)), (Place(4), Place(1))), (), is_("less", Place(0), Place(6)))
     sizes = {"t": Statistics(1e6), "u": Statistics(1e3), "v": Statistics(1.0)}
-    made = ordered(plan, sizes)
+    made = order_joins(plan, sizes)
     assert isinstance(made, Project)
     every, pairs, conditions = [made.input], set[tuple[str, str]](), 0
     while every:

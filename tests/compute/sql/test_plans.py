@@ -9,7 +9,7 @@ import pytest
 
 import persist
 from persist.compute.sql.adapt_expression import Expressions
-from persist.compute.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, every
+from persist.compute.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, walk
 from persist.compute.sql.by_duckdb import Text
 from persist.compute.sql.compile import planned
 from persist.compute.sql.duck import place
@@ -138,7 +138,7 @@ def test_distinct_rows_come_where_their_first_one_comes_in_the_order(sql: str, s
 
 def test_an_order_of_distinct_rows_without_a_limit_is_not_computed() -> None:
     plan = rewritten(planned("SELECT DISTINCT a FROM t ORDER BY b", schemas(TABLES))[0])
-    assert [type(node) for node in every(plan)] == [Project, Distinct, Project, Project, Scan]
+    assert [type(node) for node in walk(plan)] == [Project, Distinct, Project, Project, Scan]
     assert columns_read(lower_relation(plan)) == {"t": {"a": "int32"}}
 
 
@@ -161,7 +161,7 @@ KEYED = [
 
 def test_no_query_with_an_equality_is_a_cross_product() -> None:
     for sql in KEYED:
-        for node in every(rewritten(planned(sql, schemas(TABLES))[0])):
+        for node in walk(rewritten(planned(sql, schemas(TABLES))[0])):
             assert not isinstance(node, Join) or node.equal or node.same, sql
 
 
@@ -191,9 +191,9 @@ def test_a_condition_that_may_raise_sees_no_row_that_others_leave_out(sql: str) 
 def test_a_condition_with_a_constant_that_duckdb_computes_is_applied_below_the_join() -> None:
     sql = "SELECT t.a, u.b FROM t, u WHERE t.a = u.a AND t.d >= DATE '2020-02-01' AND u.s < concat('a', 'b')"
     plan = rewritten(planned(sql, schemas(TABLES))[0])
-    filters = [node for node in every(plan) if isinstance(node, Filter)]
+    filters = [node for node in walk(plan) if isinstance(node, Filter)]
     assert len(filters) == 2
-    assert not any(isinstance(node, Join) for each in filters for node in every(each))
+    assert not any(isinstance(node, Join) for each in filters for node in walk(each))
     check(sql, changes(1))
 
 
@@ -218,8 +218,8 @@ def test_what_a_plan_says_and_is_not_known_is_refused_where_it_stands() -> None:
     with pytest.raises(
         InvalidUsage, match=r"(?s)collation='NOCASE' of the ref is not supported.*line 2:  a FROM t\n +\^"
     ):
-        Expressions(sql).one(node)
-    assert Expressions(sql).one({**node, "collation": ""}) == Place(0)
+        Expressions(sql).translate(node)
+    assert Expressions(sql).translate({**node, "collation": ""}) == Place(0)
     order = {"type": "ASCENDING", "null_order": "NULLS LAST", "expression": node}
     aggregate = {
         "expression_class": "BOUND_AGGREGATE",
@@ -237,11 +237,11 @@ def test_what_a_plan_says_and_is_not_known_is_refused_where_it_stands() -> None:
         with pytest.raises(InvalidUsage, match=message):
             Expressions(sql).check({**aggregate, **more})
         with pytest.raises(InvalidUsage, match=message):
-            Text(Expressions(sql).one, Expressions(sql).refuse, lambda node: True, Expressions(sql).check).of(
+            Text(Expressions(sql).translate, Expressions(sql).refuse, lambda node: True, Expressions(sql).check).of(
                 {**aggregate, **more}
             )
     with pytest.raises(InvalidUsage, match="BOUND_BETWEEN is not supported in a view"):
-        Expressions(sql).one({"expression_class": "BOUND_BETWEEN"})
+        Expressions(sql).translate({"expression_class": "BOUND_BETWEEN"})
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.compile import planned
 from persist.compute.sql.definition import Definition, to_json
 from persist.compute.sql.draft import Catalog, drafted
-from persist.compute.sql.graph import Defined, ViewProgram, list_functions, lower_relation, views_for
+from persist.compute.sql.graph import Defined, ViewProgram, list_functions, load_views, lower_relation
 from persist.compute.sql.order import list_ordered_collections
 from persist.compute.sql.rewrite import rewritten
 from persist.compute.sql.stored import FORM, StoredPlan, encode_plan, read_plan
@@ -214,7 +214,7 @@ def test_views_that_are_refreshed_together_read_what_each_needs(client: persist.
 
 def programs(client: persist.Client, name: str, definition: Definition) -> ViewProgram:
     handle = client.view(name).live.handle
-    below = [view for view in views_for(client.engine, {handle.id: name}) if view.handle.id != handle.id]
+    below = [view for view in load_views(client.engine, {handle.id: name}) if view.handle.id != handle.id]
     return ViewProgram(client.engine, [*below, Defined(handle, definition)])
 
 

@@ -91,7 +91,7 @@ def test_an_overwrite_is_refused_if_somebody_appends_between_its_plan_and_its_co
 def test_late_updates_are_left_out_and_counted() -> None:
     late = LateFilter(5)
     table = pa.concat_tables([updates([1, 2], 4), updates([3], 5)])
-    assert late.kept(table)["k"].to_pylist() == [3]
-    assert late.kept(updates([4], 6))["k"].to_pylist() == [4]
+    assert late.drop_late(table)["k"].to_pylist() == [3]
+    assert late.drop_late(updates([4], 6))["k"].to_pylist() == [4]
     assert late.count == 2
-    assert LateFilter(None).kept(table) is table
+    assert LateFilter(None).drop_late(table) is table

@@ -9,9 +9,21 @@ import pytest
 
 from persist.compute.sql.algebra import Filter, Node, Scan
 from persist.compute.sql.definition import term_of_json, to_json
-from persist.compute.sql.types import constant, kind_of, text_of, to_arrow
+from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
 from persist.core.expression.evaluation import may_raise
-from persist.core.expression.term import Call, Col, Lit, Place, Term, col, columns_of, lit, moved, places_in, sql_call
+from persist.core.expression.term import (
+    Call,
+    Col,
+    Lit,
+    Place,
+    Term,
+    col,
+    list_columns,
+    list_places,
+    lit,
+    moved,
+    sql_call,
+)
 
 VALUES = {
     "boolean": ["true", "false"],
@@ -56,9 +68,9 @@ def test_a_constant_that_python_has_no_object_for_is_shown_by_its_number() -> No
 
 def test_what_a_term_reads_is_known_and_can_be_put_elsewhere() -> None:
     term = sql_call("add", pa.int64(), Place(3), sql_call("abs", pa.int64(), Place(1)), Col("x"), at=7)
-    assert (places_in(term), columns_of(term)) == ({1, 3}, {"x"})
+    assert (list_places(term), list_columns(term)) == ({1, 3}, {"x"})
     there = moved(term, lambda index: Place(index + 10))
-    assert places_in(there) == {11, 13}
+    assert list_places(there) == {11, 13}
     assert isinstance(there, Call)
     assert there.at == 7
 
@@ -98,7 +110,7 @@ def test_a_cast_may_raise_unless_the_type_has_a_value_for_each(narrow: str, wide
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in VALUES.items() for text in [*texts, None]])
 def test_a_constant_is_read_as_it_was_stored(kind: str, text: str | None) -> None:
     value = constant(kind, text)
-    again = constant(kind_of(value.value.type), text_of(value.value))
+    again = constant(name_arrow_type(value.value.type), format_scalar(value.value))
     assert again == value
 
 
@@ -140,6 +152,6 @@ def test_a_term_as_deep_as_a_query_may_be_is_moved_stored_and_read() -> None:
     term: Term = Place(0)
     for _ in range(600):
         term = sql_call("negate", pa.int64(), term)
-    assert places_in(moved(term, lambda index: Place(index + 1))) == {1}
+    assert list_places(moved(term, lambda index: Place(index + 1))) == {1}
     stored = to_json(term)
     assert term_of_json(Term, stored) == term

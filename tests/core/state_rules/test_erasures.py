@@ -11,7 +11,13 @@ from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, MachineForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import ERASURES_KEPT, erased, erasure_number, left_by_erasure, with_erased
+from persist.core.state_rules.erasures import (
+    ERASURES_KEPT,
+    erased,
+    erasure_number,
+    list_blobs_unused_after_erasure,
+    with_erased,
+)
 from persist.core.state_rules.state import State, apply
 from persist.errors import InvalidUsage
 from tests.core.state_rules.test_refusals import CREATED, ID, contents_after, part, record
@@ -55,7 +61,7 @@ def test_each_part_that_held_a_record_makes_room_for_those_without_it(seed: int)
                 step_parts.append(part(made, held[old].time_max))
         step = erase(*step_parts, replaced=replaced)
         unused = tuple(sorted(held[n].blob for n in going))
-        assert left_by_erasure(contents, step) == unused
+        assert list_blobs_unused_after_erasure(contents, step) == unused
         if unused:
             with pytest.raises(Superseded, match="other blobs fall out of use"):
                 erased(contents, step)

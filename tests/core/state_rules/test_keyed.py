@@ -11,7 +11,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, MachineForm
-from persist.core.state_rules.collection_rules import CollectionStep, after_step, check_contents
+from persist.core.state_rules.collection_rules import CollectionStep, apply_step, check_contents
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import PlannedPend, due
 from persist.errors import (
@@ -45,13 +45,13 @@ def part(first: int, last: int | None = None, inline: bytes = b"x") -> Part:
 
 
 def keyed(*steps: CollectionStep, machine: MachineForm = UPSERT, **declared: Any) -> CollectionState:
-    state = after_step(None, kinds.Create(ID, "users", SCHEMA.to_json(), KeyedForm(machine, **declared)))
+    state = apply_step(None, kinds.Create(ID, "users", SCHEMA.to_json(), KeyedForm(machine, **declared)))
     return after(state, *steps)
 
 
 def after(state: CollectionState, *steps: CollectionStep) -> CollectionState:
     for step in steps:
-        state = after_step(state, step)
+        state = apply_step(state, step)
         check_contents(state)
     return state
 
@@ -71,7 +71,7 @@ def test_a_resolution_of_other_events_than_are_pending_loses() -> None:
     late = kinds.Resolve(ID, (0,), (5,), (0,))
     for other in (kinds.Pend(ID, (part(4),)), kinds.Resolve(ID, (0,), (2,)), PlannedPend(ID, 4, 4, None)):
         with pytest.raises(Superseded):
-            after(after_step(state, other), late)
+            after(apply_step(state, other), late)
     after(state, kinds.Pend(ID, (part(5),)), late)  # It is not concerned.
 
 
@@ -80,7 +80,7 @@ def test_a_seal_never_passes_events_that_are_pending() -> None:
     assert after(state, kinds.Seal(ID, (3,))).upper == 3
     for upper in ((4,), ()):
         with pytest.raises(PendingEvents, match="upsert"):
-            after_step(state, kinds.Seal(ID, upper))
+            apply_step(state, kinds.Seal(ID, upper))
 
 
 def test_a_seal_to_the_present_upper_does_nothing_though_a_pending_part_lies_on_both_sides_of_it() -> None:
@@ -93,17 +93,17 @@ def test_a_seal_to_the_present_upper_does_nothing_though_a_pending_part_lies_on_
 def test_plain_updates_to_a_keyed_collection_and_events_to_another_are_refused() -> None:
     with pytest.raises(KeyedCollection, match="upsert"):
         keyed(kinds.Append(ID, (part(3),)))
-    plain = after_step(None, kinds.Create(ID, "plain", SCHEMA.to_json()))
+    plain = apply_step(None, kinds.Create(ID, "plain", SCHEMA.to_json()))
     for step in (kinds.Pend(ID, (part(3),)), kinds.Resolve(ID, (0,), (4,)), kinds.AdvanceLateBound(ID, 4)):
         with pytest.raises(NotKeyed, match="write"):
-            after_step(plain, step)
+            apply_step(plain, step)
 
 
 def test_events_at_sealed_times_are_refused() -> None:
     state = keyed(kinds.Seal(ID, (4,)))
     for step in (kinds.Pend(ID, (part(3, 9),)), PlannedPend(ID, 3, 9, None)):
         with pytest.raises(UpdateNotBeyondUpper):
-            after_step(state, step)
+            apply_step(state, step)
 
 
 def test_since_stays_before_upper() -> None:

@@ -19,7 +19,7 @@ from persist.core.log.fields import KeyedForm, Keyframe, MachineForm
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, Submitted
 from persist.core.names import VIEW_HOLD
-from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectParts, Holds, after_step
+from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectParts, Holds, apply_step
 from persist.core.state_rules.contents import CollectionState, check_runs, last_sealed, with_replaced
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import Dropped, LocationState, check_uploaded
@@ -224,7 +224,7 @@ def test_holds_of_one_record_are_set_as_one_after_the_other(
     for groups in ([Holds(ID, tuple(steps))], steps):
         try:
             for step in groups:
-                one_by_one = after_step(one_by_one, step)
+                one_by_one = apply_step(one_by_one, step)
             refused.append(None)
         except (InvalidUsage, Conflict) as error:
             refused.append((type(error), str(error)))
@@ -238,7 +238,7 @@ def test_a_tag_names_the_last_sealed_time_and_none_that_is_not_sealed() -> None:
     contents = CollectionState(ID, "c", SCHEMA.to_json(), upper_times=(7,))
     for time in (7, 8):
         with pytest.raises(AsOfNotSealed):
-            after_step(contents, kinds.SetTag(ID, "a tag", time))
-    assert after_step(contents, kinds.SetTag(ID, "a tag", 6)).tags == {"a tag": 6}
+            apply_step(contents, kinds.SetTag(ID, "a tag", time))
+    assert apply_step(contents, kinds.SetTag(ID, "a tag", 6)).tags == {"a tag": 6}
     complete = msgspec.structs.replace(contents, upper_times=())
-    assert after_step(complete, kinds.SetTag(ID, "a tag", TIME_MAX)).tags == {"a tag": TIME_MAX}
+    assert apply_step(complete, kinds.SetTag(ID, "a tag", TIME_MAX)).tags == {"a tag": TIME_MAX}

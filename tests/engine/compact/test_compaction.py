@@ -192,7 +192,7 @@ def test_a_large_part_is_cut_between_the_keys_that_change_and_those_that_do_not(
 
         def parts() -> list[Part]:
             contents = state(client, c)
-            return [*contents.parts_of(contents.keyframes[-1].parts)]
+            return [*contents.list_parts(contents.keyframes[-1].parts)]
 
         c.write(rows_at(10_000, 0), seal=1).result()
         assert changed(1, 9990, "x", "y").parts_shared == 0

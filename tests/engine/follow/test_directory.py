@@ -342,7 +342,7 @@ def test_a_directory_in_pages_opens_as_the_log_says() -> None:
         assert opened.id_of(name) == id_
         assert opened.state.entries[id_].name == name
     assert opened.id_of("between") is None
-    assert [*opened.state.ids.starting_with("c-")] == sorted((n, i) for n, i in whole.ids.items() if n[:2] == "c-")
+    assert [*opened.state.ids.iterate_prefix("c-")] == sorted((n, i) for n, i in whole.ids.items() if n[:2] == "c-")
 
 
 def test_a_million_collections_are_opened_by_what_they_are_listed_in(tiny_pages: None) -> None:

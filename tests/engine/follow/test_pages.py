@@ -59,7 +59,7 @@ def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, s
             if len(levels) == 1:
                 assert {key for key, _ in levels[0].raw()} == model.keys(), "nothing that is gone, or was replaced"
     assert dict(now.each()) == model
-    assert [key for key, _ in now.starting_with("ab")] == sorted(key for key in model if key.startswith("ab"))
+    assert [key for key, _ in now.iterate_prefix("ab")] == sorted(key for key in model if key.startswith("ab"))
     for key in ("", "a", "ab", "abc", "abca", "b", "cc", "d", *model):
         assert now.get(key) == model.get(key)
         assert (key in now) is (key in model)

@@ -14,7 +14,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.framing import encode_framed
-from persist.core.state_rules.collection_rules import CollectionStep, after_step, gathered
+from persist.core.state_rules.collection_rules import CollectionStep, apply_step, gathered
 from persist.core.state_rules.contents import CollectionState, Held
 from persist.engine.follow.state_objects import StateObject
 from persist.errors import LeaseExpired
@@ -95,7 +95,7 @@ def test_a_collection_with_a_million_holds_is_read_held_and_compacted_within_sec
     }
     for name, step in steps.items():
         began = time.process_time()
-        made = after_step(contents, step)
+        made = apply_step(contents, step)
         assert made is not None
         contents, spent[name] = made, time.process_time() - began
     assert (len(contents.holds), contents.since_times) == (MILLION, (1,))
@@ -145,7 +145,7 @@ def test_holds_that_are_set_together_come_to_what_they_do_one_by_one(
         made = contents
         try:
             for step in steps:
-                made = after_step(made, step)
+                made = apply_step(made, step)
         except (ValueError, persist.PersistError) as error:
             return type(error), str(error)
         return made

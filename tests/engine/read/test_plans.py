@@ -144,7 +144,7 @@ class Frame:
 )
 def test_the_cost_of_a_plan_is_rows_decoded_and_four_times_those_merged(frame: Any, as_of: int, cost: float) -> None:
     history: Any = (Held(10, 0, 1), Held(30, 2, 16, negatives=1))
-    contents: Any = type("Contents", (), {"parts_of": staticmethod(lambda parts: parts)})
+    contents: Any = type("Contents", (), {"list_parts": staticmethod(lambda parts: parts)})
     assert _cost(contents, history, frame, as_of) == cost
 
 

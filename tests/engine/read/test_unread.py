@@ -47,7 +47,7 @@ def test_what_is_unread_is_what_all_parts_would_give(steps: list[tuple[str, obje
         elif kind == "merge":
             assert isinstance(what, set)
             gone = [run for at, run in enumerate(contents.history) if at in what]
-            parts = [each for run in gone for each in contents.parts_of(run)]
+            parts = [each for run in gone for each in contents.list_parts(run)]
             if not parts:
                 continue
             first, last = min(each.time_min for each in parts), max(each.time_max for each in parts)
@@ -70,14 +70,14 @@ def test_a_step_looks_at_no_part_that_was_read(monkeypatch: pytest.MonkeyPatch) 
             collection.write([((time, None), time, 1)], seal=time + 1).result()
         assert len(next(listen).updates) == 5
         looked: list[int] = []
-        before = CollectionState.parts_of
+        before = CollectionState.list_parts
 
         def parts_of(contents: CollectionState, numbers: object) -> tuple[Part, ...]:
             found = before(contents, numbers)  # type: ignore[arg-type]
             looked.append(len(found))
             return found
 
-        monkeypatch.setattr(CollectionState, "parts_of", parts_of)
+        monkeypatch.setattr(CollectionState, "list_parts", parts_of)
         for time in range(5, 9):
             collection.write([((time, None), time, 1)], seal=time + 1).result()
             looked.clear()

@@ -309,7 +309,7 @@ def test_a_policy_that_cannot_work_is_refused(dated: DatedBlob, changes: dict[st
 def test_only_a_few_policies_are_remembered_and_none_of_their_longer_times_is_lost() -> None:
     policies = Policies(Policy(grace_s=1000))
     for seqno in range(1, 2 * BEFORE_MAX):
-        policies = policies.replaced(Policy(grace_s=100 - seqno), seqno, at_once=False)
+        policies = policies.with_policy(Policy(grace_s=100 - seqno), seqno, at_once=False)
     assert len(policies.before) == BEFORE_MAX
     newest, last = policies.newest.grace_s, 2 * BEFORE_MAX - 1
     assert policies.in_force(0, lambda seqno, age_s: False).grace_s == 1000
@@ -322,9 +322,9 @@ def test_only_a_few_policies_are_remembered_and_none_of_their_longer_times_is_lo
 def test_an_upload_has_the_longest_time_that_its_writer_may_have_read() -> None:
     policies = Policies(Policy(orphan_grace_s=50))
     for seqno, longer_s in ((3, 1000), (7, 100)):
-        policies = policies.replaced(Policy(orphan_grace_s=longer_s), seqno, at_once=False)
+        policies = policies.with_policy(Policy(orphan_grace_s=longer_s), seqno, at_once=False)
     assert [policies.orphan_grace_s(seqno) for seqno in (0, 3, 4, 7, 8)] == [1000, 1000, 1000, 1000, 100]
-    assert policies.replaced(Policy(orphan_grace_s=0), 9, at_once=False).orphan_grace_s(9) == 100
+    assert policies.with_policy(Policy(orphan_grace_s=0), 9, at_once=False).orphan_grace_s(9) == 100
 
 
 def test_uploads_are_void_after_an_old_one_but_not_after_a_young_one_nor_young_records() -> None:
@@ -356,5 +356,5 @@ def test_an_upload_of_yesterday_says_nothing_about_one_of_today_with_its_seqno()
 
     default = Policies(Policy())
     assert [floor(hours, (100, 25), policies=default) for hours in (0, 2, 23, 24)] == [100, 100, 100, 101]
-    shortened = default.replaced(Policy(orphan_grace_s=3600), 100, at_once=False)
+    shortened = default.with_policy(Policy(orphan_grace_s=3600), 100, at_once=False)
     assert [floor(hours, (101, -0.5), policies=shortened) for hours in (2, 23, 24, 25)] == [100, 100, 101, 101]

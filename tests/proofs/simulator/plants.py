@@ -180,7 +180,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         if hasattr(module, "check_beyond_upper")
     ],
     "a collector waits for nobody who reads": lambda: [
-        (persist.engine.upkeep.garbage, "is_waited_for", lambda control, dropped: False)
+        (persist.engine.upkeep.garbage, "may_be_read", lambda control, dropped: False)
     ],
     "a collector does not wait for the grace period": lambda: [
         (persist.engine.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)

@@ -28,7 +28,7 @@ from persist.core.log.kinds import Batch
 from persist.core.settings import Tuning
 from persist.core.state_rules import annotations as remembered
 from persist.core.state_rules.keyed_rules import PlannedPend
-from persist.core.state_rules.publications import left_unused
+from persist.core.state_rules.publications import list_unused_blobs
 from persist.engine.collection.commit import Commit
 from persist.engine.follow.checkpoint import stored_checkpoints
 from persist.engine.write.operations import Submission, Write
@@ -180,7 +180,7 @@ def write_published(client: Client) -> None:
             options={"deletes": "vectors"},
             digest="0" * 16,
         )
-        unused = left_unused(published.handle.contents(), step)
+        unused = list_unused_blobs(published.handle.contents(), step)
         client.engine.submit("publish", [msgspec.structs.replace(step, unused=unused)], {published.id: ""}).result()
     gone = client.create_or_load("published no more", key={"k": pa.int64()}, value=None)
     gone.write([((1, None), 0, 1)], seal=1).result()

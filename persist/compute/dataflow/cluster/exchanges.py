@@ -78,7 +78,7 @@ class StagePlan:
     sinks: list[Node] = field(default_factory=list)
 
 
-def cut(plan: Plan) -> list[StagePlan]:
+def cut_into_stages(plan: Plan) -> list[StagePlan]:
     """Return the stages of a plan, each after those that it reads from.
 
     Args:
@@ -100,7 +100,7 @@ class _Cutting:
         order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
         for number in order.static_order():
             self._place(self._plan.nodes[number])
-        after = {stage.number: {self._at[one.node].number for one in stage.reads} for stage in self._stages}
+        after = {stage.number: {self._at[read.node].number for read in stage.reads} for stage in self._stages}
         return [self._stages[number] for number in TopologicalSorter(after).static_order()]
 
     def _place(self, node: Node) -> None:
@@ -110,40 +110,40 @@ class _Cutting:
                 stage.source = node
                 self._set(node, stage, None)
             case Constant():
-                self._put(self._new(), node, None)
+                self._assign(self._new(), node, None)
             case Linear(stages):
-                self._put(self._at[node.inputs[0]], node, _through(self._keyed[node.inputs[0]], stages))
+                self._assign(self._at[node.inputs[0]], node, _through(self._keyed[node.inputs[0]], stages))
             case Consolidate() | Arrange():
-                self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
+                self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
             case Concat():
                 self._concat(node)
             case Join((pairs,)):
-                self._keyed_by(node, [tuple(mine for mine, _ in pairs), tuple(its for _, its in pairs)])
+                self._key_inputs(node, [tuple(left_key for left_key, _ in pairs), tuple(its for _, its in pairs)])
             case Reduce(keys):
                 self._reduce(node, keys)
             case Persist(_, keys):
                 if self._keyed[node.inputs[0]] is None:
-                    self._keyed_by(node, [keys])
+                    self._key_inputs(node, [keys])
                 else:
-                    self._put(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
+                    self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
                 raise NoStages(f"{node.title} has no form in stages")
 
     def _concat(self, node: Node) -> None:
-        known = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
-        for number, keys in reversed(known):
+        keyed_inputs = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
+        for number, keys in reversed(keyed_inputs):
             assert keys is not None
             if self._fits(node, self._at[number], [keys] * len(node.inputs)):
                 self._feed(self._at[number], node, [keys] * len(node.inputs))
                 return
         if len({self._at[number].number for number in node.inputs}) == 1:
-            self._put(self._at[node.inputs[0]], node, None)
+            self._assign(self._at[node.inputs[0]], node, None)
             return
-        keys = self._grouped_by(node)
+        keys = self._find_group_keys(node)
         self._feed(self._new(), node, [keys] * len(node.inputs))
 
-    def _grouped_by(self, node: Node) -> Keys | None:
+    def _find_group_keys(self, node: Node) -> Keys | None:
         """Return the keys by which the one node groups that reads this one; its stage can have both."""
         if len(self._consumers[node.number]) == 1:
             after = self._plan.nodes[self._consumers[node.number][0]].operator
@@ -152,13 +152,13 @@ class _Cutting:
         return None
 
     def _reduce(self, node: Node, keys: Keys) -> None:
-        given = self._keyed[node.inputs[0]]
-        if given is not None and set(given) <= set(keys):
-            self._put(self._at[node.inputs[0]], node, given)
+        input_keys = self._keyed[node.inputs[0]]
+        if input_keys is not None and set(input_keys) <= set(keys):
+            self._assign(self._at[node.inputs[0]], node, input_keys)
         else:
             self._feed(self._new(), node, [keys])
 
-    def _keyed_by(self, node: Node, wanted: Sequence[Keys]) -> None:
+    def _key_inputs(self, node: Node, wanted: Sequence[Keys]) -> None:
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._keyed[number] == keys and self._fits(node, self._at[number], wanted):
                 self._feed(self._at[number], node, wanted)
@@ -182,7 +182,7 @@ class _Cutting:
         for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
             if self._at[number] is not stage:
                 stage.feeds[node.number, place] = self._exchange(stage, number, keys)
-        self._put(stage, node, wanted[0])
+        self._assign(stage, node, wanted[0])
 
     def _exchange(self, to: StagePlan, number: int, keys: Keys | None) -> Exchange:
         for exchange in to.reads:
@@ -194,7 +194,7 @@ class _Cutting:
         self._at[number].gives.append(new_exchange)
         return new_exchange
 
-    def _put(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
+    def _assign(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
         stage.nodes.append(node)
         self._set(node, stage, keys)
 

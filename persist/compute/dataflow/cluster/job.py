@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from persist.compute.dataflow.cluster.exchanges import StagePlan, cut
+from persist.compute.dataflow.cluster.exchanges import StagePlan, cut_into_stages
 from persist.compute.dataflow.cluster.tasks import Slice, SourceSlices, StageTask, Stored, Written
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.ports.output import Output
@@ -41,7 +41,7 @@ class Job:
         self._location, self._storage, self._parallel = location, storage, parallel
         self._readers = {reader.operator.collection: reader for reader in ports.sources}
         self.until = min((reader.handle.contents().upper for reader in ports.sources), default=END)
-        self.stages = cut(program.plan.without_unused())
+        self.stages = cut_into_stages(program.plan.without_unused())
         self._open = ExitStack()
         self._slices: dict[str, tuple[CollectionAddress, list[Slice], int, int]] = {}
         self.changed_bytes = 0
@@ -88,7 +88,7 @@ class Job:
             output.sink.collection: Written(self._target(output), output.done, output.upper == 0)
             for output in self._outputs.every
         }
-        return [StageTask(stage, partitions, written, self._slices_of(stage)) for stage in self.stages]
+        return [StageTask(stage, partitions, written, self._slice_source(stage)) for stage in self.stages]
 
     def commit(self, stored: Stored) -> int | None:
         """Commit what the tasks stored as one record, and return its seqno; delete what they stored if it is refused.
@@ -108,7 +108,7 @@ class Job:
     def _target(self, output: Output) -> Target:
         return Target.of(output.handle, self._location, self._storage)
 
-    def _slices_of(self, stage: StagePlan) -> SourceSlices | None:
+    def _slice_source(self, stage: StagePlan) -> SourceSlices | None:
         if stage.source is None:
             return None
         assert isinstance(stage.source.operator, Source)

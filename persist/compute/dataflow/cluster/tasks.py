@@ -119,7 +119,7 @@ class StageTask:
     written: Mapping[str, Written]
     slices: SourceSlices | None = None
 
-    def gives_to(self, other: "StageTask") -> bool:
+    def feeds_stage(self, other: "StageTask") -> bool:
         """Whether another stage reads what this one gives."""
         return any(exchange in other.stage.reads for exchange in self.stage.gives)
 
@@ -131,12 +131,12 @@ class StageTask:
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Do what one task does, given rows of SHAPE, or, of a stage with a source, numbers of slices."""
         if self.slices is None:
-            held: dict[int, list[pa.Table]] = {}
+            exchanged: dict[int, list[pa.Table]] = {}
             for batch in batches:
                 for number, rows in zip(batch.column(0).to_pylist(), batch.column(2), strict=True):
                     if rows.is_valid:
-                        held.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
-            yield from self._run(held)
+                        exchanged.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
+            yield from self._run(exchanged)
             return
         for batch in batches:
             for number in batch.column(0).to_pylist():
@@ -145,10 +145,10 @@ class StageTask:
                 yield from self._run({self.own: read})
 
     def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
-        given = _StageProgram(self)
-        for exchange, table in given.results(held):
+        program = _StageProgram(self)
+        for exchange, table in program.results(held):
             yield from self._shared_out(exchange, table)
-        for collection, table in given.outputs:
+        for collection, table in program.outputs:
             target = self.written[collection].target
             parts = upload(target, [to_updates(table, target.schema)]) if table.num_rows else ()
             yield block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
@@ -192,10 +192,10 @@ class _StageProgram:
         self._sinks: list[tuple[str, Captured]] = []
         if task.slices is not None and stage.source is not None:
             nodes[stage.source.number] = self._input(task.own, task.slices.columns)
-        brought = {exchange.number: self._input(exchange.number, exchange.columns) for exchange in stage.reads}
+        exchange_inputs = {exchange.number: self._input(exchange.number, exchange.columns) for exchange in stage.reads}
         for node in stage.nodes:
             inputs = [
-                nodes[number] if (fed := stage.feeds.get((node.number, place))) is None else brought[fed.number]
+                nodes[number] if (fed := stage.feeds.get((node.number, place))) is None else exchange_inputs[fed.number]
                 for place, number in enumerate(node.inputs)
             ]
             if isinstance(node.operator, Persist):
@@ -208,11 +208,11 @@ class _StageProgram:
 
     def results(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
         """Yield what the stage gives, by exchange; `outputs` then has what is to be stored."""
-        known = {
+        inputs = {
             node: Statistics(float(sum(len(table) for table in held.get(number, ()))))
             for number, (_, node) in self._inputs.items()
         }
-        with Running(self._program, None, Options(), known) as running:
+        with Running(self._program, None, Options(), inputs) as running:
             for number, (name, _) in self._inputs.items():
                 for table in held.get(number, ()):
                     running[name].insert(table)
@@ -225,9 +225,9 @@ class _StageProgram:
     def _input(self, number: int, columns: pa.Schema) -> int:
         kinds = {column.name: column.type for column in (columns or _NOTHING)}
         name = f"input {number}"
-        made = self._program.input(name, key=None, value=kinds).number
-        self._inputs[number] = name, made
-        return made if columns.names else self._plan.add(Linear((Map(()),)), (made,), columns).number
+        node_number = self._program.input(name, key=None, value=kinds).number
+        self._inputs[number] = name, node_number
+        return node_number if columns.names else self._plan.add(Linear((Map(()),)), (node_number,), columns).number
 
     def _captured(self, number: int) -> Captured:
         return Stream(self._program, number).capture()

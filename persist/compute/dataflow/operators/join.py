@@ -47,8 +47,8 @@ from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.compute.dataflow.updates.batch import Keys, key_hashes, products
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-from persist.core.expression.evaluation import factored_conjuncts, type_of
-from persist.core.expression.term import SQL, Call, Col, Term, calls, columns_of
+from persist.core.expression.evaluation import factored_conjuncts, infer_type
+from persist.core.expression.term import SQL, Call, Col, Term, calls, list_columns
 from persist.core.progress import check_limits
 
 
@@ -301,23 +301,23 @@ def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | No
     pairs: list[tuple[Term, Term]] = []
     for stage in join.after:
         if isinstance(stage, Map):
-            is_left = all(columns_of(term) <= left_names for _, term in stage.outputs)
+            is_left = all(list_columns(term) <= left_names for _, term in stage.outputs)
             return pairs[0] if len(pairs) == 1 and is_left else None
         assert isinstance(stage, Filter)
         for part in factored_conjuncts(stage.condition):
-            if columns_of(part) <= left_names:
+            if list_columns(part) <= left_names:
                 continue
             if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):
                 return None
             left_term, bound_term = part.arguments
-            if columns_of(left_term) <= bound_names:
+            if list_columns(left_term) <= bound_names:
                 left_term, bound_term = bound_term, left_term
-            if not (columns_of(left_term) <= left_names and columns_of(bound_term) <= bound_names):
+            if not (list_columns(left_term) <= left_names and list_columns(bound_term) <= bound_names):
                 return None
-            kind = type_of(left_term, schemas[0], "join")
+            kind = infer_type(left_term, schemas[0], "join")
             # Words of two types do not compare; and where NaN is neither above nor below, it is in no order.
             is_in_order = not pat.is_floating(kind) or part.function.startswith(SQL)
-            if not (has_rank(kind) and is_in_order and type_of(bound_term, schemas[1], "join") == kind):
+            if not (has_rank(kind) and is_in_order and infer_type(bound_term, schemas[1], "join") == kind):
                 return None
             pairs.append((left_term, bound_term))
     return None
@@ -335,7 +335,7 @@ class BoundedJoin(JoinOperator):
         super().__init__(*given, **named)
         self._left, self._bound = (path.start for path in self.paths)
         schema = self._left.schema
-        kind = type_of(terms[0], schema, self.title)
+        kind = infer_type(terms[0], schema, self.title)
         every = [("_k", Col("_k")), *((name, Col(name)) for name in schema.names)]
         self._ordered = compiled(
             [Map((("_k", terms[0]), *every[1:]))], schema, [name for name, _ in every], domain, self.title

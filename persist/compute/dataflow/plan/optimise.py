@@ -59,7 +59,7 @@ from persist.compute.dataflow.plan.stages import (
 )
 from persist.core.errors import CollectionNotFound
 from persist.core.expression.evaluation import may_raise
-from persist.core.expression.term import Col, Lit, Term, columns_of, leaves, replaced_columns
+from persist.core.expression.term import Col, Lit, Term, leaves, list_columns, substitute_columns
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -210,7 +210,7 @@ def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | N
                 read -= {name for name, _ in lists}
             case MapFunction() | BatchFunction() | FlatMap() | FilterFunction():
                 is_all = True
-        read = read.union(*map(columns_of, list_expressions(stage)))
+        read = read.union(*map(list_columns, list_expressions(stage)))
         needed_stages.append(stage)
     return tuple(reversed(needed_stages)), None if is_all else read - {TIME}
 
@@ -245,7 +245,7 @@ def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
 
 def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stage) -> int | None:
     """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
-    names = columns_of(condition)
+    names = list_columns(condition)
     for at, (source, pairs) in enumerate(zip(map(plan.nodes.__getitem__, node.inputs), ((), *join.on), strict=True)):
         if names and names <= {*source.schema.names} - {right_name for _, right_name in pairs}:
             kinds = {field.name: field.type for field in source.schema}
@@ -263,7 +263,7 @@ def simplified(stages: Sequence[Stage]) -> Stages:
         last = simpler_stages[-1] if simpler_stages else None
         if isinstance(stage, Map) and isinstance(last, Map) and _is_cheap(last, stage):
             by = dict(last.outputs)
-            simpler_stages[-1] = Map(tuple((name, replaced_columns(term, by)) for name, term in stage.outputs))
+            simpler_stages[-1] = Map(tuple((name, substitute_columns(term, by)) for name, term in stage.outputs))
         elif isinstance(last, Map) and (earlier := _move_filter(last, stage)) is not None:
             simpler_stages[-1:] = [earlier, last]
         else:
@@ -277,10 +277,10 @@ def _move_filter(made: Map, stage: Stage) -> Filter | TemporalFilter | None:
     if not isinstance(stage, Filter | TemporalFilter) or TIME in by:
         return None
     terms = [stage.condition] if isinstance(stage, Filter) else [stage.lower, stage.upper]
-    read = set[str]().union(*(columns_of(term) for term in terms if term is not None)) - {TIME}
+    read = set[str]().union(*(list_columns(term) for term in terms if term is not None)) - {TIME}
     if not all(isinstance(by[name], Col | Lit) for name in read):
         return None
-    moved = [None if term is None else replaced_columns(term, by) for term in terms]
+    moved = [None if term is None else substitute_columns(term, by) for term in terms]
     if isinstance(stage, TemporalFilter):
         return replace(stage, lower=moved[0], upper=moved[1])
     return None if moved[0] is None else Filter(moved[0])
@@ -338,15 +338,15 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
             return Linear(simplified((*stages, *later)))
         case [Linear(stages), Reduce()]:
             return replace(reader, before=simplified((*stages, *reader.before)))
-        case [Linear(stages), Join(_, before)]:
-            return replace(reader, before=(*before[:at], simplified((*stages, *before[at])), *before[at + 1 :]))
+        case [Linear(stages), Join(_, prepared)]:
+            return replace(reader, before=(*prepared[:at], simplified((*stages, *prepared[at])), *prepared[at + 1 :]))
         case [Join() | Reduce(), Linear(stages)]:
             return replace(source, after=simplified((*source.after, *stages)))
         case [Join(), Join()]:
-            on, before = (*source.on, *reader.on), (*source.before, *reader.before[1:])
+            on, prepared = (*source.on, *reader.on), (*source.before, *reader.before[1:])
             is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
             # A cross join is not looked up by a key.
-            return Join(on, before, reader.after, reader.null_equals) if is_bare and all(on) else None
+            return Join(on, prepared, reader.after, reader.null_equals) if is_bare and all(on) else None
     return None
 
 
@@ -379,7 +379,7 @@ class Statistics:
             return 1.0
         return max(1.0, self.rows / prod(map(self.values, columns)))
 
-    def kept(self, share: float) -> "Statistics":
+    def scale(self, share: float) -> "Statistics":
         """Return the statistics of a share of the records."""
         return Statistics(self.rows * share, self.key, self.distinct)
 
@@ -390,13 +390,13 @@ class Statistics:
         key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
         return Statistics(self.rows, key, {new: self.distinct[old] for old, new in pairs if old in self.distinct})
 
-    def after(self, stages: Sequence[Stage]) -> "Statistics | None":
+    def apply_stages(self, stages: Sequence[Stage]) -> "Statistics | None":
         """Return the statistics after some linear stages; None if unknown."""
         statistics = self
         for stage in stages:
             match stage:
                 case Filter():
-                    statistics = statistics.kept(FILTER_KEEPS)
+                    statistics = statistics.scale(FILTER_KEEPS)
                 case Map(outputs):
                     statistics = statistics.renamed(
                         (term.name, name) for name, term in outputs if isinstance(term, Col)
@@ -419,7 +419,7 @@ def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Stati
             case Linear() | Arrange() | Consolidate():
                 statistics = estimate(node.inputs[0])
                 stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-                return None if statistics is None else statistics.after(stages)
+                return None if statistics is None else statistics.apply_stages(stages)
         return None
 
     return estimate
@@ -435,7 +435,7 @@ def _of_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:
     rows = sum(part.diff_sum for part in contents.history_parts) if contents.history_from == 0 else 0
     if contents.keyframes:
         newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of)
-        rows = max(rows, sum(part.diff_sum for part in contents.parts_of(newest.parts)))
+        rows = max(rows, sum(part.diff_sum for part in contents.list_parts(newest.parts)))
     return Statistics(float(max(rows, 0)), frozenset(key) or None, _distinct(parts) if len(parts) <= PARTS_MAX else {})
 
 

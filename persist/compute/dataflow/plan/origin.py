@@ -26,7 +26,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME
 from persist.compute.dataflow.plan.plan import ROOT, Linear, Node, Persist, Plan, Source, Variable, edges_into
 from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, Stage, TemporalFilter, Unnest
-from persist.core.expression.term import Term, columns_of
+from persist.core.expression.term import Term, list_columns
 
 PROPERTY = "persist.dataflow"  # A property of outputs.
 DEPTH_MAX = 30  # Of nested values: functions may capture each other.
@@ -107,7 +107,7 @@ def reads_time(plan: Plan) -> bool:
 
 def _reads_time(node: Node) -> bool:
     stages = node.operator.stages if isinstance(node.operator, Linear) else ()
-    return any(TIME in columns_of(term) for stage in stages for term in list_expressions(stage))
+    return any(TIME in list_columns(term) for stage in stages for term in list_expressions(stage))
 
 
 def tells_times(node: Node) -> bool:

@@ -17,7 +17,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.arrow_types import check_type
 from persist.codecs.types.schema import TIME
-from persist.core.expression.evaluation import type_of
+from persist.core.expression.evaluation import infer_type
 from persist.core.expression.term import Call, Col, Lit, Term
 
 
@@ -28,7 +28,7 @@ class Map:
     outputs: tuple[tuple[str, Term], ...]
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        return pa.schema([(name, type_of(term, given, operator)) for name, term in self.outputs])
+        return pa.schema([(name, infer_type(term, given, operator)) for name, term in self.outputs])
 
     def __str__(self) -> str:
         return f"map({', '.join(_assigned(name, term) for name, term in self.outputs)})"
@@ -41,7 +41,7 @@ class Filter:
     condition: Term
 
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        kind = type_of(self.condition, given, operator)
+        kind = infer_type(self.condition, given, operator)
         if not pat.is_boolean(kind):
             raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
         return without_time(given)
@@ -151,7 +151,7 @@ class Unnest:
     def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
         fields = list(without_time(given))
         for name, term in self.lists:
-            kind = type_of(term, given, operator)
+            kind = infer_type(term, given, operator)
             if not (pat.is_list(kind) or pat.is_large_list(kind)):
                 raise SchemaMismatch(f"{operator}: {term} is of type {kind}, and not a list")
             fields.append(pa.field(name, kind.value_type))
@@ -336,7 +336,7 @@ def ident(stage: Stage) -> Hashable:
 
 
 def _integer(what: str, expression: Term, given: pa.Schema, operator: str) -> None:
-    kind = type_of(expression, given, operator)
+    kind = infer_type(expression, given, operator)
     if not pat.is_integer(kind):
         raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
     if pat.is_uint64(kind):

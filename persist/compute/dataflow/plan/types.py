@@ -52,7 +52,7 @@ def as_names(operator: str, names: Any, schema: pa.Schema) -> tuple[str, ...]:
     return column_names
 
 
-def as_on(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
+def pair_join_columns(operator: str, on: On, left: pa.Schema, right: pa.Schema) -> Pairs:
     """Return the keys of a join as pairs of column names, of equal types.
 
     Raises:
@@ -106,8 +106,8 @@ def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
     for schema, other_title in schemas[1:]:
         if (schema.names, schema.types) != (first.names, first.types):
             raise SchemaMismatch(
-                f"concat: {title} has the columns {shown(first)}, and {other_title} has {shown(schema)}: map one to "
-                "the other"
+                f"concat: {title} has the columns {format_schema(first)}, and {other_title} has "
+                f"{format_schema(schema)}: map one to the other"
             )
     return first
 
@@ -126,6 +126,6 @@ def pick(schema: pa.Schema, names: Sequence[str]) -> pa.Schema:
     return pa.schema([schema.field(name) for name in names])
 
 
-def shown(schema: pa.Schema) -> str:
+def format_schema(schema: pa.Schema) -> str:
     """Return columns for a message."""
     return ", ".join(f"{field.name}: {field.type}" for field in schema) or "none"

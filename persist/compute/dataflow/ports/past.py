@@ -22,7 +22,7 @@ from persist.codecs.part.part import Part
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.compute.index import PAYS, Path, paths_of
+from persist.compute.index import PAYS, Path, plan_paths
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
@@ -186,7 +186,7 @@ class Past:
             table = pa.table({})  # This reads all records.
         scan = replace(narrowed_scan(self._scan, _pruning(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
-        if path is not None and PAYS * (by_index := path.bytes_of(table)) <= size:
+        if path is not None and PAYS * (by_index := path.estimate_bytes(table)) <= size:
             size, tables = by_index, path.records(table, reader)
         else:
             tables = read_matching(scan, table, reader)
@@ -219,7 +219,7 @@ class Past:
     def _path(self, names: Sequence[str]) -> Path | None:
         """Return the index by which records are found by as many of some columns as possible."""
         handle = self._handle
-        paths = paths_of(
+        paths = plan_paths(
             handle, handle.folded(handle.known()), self._scan.result_schema, self.as_of, self._columns.names
         )
         fits = [path for path in paths if {*path.columns} <= {*names}]

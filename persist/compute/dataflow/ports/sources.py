@@ -19,7 +19,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.plan import Source
-from persist.compute.dataflow.plan.types import is_compatible, shown
+from persist.compute.dataflow.plan.types import format_schema, is_compatible
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
 from persist.compute.dataflow.ports.past import ExplainLoss, encode, encode_contents
 from persist.compute.dataflow.updates.times import Ints
@@ -27,7 +27,7 @@ from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.schemas import version_of
+from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
 from persist.engine.collection.reads import begun_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
@@ -111,7 +111,7 @@ class SourceReader:
         # A view that only reads views of it began with any version.
         own_holds = [hold for hold in holds if hold.columns] or holds
         versions = sorted({hold.schema for hold in own_holds if hold.schema is not None})
-        schemas = [version_of(contents, version) for version in versions]
+        schemas = [load_schema_version(contents, version) for version in versions]
         for earlier, later in pairwise(schemas):
             columns = [self._column(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
@@ -135,7 +135,7 @@ class SourceReader:
                 problem = "is not there" if actual_type is None else f"is of type {actual_type}"
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: the program takes column {field.name!r} for {field.type}, "
-                    f"and it {problem}; the collection has {shown(actual.arrow)}"
+                    f"and it {problem}; the collection has {format_schema(actual.arrow)}"
                 )
 
     def requested_time(self) -> int | None:

@@ -363,7 +363,7 @@ class Builder:
 
         def partners(number: int, keys: tuple[str, ...]) -> float | None:
             statistics = self._estimate(node.inputs[number])
-            remaining = None if statistics is None else statistics.after(join.before[number])
+            remaining = None if statistics is None else statistics.apply_stages(join.before[number])
             return None if remaining is None else remaining.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()

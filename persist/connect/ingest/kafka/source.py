@@ -35,7 +35,7 @@ from persist.connect.ingest.row_files import find_unknown_fields
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.core.rendering import counted
+from persist.core.rendering import format_count
 
 logger = logging.getLogger(__name__)
 PEEKED_ROWS = 1_000
@@ -224,7 +224,7 @@ class Kafka:
             message_types = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
             for name, kind in message_types.items():
                 if is_open(kind):
-                    first = f"the first {counted(len(messages), 'message')} of {route.topic!r}"
+                    first = f"the first {format_count(len(messages), 'message')} of {route.topic!r}"
                     raise InvalidUsage(
                         f"{self.name}: {first} have the column {name!r}, and no value in it tells its type, {kind}. "
                         f'Say the types of all columns, such as columns = {{ {name} = "string", … }}, or begin when a '

@@ -246,8 +246,8 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
                 check_one_row_per_key(rows, target.schema, target.name, "overwrite")
 
         for rows in differences(present, [*parts], reader, check):
-            uploads.put(stream.add(with_time(rows, time, target.schema)))
-        uploads.put(stream.finish())
+            uploads.add(stream.add(with_time(rows, time, target.schema)))
+        uploads.add(stream.finish())
         return uploads.parts()
 
 

@@ -45,7 +45,7 @@ from persist.connect.spark.task_reader import TaskReader
 from persist.connect.spark.types import quoted, spark_schema
 from persist.connect.spark.workers import slices_for, task_count
 from persist.core.errors import InvalidUsage
-from persist.core.timeline import shown_time, timeline_of
+from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.following.changes import Changes
 from persist.engine.read.merging import TOUCH_FRACTION, Form, Split
 from persist.engine.read.planning.scan import Scan
@@ -330,7 +330,7 @@ class PlannedChanges:
     def __str__(self) -> str:
         scan = self.changes.scan
         size = sum(part.bytes for part in scan.parts)
-        lower, upper = (shown_time(time, timeline_of(scan.schema)) for time in (scan.time_lower, scan.time_upper))
+        lower, upper = (format_time(time, read_timeline(scan.schema)) for time in (scan.time_lower, scan.time_upper))
         return (
             f"changes in [{lower}, {upper}), columns {list(scan.columns)}\n"
             f"  history   {len(scan.parts):,} parts, {size / 2**20:,.1f} MiB\n{self.route}"

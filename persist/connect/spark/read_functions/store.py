@@ -28,7 +28,7 @@ from persist.connect.spark.workers import parallelism
 from persist.core.keyed.events import live_filter
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.keyed_rules import form_in
+from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.read.planning.scan import Scan
 
 # Spark looks for many paths in a job, which has by default a task for each.
@@ -261,7 +261,7 @@ class Tombstoned:
     @classmethod
     def of(cls, contents: CollectionState, schema: CollectionSchema) -> "Tombstoned":
         """Return which rows of contents, read with a version of their schema, are tombstones."""
-        form = form_in(contents, schema, resolves=False)
+        form = load_form(contents, schema, resolves=False)
         return cls(schema, form if form is not None and form.tombstone is not None else None)
 
     @property

@@ -16,7 +16,7 @@ from pyspark.sql import functions as F
 
 from persist.blob.threads import SystemClock
 from persist.codecs.updates.updates import Stamp
-from persist.compute.tasks.batch_times import check_one_of
+from persist.compute.tasks.batch_times import check_choice
 from persist.compute.tasks.keyed_work import (
     KeyedWork,
     Stored,
@@ -94,8 +94,8 @@ def upsert(
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; nothing was written.
         Errors that tasks find, such as a key that is NULL, come as Spark's, with ours in its message.
     """
-    check_one_of("where", where, get_args(Where))
-    check_one_of("late", late, get_args(Late))
+    check_choice("where", where, get_args(Where))
+    check_choice("late", late, get_args(Late))
     df = rename(df, RESERVED)
     options = write_options(
         location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future

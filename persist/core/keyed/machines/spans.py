@@ -82,20 +82,20 @@ class History:
         self, open_rows: pa.Table, events: pa.Table, groups: Ints, live: Flags, fields: list[str]
     ) -> tuple[Flags, Flags, Ints]:
         """Return at which events a row ends, at which one begins, and which row it is that stands before each."""
-        held, sent = steps.identities([open_rows, events], fields)
+        present_identities, sent = steps.identities([open_rows, events], fields)
         owners = int64_values(combined(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
         # The open row of each key, and what it holds as a number; -1 for none.
         row_of = np.full(count, -1)
         row_of[owners] = np.arange(len(owners))
         value = np.full(count, -1)
-        value[owners] = held
-        value_before = steps.before(groups, np.where(live, sent, -1), value).astype(np.int64)
+        value[owners] = present_identities
+        value_before = steps.shift_in_groups(groups, np.where(live, sent, -1), value).astype(np.int64)
         # An event that brings what is there already changes nothing.
         changes = np.where(live, sent, -1) != value_before
         stood, comes = changes & (value_before >= 0), changes & live
-        brought = steps.last_at(groups, comes)
-        return stood, comes, np.where(brought >= 0, brought + len(owners), row_of[groups])
+        arrived = steps.find_last_before(groups, comes)
+        return stood, comes, np.where(arrived >= 0, arrived + len(owners), row_of[groups])
 
     def _with_intervals(
         self, rows: pa.Table, begun: Ints, ends: Ints, ended: Flags, schema: CollectionSchema
@@ -169,18 +169,18 @@ class Sessions:
         sums = [f.name for f in self.event_fields(schema)[1:]]
         state = self._present(touched, sums)
         points = self._points(touched, sums)
-        groups, times, gone = steps.event_groups(touched), steps.event_times(touched), steps.deletions(touched)
+        groups, times, is_deletion = steps.event_groups(touched), steps.event_times(touched), steps.deletions(touched)
         changed_spans = list[tuple[_Spans, Ints, int]]()
         for rows in steps.rounds(groups, times):
             now = np.full(touched.groups, -1)
             now[groups[rows]] = times[rows]
             cut = np.full(touched.groups, -1)
-            cut[groups[rows[gone[rows]]]] = rows[gone[rows]]
+            cut[groups[rows[is_deletion[rows]]]] = rows[is_deletion[rows]]
             is_touched = now[state.groups] >= 0
             old = state.where(is_touched)
-            kept = old.where(cut[old.groups] < 0)
-            new = points.where(rows[~gone[rows] & (rows > cut[groups[rows]])])
-            after = _joined_up(kept.plus(new), self._gap)
+            remaining_points = old.where(cut[old.groups] < 0)
+            new = points.where(rows[~is_deletion[rows] & (rows > cut[groups[rows]])])
+            after = _joined_up(remaining_points.plus(new), self._gap)
             changed_spans += [(old, now[old.groups], -1), (after, now[after.groups], 1)]
             state = _in_order(state.where(~is_touched).plus(after))
         return self._updates(touched, changed_spans, sums)

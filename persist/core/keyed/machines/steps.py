@@ -65,13 +65,15 @@ def firsts(*columns: Ints) -> Flags:
     return first
 
 
-def starts_of(groups: Ints) -> Ints:
+def find_group_starts(groups: Ints) -> Ints:
     """Return for each row of ascending groups the number of the first row of its group."""
     first = firsts(groups)
     return np.flatnonzero(first)[np.cumsum(first) - 1] if len(groups) else groups
 
 
-def before(groups: Ints, values: npt.NDArray[np.generic], initial: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
+def shift_in_groups(
+    groups: Ints, values: npt.NDArray[np.generic], initial: npt.NDArray[np.generic]
+) -> npt.NDArray[np.generic]:
     """Return for each row the value of the one before it in its group; for the first, what its group has initially."""
     earlier = np.empty_like(values)
     earlier[1:] = values[:-1]
@@ -80,12 +82,12 @@ def before(groups: Ints, values: npt.NDArray[np.generic], initial: npt.NDArray[n
     return earlier
 
 
-def last_at(groups: Ints, where: Flags) -> Ints:
+def find_last_before(groups: Ints, where: Flags) -> Ints:
     """Return for each row the last one of its group strictly before it where something is so; -1 if there is none."""
     # The last such row before each one; where that is of an earlier group, there is none.
     last = np.full(len(groups), -1)
     last[1:] = np.maximum.accumulate(np.where(where, np.arange(len(groups)), -1))[:-1]
-    return np.where(last >= starts_of(groups), last, -1)
+    return np.where(last >= find_group_starts(groups), last, -1)
 
 
 def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
@@ -93,8 +95,8 @@ def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
     lengths = [len(table) for table in tables]
     if not names:
         return [np.zeros(length, np.int64) for length in lengths]
-    both = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
-    return np.split(dense_ranks(order_keys(both, names)), np.cumsum(lengths)[:-1])
+    tables_joined = canonical(pa.concat_tables([table.select(names) for table in tables]).combine_chunks())
+    return np.split(dense_ranks(order_keys(tables_joined, names)), np.cumsum(lengths)[:-1])
 
 
 def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
@@ -106,7 +108,7 @@ def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
         return
     # The number of each event's time among the times of its group.
     number = np.cumsum(firsts(groups, times)) - 1
-    number -= number[starts_of(groups)]
+    number -= number[find_group_starts(groups)]
     order = np.argsort(number, kind="stable")
     yield from np.split(order, np.flatnonzero(np.diff(number[order])) + 1)
 
@@ -119,10 +121,10 @@ def all_rows(touched: Touched) -> pa.Table:
 
 def updates(schema: CollectionSchema, rows: pa.Table, picks: Sequence[Pick]) -> pa.Table:
     """Return picked rows as updates."""
-    taken = rows.select([*schema.names]).take(int64_array(_joined([numbers for numbers, _, _ in picks])))
+    picked_rows = rows.select([*schema.names]).take(int64_array(_joined([numbers for numbers, _, _ in picks])))
     times = int64_array(_joined([times for _, times, _ in picks]))
     diffs = int64_array(_joined([np.full(len(numbers), diff) for numbers, _, diff in picks]))
-    return pa.Table.from_arrays([*taken.columns, times, diffs], schema=schema.arrow)
+    return pa.Table.from_arrays([*picked_rows.columns, times, diffs], schema=schema.arrow)
 
 
 def _joined(parts: Sequence[Ints]) -> Ints:
@@ -151,18 +153,18 @@ class AppendDistinct:
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
-        groups, times, gone = event_groups(touched), event_times(touched), deletions(touched)
+        groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
         present = present_groups(touched)
         by = touched.schema.value_names if self._by is None else self._by
         identity = np.concatenate(identities([touched.present, touched.events], by))
         # A deletion ends an epoch of its key: what was known before it is not known after it.
-        total: Ints = np.cumsum(gone) - gone
-        epochs = np.concatenate([np.zeros(len(present), np.int64), total - total[starts_of(groups)]])
+        total: Ints = np.cumsum(is_deletion) - is_deletion
+        epochs = np.concatenate([np.zeros(len(present), np.int64), total - total[find_group_starts(groups)]])
         owners = np.concatenate([present, groups])
-        live = np.concatenate([np.ones(len(present), np.bool_), ~gone])
+        live = np.concatenate([np.ones(len(present), np.bool_), ~is_deletion])
         stands = _first_of_each(owners, epochs, identity, live)
         stands[: len(present)] = True
-        ends = _ends(owners, epochs, groups[gone], times[gone], touched.groups)
+        ends = _ends(owners, epochs, groups[is_deletion], times[is_deletion], touched.groups)
         goes = stands & (ends >= 0)
         added = np.flatnonzero(stands[len(present) :])
         picks = [
@@ -203,20 +205,20 @@ class InsertIfAbsent:
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`."""
-        groups, times, gone = event_groups(touched), event_times(touched), deletions(touched)
+        groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
         present = present_groups(touched)
-        held = np.bincount(present, minlength=touched.groups) > 0
-        is_held = before(groups, ~gone, held).astype(np.bool_)
-        comes, goes = ~gone & ~is_held, gone & is_held
-        inserted = last_at(groups, comes)
+        is_present = np.bincount(present, minlength=touched.groups) > 0
+        is_held = shift_in_groups(groups, ~is_deletion, is_present).astype(np.bool_)
+        comes, goes = ~is_deletion & ~is_held, is_deletion & is_held
+        inserted = find_last_before(groups, comes)
         # What a deletion takes away was inserted by an event of this step, or was there before it.
-        here, there = goes & (inserted >= 0), goes & (inserted < 0)
+        inserted_here, inserted_earlier = goes & (inserted >= 0), goes & (inserted < 0)
         ends = np.full(touched.groups, -1)
-        ends[groups[there]] = times[there]
+        ends[groups[inserted_earlier]] = times[inserted_earlier]
         old = np.flatnonzero(ends[present] >= 0)
         picks = [
             (old, ends[present[old]], -1),
-            (inserted[here] + len(present), times[here], -1),
+            (inserted[inserted_here] + len(present), times[inserted_here], -1),
             (np.flatnonzero(comes) + len(present), times[comes], 1),
         ]
         return updates(touched.schema, all_rows(touched), picks)
@@ -264,16 +266,16 @@ class Checked:
         Raises:
             BeforeDiffers: some event does, and the policy is "fail".
         """
-        groups, times, gone = event_groups(touched), event_times(touched), deletions(touched)
-        held, after, image_before, unchecked = self._identities(touched, gone)
+        groups, times, is_deletion = event_groups(touched), event_times(touched), deletions(touched)
+        present_identity, after, image_before, unchecked = self._identities(touched, is_deletion)
         counts = np.ones(len(groups), np.bool_)
-        value_before = before(groups, after, held).astype(np.int64)
+        value_before = shift_in_groups(groups, after, present_identity).astype(np.int64)
         differs = ~unchecked & (image_before != value_before)
         if differs.any() and self._policy == "fail":
             raise self._difference(touched, int(np.flatnonzero(differs)[0]), value_before)
         if differs.any() and self._policy == "skip":
-            counts = _that_count(groups, after, image_before, unchecked, held, differs)
-        return _replaced(touched, np.flatnonzero(counts), groups, times, after)
+            counts = _that_count(groups, after, image_before, unchecked, present_identity, differs)
+        return _build_replacements(touched, np.flatnonzero(counts), groups, times, after)
 
     def _identities(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
         """Return what each group holds, what it holds after each event, what each says, and if that is nothing."""
@@ -282,23 +284,28 @@ class Checked:
         # Members under a NULL struct may be anything, so they are made NULL.
         images = pa.Table.from_arrays([pc.struct_field(structs, [name]) for name in names], names=names)
         present, after, image_before = identities([touched.present, touched.events, images], names)
-        held = np.full(touched.groups, ABSENT)
-        held[present_groups(touched)] = present
+        identity_by_group = np.full(touched.groups, ABSENT)
+        identity_by_group[present_groups(touched)] = present
         silent = boolean_values(structs.is_null())
         is_absent = silent & ~gone if self._created_absent else np.zeros(len(silent), np.bool_)
-        return held, np.where(gone, ABSENT, after), np.where(silent, ABSENT, image_before), silent & ~is_absent
+        return (
+            identity_by_group,
+            np.where(gone, ABSENT, after),
+            np.where(silent, ABSENT, image_before),
+            silent & ~is_absent,
+        )
 
     def _difference(self, touched: Touched, at: int, value_before: Ints) -> BeforeDiffers:
         names = [*touched.schema.value_names]
         event = touched.events.slice(at, 1).to_pylist()[0]
         group = int(event_groups(touched)[at])
-        held = None
+        present_row = None
         if value_before[at] != ABSENT:
             earlier = at > 0 and event_groups(touched)[at - 1] == group
             rows = touched.events.slice(at - 1, 1) if earlier else _of_group(touched, group)
-            held = rows.select(names).to_pylist()[0]
+            present_row = rows.select(names).to_pylist()[0]
         key = tuple(event[name] for name in touched.schema.key_names)
-        return BeforeDiffers(key[0] if len(key) == 1 else key, event["_time"], event[BEFORE], held)
+        return BeforeDiffers(key[0] if len(key) == 1 else key, event["_time"], event[BEFORE], present_row)
 
 
 def _of_group(touched: Touched, group: int) -> pa.Table:
@@ -318,14 +325,14 @@ def _that_count(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: I
     return counts
 
 
-def _replaced(touched: Touched, kept: Ints, groups: Ints, times: Ints, after: Ints) -> pa.Table:
+def _build_replacements(touched: Touched, kept: Ints, groups: Ints, times: Ints, after: Ints) -> pa.Table:
     """Return the updates of events that replace what their key holds."""
     groups, times, after = groups[kept], times[kept], after[kept]
     present = present_groups(touched)
     row_of = np.full(touched.groups, -1)
     row_of[present] = np.arange(len(present))
     rows = np.where(after != ABSENT, kept + len(present), -1)
-    goes = before(groups, rows, row_of).astype(np.int64)
+    goes = shift_in_groups(groups, rows, row_of).astype(np.int64)
     picks = [(goes[goes >= 0], times[goes >= 0], -1), (rows[rows >= 0], times[rows >= 0], 1)]
     return updates(touched.schema, all_rows(touched), picks)
 
@@ -391,26 +398,26 @@ class PerKey:
         # A codec's objects are those of the collection's value, and an event may have other fields.
         side = schema.value if self._event is None else Side(self.event_fields(schema))
         arriving = CollectionSchema(schema.key, side, schema.timeline)
-        held: dict[int, list[Any]] = {}
+        values_by_group: dict[int, list[Any]] = {}
         for group, ((_, value), _, _) in zip(
             present_groups(touched).tolist(), _tuples(touched.present, schema), strict=True
         ):
-            held.setdefault(group, []).append(value)
-        gone = touched.events[DELETED].to_pylist()
+            values_by_group.setdefault(group, []).append(value)
+        deletion_flags = touched.events[DELETED].to_pylist()
         updates = list[tuple[tuple[Any, Any], int, int]]()
         groups = touched.events[GROUP].to_pylist()
         for group, is_gone, ((key, value), time, _) in zip(
-            groups, gone, _tuples(touched.events, arriving), strict=True
+            groups, deletion_flags, _tuples(touched.events, arriving), strict=True
         ):
-            before = held.get(group, [])
-            after = self._after(key, before, Event(None if is_gone else value, time))
-            held[group] = after
-            if after != before:
-                updates += [((key, one), time, -1) for one in before]
-                updates += [((key, one), time, 1) for one in after]
+            old_values = values_by_group.get(group, [])
+            after = self._apply_function(key, old_values, Event(None if is_gone else value, time))
+            values_by_group[group] = after
+            if after != old_values:
+                updates += [((key, held_value), time, -1) for held_value in old_values]
+                updates += [((key, held_value), time, 1) for held_value in after]
         return to_updates(updates, schema) if updates else schema.arrow.empty_table()
 
-    def _after(self, key: Any, before: Sequence[Any], event: Event) -> list[Any]:
+    def _apply_function(self, key: Any, before: Sequence[Any], event: Event) -> list[Any]:
         after = [*self._function(key, [*before], event)]
         if self.has_one_value and len(after) > 1:
             raise InvalidUpdate(

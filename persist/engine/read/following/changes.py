@@ -37,7 +37,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import is_tombstone
 from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
-from persist.core.timeline import Timeline, shown_time, timeline_of
+from persist.core.timeline import Timeline, format_time, read_timeline
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan, narrowed_scan
 from persist.engine.read.results.result import ArrowResult
@@ -214,7 +214,7 @@ class Changes(ArrowResult):
                 yield read_changes(scan_slice, self._reading.checked(reader), retractions_first=True)
 
     def __repr__(self) -> str:
-        lower, upper = (shown_time(time, timeline_of(self.scan.schema)) for time in (self.lower, self.upper))
+        lower, upper = (format_time(time, read_timeline(self.scan.schema)) for time in (self.lower, self.upper))
         return f"{type(self).__name__}({lower}, {upper}, columns={list(self.scan.columns)})"
 
 

@@ -200,7 +200,7 @@ def _wrong(
     contents: CollectionState, reader: PartReader, names: Sequence[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
-    base = contents.parts_of(first.parts) if first is not None else ()
+    base = contents.list_parts(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
     time_before = -1 if first is None else first.as_of
     for scan_slice in whole.pruned().slices_within(SLICE_BYTES):

@@ -34,7 +34,7 @@ from persist.core.keyed.form import described
 from persist.core.keyed.machine import NAME, Machine
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, appended
-from persist.core.state_rules.keyed_rules import due, form_in, pending_after
+from persist.core.state_rules.keyed_rules import due, load_form, pending_after
 from persist.core.state_rules.schemas import among_versions
 from persist.engine.read.keyed.key_replacement import have_key_of
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
@@ -75,7 +75,7 @@ def resolved_updates(
         PersistError: the machine does not accept an event.
     """
     schema = among_versions(schema, contents)
-    form = form_in(contents, schema)
+    form = load_form(contents, schema)
     assert form is not None
     lower = contents.resolved
     if lower >= end:
@@ -247,7 +247,7 @@ class Purging:
         Memory: a slice of the snapshot, and a sixteenth of the budget for tombstones; others are left for later.
         """
         schema = among_versions(schema, contents)
-        form, lower = form_in(contents, schema), contents.resolved
+        form, lower = load_form(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
         if lower in (0, END):

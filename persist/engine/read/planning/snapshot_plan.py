@@ -20,9 +20,9 @@ from persist.core.keyed.events import dead_filter, live_filter
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.rendering import Shown
 from persist.core.state_rules.contents import CollectionState, Unsealed, unsealed
-from persist.core.state_rules.keyed_rules import due, form_in
+from persist.core.state_rules.keyed_rules import due, load_form
 from persist.core.state_rules.schemas import among_versions
-from persist.core.timeline import Timeline, shown_time, timeline_of
+from persist.core.timeline import Timeline, format_time, read_timeline
 from persist.engine.read.planning.scan import Scan
 
 MERGE_COST = 4  # To merge a row costs so many times as much as to decode it.
@@ -70,7 +70,7 @@ class Explanation(Shown):
     timeline: Timeline | None = None
 
     def __str__(self) -> str:
-        as_of, keyframe = shown_time(self.as_of, self.timeline), shown_time(self.keyframe or 0, self.timeline)
+        as_of, keyframe = format_time(self.as_of, self.timeline), format_time(self.keyframe or 0, self.timeline)
         base = "no keyframe" if self.keyframe is None else f"the keyframe as of {keyframe}, {self.direction}"
         lines = [
             f"snapshot as of {as_of}, form {self.form!r}, columns {list(self.columns)}",
@@ -120,7 +120,7 @@ def explained(
     time = scan.time_lower - 1 if forwards else scan.time_upper - 1
     keyframe = next((candidate for candidate in contents.keyframes if candidate.as_of == time), None)
     history = contents.history_parts
-    base = contents.parts_of(keyframe.parts) if keyframe is not None else ()
+    base = contents.list_parts(keyframe.parts) if keyframe is not None else ()
     early = sum(part.time_max < scan.time_lower for part in history)
     late = sum(part.time_min >= scan.time_upper for part in history)
     covered = early if keyframe is not None else 0  # The keyframe replaces them.
@@ -147,7 +147,7 @@ def explained(
         index=None if index is None else index[0],
         index_memory=None if index is None else index[1],
         unsealed=unsealed(contents),
-        timeline=timeline_of(scan.schema),
+        timeline=read_timeline(scan.schema),
     )
 
 
@@ -173,7 +173,7 @@ def _prepare(
     """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
     schema = among_versions(schema, contents)
     filter = None if filter is None else with_both_zeros(filter)
-    live = None if raw else live_filter(schema, form_in(contents, schema, resolves=False))
+    live = None if raw else live_filter(schema, load_form(contents, schema, resolves=False))
     return schema, filter if live is None else live if filter is None else live & filter
 
 
@@ -188,7 +188,7 @@ def _from(
 ) -> Scan:
     if keyframe is None:
         return Scan(schema, history, 0, as_of + 1, columns, filter)
-    base = contents.parts_of(keyframe.parts)
+    base = contents.list_parts(keyframe.parts)
     if keyframe.as_of <= as_of:
         return Scan(schema, history, keyframe.as_of + 1, as_of + 1, columns, filter, base=base)
     return Scan(schema, history, as_of + 1, keyframe.as_of + 1, columns, filter, base=base, sign=-1)
@@ -205,7 +205,7 @@ def _nearest(contents: CollectionState, as_of: int) -> list[Keyframe | None]:
 
 
 def _cost(contents: CollectionState, history: tuple[Part, ...], keyframe: Keyframe | None, as_of: int) -> float:
-    base = 0 if keyframe is None else sum(part.rows for part in contents.parts_of(keyframe.parts))
+    base = 0 if keyframe is None else sum(part.rows for part in contents.list_parts(keyframe.parts))
     start, end = (-1, as_of) if keyframe is None else sorted((keyframe.as_of, as_of))
     touched = [part for part in history if part.time_min <= end and part.time_max > start]
     decoded = sum(part.rows for part in touched)
@@ -225,7 +225,7 @@ def record_count(contents: CollectionState) -> int | None:
 
     None if the parts must be read for that: they may hold tombstones, or sealed events are not resolved.
     """
-    base = contents.parts_of(contents.keyframes[0].parts) if contents.history_from else ()
+    base = contents.list_parts(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
     form = contents.keyed
     if form is not None and due(contents, contents.upper):
@@ -247,7 +247,7 @@ class UnreadParts:
 
     def at_or_after(self, contents: CollectionState, lower: int) -> tuple[Part, ...]:
         """Return these parts, as `numbers_at_or_after` does their numbers."""
-        return contents.parts_of(self.numbers_at_or_after(contents, lower))
+        return contents.list_parts(self.numbers_at_or_after(contents, lower))
 
     def numbers_at_or_after(self, contents: CollectionState, lower: int) -> Numbers:
         """Return the numbers of these parts; neither state nor bound may be earlier than in the last call.

@@ -29,7 +29,7 @@ from persist.core.expression.filters import parse_where
 from persist.core.rendering import html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
-from persist.core.timeline import shown_time, timeline_of
+from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import arrow_keys
 from persist.engine.read.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
@@ -407,7 +407,7 @@ class Snapshot(ArrowResult):
         return _take, (collection, self.as_of, named)
 
     def __repr__(self) -> str:
-        as_of = shown_time(self.as_of, timeline_of(self.scan.schema))
+        as_of = format_time(self.as_of, read_timeline(self.scan.schema))
         return f"Snapshot(as_of={as_of}, form={self.form!r}, columns={list(self.scan.columns)})"
 
 

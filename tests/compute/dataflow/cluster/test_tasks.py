@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist import View
-from persist.compute.dataflow.cluster.exchanges import cut
+from persist.compute.dataflow.cluster.exchanges import cut_into_stages
 from persist.compute.dataflow.cluster.job import Job
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.running.partial import why_whole
@@ -107,12 +107,12 @@ def test_there_is_one_shuffle_for_each_change_of_key(client: persist.Client) -> 
     t, u = program.source("t"), program.source("u")
     joined = t.join(u.map(a=col("a"), v=col("b")), "a")
     joined.group_by("a").agg(n=col("v").sum()).persist("by a", key=["a"])
-    stages = cut(program.plan.without_unused())
+    stages = cut_into_stages(program.plan.without_unused())
     assert [(each.source is not None, [one.keys for one in each.reads], len(each.sinks)) for each in stages] == [
         (True, [], 0), (True, [], 0), (False, [("a",), ("a",)], 1)
     ]  # fmt: skip
     joined.group_by("s").agg(n=col("v").sum()).persist("by s", key=["s"])
-    stages = cut(program.plan.without_unused())
+    stages = cut_into_stages(program.plan.without_unused())
     assert [[one.keys for one in each.reads] for each in stages if each.reads] == [[("a",), ("a",)], [("s",)]]
 
 
