@@ -37,7 +37,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.read.results.result import required
 from persist.services.publish.iceberg import IcebergTable, moment_ms
 from persist.services.publish.iceberg_files import DataFiles, schema_json, snapshot_id, snapshot_json, table_json
-from persist.services.publish.planning import FORMAT_VERSION, version_in
+from persist.services.publish.planning import FORMAT_VERSION, read_format_version
 from persist.services.publish.publication import pin, publish, unpin
 
 MAIN = "main"  # The namespace of names without a dot, and the branch of the newest version.
@@ -165,7 +165,7 @@ class IcebergCatalog:
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
         if handle.contents().upper == 0:
-            return _without_rows(handle, handle.known(), version_in(self._options))
+            return _without_rows(handle, handle.known(), read_format_version(self._options))
         requested = None if as_of is None else handle.as_time("as_of", as_of)
         if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
             raise Superseded(f"{handle.name!r} is being published: load it again")
@@ -211,13 +211,13 @@ class IcebergCatalog:
             raise InvalidUsage("the table has no such snapshot any more: load the table again")
         schema = load_schema_version(contents, chosen.schema)
         filter = AlwaysTrue() if asked.filter is None else asked.filter
-        files = DataFiles(schema, IcebergTable(handle, {}).url_of, version_in(chosen.options))
+        files = DataFiles(schema, IcebergTable(handle, {}).url_of, read_format_version(chosen.options))
         try:
             matches = _InclusiveMetricsEvaluator(
                 Schema.model_validate(schema_json(schema)), filter, asked.case_sensitive
             ).eval
             described = [(number, contents.part(number), file) for number, file in chosen.files.items()]
-            scanned = [(*known, entry) for known in described if matches(entry := files.data_file(*known[:2]))]
+            scanned = [(*file, entry) for file in described if matches(entry := files.data_file(*file[:2]))]
         except MALFORMED as error:
             raise InvalidUsage(f"the filter does not fit the table: {error}") from error
         deletes: list[dict[str, Any]] = []
@@ -241,7 +241,8 @@ class IcebergCatalog:
         known = contents.published.get("iceberg")
         is_current = known is not None and known.as_of >= last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.schema_in(contents, None).version
-        is_current = is_current and known is not None and version_in(known.options) >= version_in(self._options)
+        if known is not None and read_format_version(known.options) < read_format_version(self._options):
+            is_current = False
         now_s = time.monotonic()
         is_behind = known is None or (requested is not None and known.as_of < requested <= last_sealed(contents))
         if is_current or (not is_behind and now_s - slot.published_s < self._interval_s):
@@ -384,7 +385,8 @@ def _tag_of(metadata: Mapping[str, Any]) -> str:
 def _content_file(described: Any, content: str) -> dict[str, Any]:
     """Return a file as the protocol writes it, without statistics: the plan has used them."""
     names = ("first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes")
-    newer = dict(zip((name.replace("_", "-") for name in names), described._data[16:], strict=False))
+    values = (described[at] for at in range(16, len(described)))  # They came with version 3.
+    newer = dict(zip((name.replace("_", "-") for name in names), values, strict=False))
     return {
         "spec-id": 0,
         "partition": [],

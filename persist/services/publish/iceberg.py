@@ -12,8 +12,8 @@ names. All names in an Iceberg table are whole URLs: a location that is moved ha
 
 Each version is one snapshot, and its metadata has no other. Position deletes are written anew for a part of which other
 rows are left out, in a file for each part, because a reader then reads only what it needs. Version 3 of the format has
-deletion vectors instead, those of one version in one Puffin file; position deletes from before stay. It also has
-timestamps in nanoseconds, and row lineage (`persist.services.publish.iceberg_files`).
+deletion vectors instead, and each version of the table stores all of its new ones in one Puffin file. Older position
+deletes stay. It also has timestamps in nanoseconds, and row lineage (`persist.services.publish.iceberg_files`).
 
 Each version can also be registered with a catalog of pyiceberg. It then writes metadata of its own beside ours.
 
@@ -61,8 +61,8 @@ from persist.services.publish.planning import (
     PlannedFile,
     check_columns,
     foreign,
+    read_format_version,
     rows_left_out,
-    version_in,
 )
 
 
@@ -99,12 +99,12 @@ class IcebergTable:
             raise InvalidUsage(f"Iceberg readers cannot open {url}: publish from a client that opens the store itself")
         if "://" in url and "#" in url:
             raise InvalidUsage(f"Iceberg readers cut {url} off at its '#': publish from a location without that")
-        if version_in(options) > 2 and "identifier" in options:
+        if read_format_version(options) > 2 and "identifier" in options:
             raise InvalidUsage(
                 "catalogs of pyiceberg take no new versions of tables of Iceberg's format 3: publish without catalog=, "
                 "or serve the location as a catalog by serve(iceberg=)"
             )
-        check_columns(schema, "iceberg", partial(iceberg_type, version=version_in(options)), HAS)
+        check_columns(schema, "iceberg", partial(iceberg_type, version=read_format_version(options)), HAS)
 
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
@@ -117,7 +117,7 @@ class IcebergTable:
             deletes.append(previous if rows is None else None)
             if rows is not None and len(rows):
                 changed[at] = (file.part, rows)
-        if version_in(options) == 2:
+        if read_format_version(options) == 2:
             stored = [self._stored(part, rows) for part, rows in changed.values()]
         else:
             stored = self._stored_together([*changed.values()])
@@ -233,7 +233,7 @@ class IcebergTable:
         moment = moment_ms(self._handle, known.as_of)
         at_ms = now_ms if moment is None else moment
         snapshot = snapshot_json(contents, known, self.url_of, at_ms)
-        table = table_json(contents, schema, self.location(contents), version_in(known.options)) | {
+        table = table_json(contents, schema, self.location(contents), read_format_version(known.options)) | {
             "table-uuid": str(UUID(known.id)),
             "last-sequence-number": known.version + 1,
             "last-updated-ms": max(now_ms, at_ms),

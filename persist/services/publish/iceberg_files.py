@@ -1,8 +1,8 @@
 """The parts of an Iceberg table's metadata: its schema, its snapshot, and the manifests of its files.
 
-Row lineage: the ids of the rows of a file begin at the number of its part times 2**32, so a row keeps its id as long as
-its file is in the table. A file counts as changed with the version that last left rows of it out: a reader of changed
-rows may read a row twice, and misses none.
+Row lineage: the ids of the rows of a file begin at the number of its part times 2**32. So a row keeps its id as long as
+its file is in the table. A file counts as changed when rows of it are left out. A reader of changed rows may read a row
+twice, and misses none.
 
 Source: the Iceberg table spec: "Manifests", "Manifest Lists", "Row Lineage"; "Column Projection" for ids and the
 mapping of names; the Puffin spec, "deletion-vector-v1".
@@ -30,7 +30,7 @@ from persist.core.state_rules.publications import resolved_numbers
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.services.publish.bitmaps import frame_vector
-from persist.services.publish.planning import COMMON_NAMES, version_in
+from persist.services.publish.planning import COMMON_NAMES, read_format_version
 
 HAS = (
     "Iceberg has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, times and timestamps in "
@@ -130,12 +130,12 @@ def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, no
         "manifest-list": url_of(known.metadata[0]),
         "summary": summary,
         "schema-id": known.schema,
-        **(_lineage(contents, known) if version_in(known.options) > 2 else {}),
+        **(_lineage(contents, known) if read_format_version(known.options) > 2 else {}),
     }
 
 
 def _lineage(contents: CollectionState, known: Publication) -> dict[str, int]:
-    """Return the range of row ids that a snapshot takes: beyond those of its files, and of earlier versions."""
+    """Return the range of row ids that a snapshot takes. No file of it or of an earlier version has such ids."""
     return {"first-row-id": first_row_id(contents.next_number + known.version), "added-rows": first_row_id(1)}
 
 
@@ -241,7 +241,7 @@ class Manifests:
         files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
         new_parts = dict(enumerate(step.parts, contents.next_number))
         self._files = [(n, new_parts[n] if n in new_parts else contents.part(n), file) for n, file in files.items()]
-        self._version = version_in(step.options)
+        self._version = read_format_version(step.options)
 
     def stored(self) -> tuple[str, ...]:
         from pyiceberg.manifest import ManifestContent
@@ -325,10 +325,16 @@ def list_writer(version: int, output: "_Output", snapshot: int, sequence: int) -
             return self
 
         def prepare_manifest(self, manifest: Any) -> Any:
+            """Return the entry of a manifest in the list."""
             prepared = super().prepare_manifest(manifest)
-            if version > 2:  # All files have ids of their rows; this says that the manifest has such files.
-                prepared._data = [*prepared._data[:15], 0 if prepared.content == ManifestContent.DATA else None]
-            return prepared
+            if version == 2:
+                return prepared
+            # Readers take the ids of data files only if their manifest has an id.
+            whole = ManifestFile.from_args(_table_format_version=3)
+            for at in range(len(prepared)):
+                whole[at] = prepared[at]
+            whole[len(prepared)] = 0 if prepared.content == ManifestContent.DATA else None
+            return whole
 
     return Listing(output, snapshot, None, sequence, "deflate")
 

@@ -312,17 +312,18 @@ def foreign(url: str, name: str) -> InvalidUsage:
     )
 
 
-def version_in(options: Mapping[str, str]) -> int:
+def read_format_version(options: Mapping[str, str]) -> int:
     """Return the version of Iceberg's format that a table with such options has."""
     return int(options.get(FORMAT_VERSION, "2"))
 
 
 def check_version(known: Publication | None, options: Mapping[str, str]) -> None:
     """Raise InvalidUsage if the next version of a table would have an older format."""
-    if known is not None and version_in(options) < version_in(known.options):
+    old, new = read_format_version({} if known is None else known.options), read_format_version(options)
+    if new < old:
         raise InvalidUsage(
-            f"the table has version {version_in(known.options)} of Iceberg's format, and no table goes back to "
-            f'version {version_in(options)}: call unpublish("iceberg"), and publish again'
+            f"the table has version {old} of Iceberg's format, and no table goes back to version {new}: "
+            'call unpublish("iceberg"), and publish again'
         )
 
 

@@ -148,7 +148,7 @@ def publish(
         nonlocal contents, is_again
         contents, is_again = handle.contents() if is_again else contents, True
         publication = contents.published.get(format.name)
-        attempt = Attempt(handle, format, {**_kept_options(publication), **options})
+        attempt = Attempt(handle, format, {**_lasting_options(publication), **options})
         schema = handle.schema_in(contents, None)
         format.check(schema, attempt.options)
         check_version(publication, attempt.options)
@@ -345,8 +345,8 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
     return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
-def _kept_options(known: Publication | None) -> dict[str, str]:
-    """Return the options of a table that stay unless others are given: its format, and how a catalog knows it."""
+def _lasting_options(known: Publication | None) -> dict[str, str]:
+    """Return the options of a table that last until they are changed: its format, and its place in a catalog."""
     names = ("catalog", "identifier", REPLACES, FORMAT_VERSION)
     return {} if known is None else {name: value for name, value in known.options.items() if name in names}
 

@@ -111,7 +111,7 @@ def rewrite(sql: str, user: str) -> str:
             return f"string_split(trim(replace({match['array']}, '\"', ''), '{{}}'), ',')"
         if match["cast"] is not None:  # It is an argument of col_description.
             return "AS VARCHAR) AS VARCHAR)"
-        if match["search_path"] is not None:  # Of Grafana, in SQL that DuckDB does not have.
+        if match["search_path"] is not None:  # Grafana sends it, and DuckDB lacks this SQL.
             return "SELECT 'main'"
         if match["user"] is not None:
             return _quoted(user)
@@ -129,7 +129,7 @@ _OF_SESSION = re.compile(
 
 
 def with_session(sql: str, session: Session) -> str:
-    """Return a statement that reads collections with constants in place of what it asks about its session."""
+    """Return a statement with constants in place of the user, the database and the number of its session."""
     values = {"user": session.user, "database": session.database, "version": f"PostgreSQL {SERVER_VERSION} (persist)"}
 
     def replace(match: re.Match[str]) -> str:
@@ -195,7 +195,7 @@ class Catalog:
             timer.daemon = True
             timer.start()
             try:
-                # Whoever asks must not change the tables, which all sessions share.
+                # A query must not change the tables, which all sessions share.
                 if [statement.type.name for statement in cursor.extract_statements(text)] != ["SELECT"]:
                     return None
                 running(cursor.interrupt)
