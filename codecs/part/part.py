@@ -30,7 +30,7 @@ import xxhash
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs.evolution import Lift, lift
-from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.schema import DIFF, TIME_MAX, CollectionSchema
 
 KEY_SAMPLES = (33, 17, 9, 5, 3, 2)
 KEYS_BYTES_MAX = 1024
@@ -38,6 +38,7 @@ STATS_BYTES_MAX = 2048
 GROUPS_MAX, GROUP_ROWS_MIN = 64, 1024
 NO_KEYS = msgspec.Raw(b"null")
 NO_STATS = msgspec.Raw(b"{}")
+SINGLE = (0, 1, 0)  # The statistics of `_diff` of a part that is single.
 _MESSAGE_PREFIX = struct.Struct("<Ii")  # The mark of an Arrow IPC message, and the length of its header.
 
 T = TypeVar("T")
@@ -192,6 +193,18 @@ class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def is_plain(self) -> bool:
         """Whether every diff is 1."""
         return self.negatives == 0 and self.diff_sum == self.rows
+
+    @property
+    def is_single(self) -> bool:
+        """Whether the writer has seen that each of its keys has one row at most after each update. See the grammar."""
+        return self.stats.get(DIFF) == SINGLE
+
+    def as_single(self) -> "Part":
+        """Return this descriptor, marked as single; statistics of its last columns make room if need be."""
+        stats: dict[str, tuple[Scalar, Scalar, int]] = {DIFF: SINGLE, **self.stats}
+        while len(msgspec.json.encode(stats)) > STATS_BYTES_MAX:
+            stats.popitem()
+        return msgspec.structs.replace(self, stats_json=msgspec.Raw(msgspec.json.encode(stats)))
 
     @property
     def name(self) -> str:

@@ -7,11 +7,12 @@ A conversion stays within a family, and every value must survive it exactly:
     string, large_string, string_view; binary, large_binary, binary_view, fixed_size_binary
     date32, date64; time32, time64; durations; timestamps both with or both without a zone (the instant stays)
     list, large_list, fixed_size_list of what fits; structs with the same field names; maps of what fits
-    dictionary-encoded columns, as their values; columns of type null, as NULLs; UUIDs as bytes, Arrow's JSON as text
+    list views, as lists; dictionary-encoded and run-end encoded columns, as their values
+    columns of type null, as NULLs; UUIDs as bytes, Arrow's JSON as text
 
 A wrong family is a SchemaMismatch, a value that does not survive an InvalidUpdate that names its row. Inside
 lists, structs and maps no conversion to a narrower float is made: Arrow does not report what it rounds. List
-views are refused, because Arrow 26 empties them when it casts them.
+views are copied by hand, because Arrow 26 empties them when it casts them.
 """
 
 from collections.abc import Callable
@@ -99,6 +100,8 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     source = column.type
+    if pat.is_run_end_encoded(source):
+        return _cast(decoded_column(column), target)
     if pat.is_dictionary(source):
         plain = stored_type(source)  # Arrow decodes no dictionary of views.
         chunks = [chunk.dictionary.cast(plain).take(chunk.indices) for chunk in column.chunks]
@@ -133,6 +136,14 @@ def _decoded(array: pa.Array) -> pa.Array:
         return _decoded(array.storage)
     if pat.is_dictionary(kind):
         return _decoded(array.dictionary).take(array.indices)
+    if pat.is_run_end_encoded(kind):
+        return _decoded(pc.run_end_decode(array))
+    if pat.is_list_view(kind) or pat.is_large_list_view(kind):
+        offsets = np.zeros(len(array) + 1, np.int64)
+        np.cumsum(pc.list_value_length(array).fill_null(0), out=offsets[1:])
+        places = pa.array(offsets, pa.int64() if pat.is_large_list(plain) else pa.int32())
+        lists = pa.LargeListArray if pat.is_large_list(plain) else pa.ListArray
+        return lists.from_arrays(places, _decoded(array.flatten()), plain, mask=array.is_null())
     if is_flat(plain):
         return array.cast(plain)
     if pat.is_struct(kind):
@@ -167,8 +178,8 @@ INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many
 
 
 def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
-    if pat.is_dictionary(source):
-        return _fits(source.value_type, target, top)
+    if (plain := stored_type(source)) != source:
+        return _fits(plain, target, top)
     if source == target or pat.is_null(source):
         return True
     if not is_flat(target):

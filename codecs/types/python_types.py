@@ -13,8 +13,8 @@ Python's types: bool, int (int64), float (float64), str, bytes, date, datetime (
 TypedDicts become structs; `T | None`, string and integer enums are supported, and `Annotated[T, pa_type]` names any
 other type.
 
-Encodings are not types: a dictionary-encoded type is stored as the type of its values, a view as the type without
-"view", a UUID as its 16 bytes and Arrow's JSON as text.
+Encodings are not types: a dictionary-encoded or run-end encoded type is stored as the type of its values, a view as the
+type without "view", a small decimal as decimal128, a UUID as its 16 bytes and Arrow's JSON as text.
 """
 
 import dataclasses
@@ -105,8 +105,12 @@ def arrow_type(given: Any, where: str) -> pa.DataType:
 
 def stored_type(t: pa.DataType) -> pa.DataType:
     """Return a type without what is only an encoding of it, at whatever depth."""
-    if pat.is_dictionary(t):
+    if pat.is_dictionary(t) or pat.is_run_end_encoded(t):
         return stored_type(t.value_type)
+    if pat.is_list_view(t) or pat.is_large_list_view(t):
+        return (pa.list_ if pat.is_list_view(t) else pa.large_list)(stored_type(t.value_type))
+    if pat.is_decimal32(t) or pat.is_decimal64(t):
+        return pa.decimal128(t.precision, t.scale)
     if pat.is_string_view(t):
         return pa.string()
     if pat.is_binary_view(t):

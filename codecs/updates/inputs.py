@@ -13,7 +13,7 @@ row, can be named. This module imports neither pandas nor Polars: it recognises 
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from types import GeneratorType
@@ -95,6 +95,35 @@ def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
     if isinstance(data, (list, tuple)):
         return _from_dicts(data, schema) if data and is_record(data[0], schema) else None
     return _from_frame(data, schema) if _is_arrow(data) else None
+
+
+def tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.Table, Sequence[int]]]:
+    """Yield rows as tables, each of rows with the same columns, and the numbers of these rows.
+
+    Raises:
+        InvalidUpdate: the rows are neither dicts nor tables, or a value does not convert.
+    """
+    if not isinstance(data, (list, tuple, Mapping, str, bytes)) and not _is_arrow(data) and isinstance(data, Iterable):
+        data = data if hasattr(data, "to_batches") or hasattr(data, "collect_batches") else [*data]
+    if isinstance(data, (list, tuple)) and (not data or not _is_table(data[0])):
+        if (odd := next((row for row in data if not is_record(row, schema)), None)) is not None:
+            raise InvalidUpdate(
+                f"{cut(odd)} does not name its columns: give rows that lack columns as dicts, a table or a frame"
+            )
+        numbers: dict[frozenset[Any], list[int]] = {}
+        records = [*map(as_dict, data)]
+        for number, record in enumerate(records):
+            numbers.setdefault(frozenset(record), []).append(number)
+        for rows in numbers.values():
+            yield _from_dicts([records[number] for number in rows], schema), rows
+        return
+    stream, start = opened(data), 0
+    tables = stream.tables(schema) if isinstance(stream, TableStream) else [as_table(stream, schema)]
+    for table in tables:
+        if table is None:
+            raise InvalidUpdate(f"{cut(data)} does not name its columns: give dicts, a table or a frame")
+        yield table, range(start, start + len(table))
+        start += len(table)
 
 
 def _is_arrow(data: Any) -> bool:

@@ -9,6 +9,7 @@ from persist.api.collection import Collection
 from persist.api.follow import Following, ack_step
 from persist.core.antichain import Antichain, to_stored
 from persist.core.errors import InvalidUsage
+from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectUpper
 from persist.core.timeline import Moment
@@ -75,6 +76,18 @@ class MultiWrite:
             self.transition(collection, events, time=time)
             return
         self._commit.add_upsert(handle, plain_events(handle, events, handle.stamp(time, None)))
+
+    def update(
+        self, collection: Collection, rows: Any, *, time: int | Moment | None = None, missing: Missing = "error"
+    ) -> None:
+        """Add changes of some columns of the rows of keys to the commit, as `Collection.update`.
+
+        If the collection is not keyed, updates and upserts come before all else that the block does with it. If it is,
+        the update is all that the block does with it.
+
+        Raises: as `Collection.update`; some errors come when the block ends.
+        """
+        self._commit.update(collection.handle, rows, time=time, missing=missing)
 
     def transition(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
         """Add events for the machine of a keyed collection to the commit, as `Collection.transition`.

@@ -165,6 +165,11 @@ def test_golden_files_hold_parts_of_both_forms_in_the_log() -> None:
     assert {"footer" in each for each in inline} == {True, False}, PROCEDURE
 
 
+def test_golden_files_hold_parts_that_are_single_and_others() -> None:
+    found = [each for each in objects(HERE / "format-11-single" / "location") if "diff_sum" in each]
+    assert {json.dumps(each.get("stats", {}).get("_diff")) for each in found} == {"[0, 1, 0]", "null"}, PROCEDURE
+
+
 @pytest.mark.parametrize("kind", ["checkpoint", "directory"])
 def test_golden_files_hold_changes_of_a_directory_and_what_is_gone_from_it(kind: str) -> None:
     found = [each for each in objects(PRESENT) if each.get("persist") == kind]

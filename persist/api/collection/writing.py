@@ -16,6 +16,7 @@ from persist.codecs.updates.updates import Stamp
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.form import is_counted, late_column, watermark_to_int
+from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit, commit_one
@@ -197,6 +198,44 @@ class WritingCalls(KeyedCalls):
         return handle.submit(
             "write", [*with_token(token, [self.id], [*expected, *writes, *sealing]), *options.notes([self.id])]
         )
+
+    def update(
+        self,
+        rows: Any,
+        *,
+        time: int | Moment | None = None,
+        missing: Missing = "error",
+        token: str | None = None,
+        allow_future: bool = False,
+        message: str | None = None,
+        metadata: Mapping[str, str] | None = None,
+    ) -> CommitFuture:
+        """Change columns of the rows of keys, at a time, which is sealed with it; other columns stay as they are.
+
+        One look-up finds the rows, and one commit changes them. If the collection is keyed, events that wait at times
+        up to that one are resolved first. A row then counts like an event: one whose watermark, the columns of
+        `order_by`, is below that of the row that stands changes nothing; a row that lacks these columns always counts.
+
+        Args:
+            rows: dicts, of which each may have other columns; or a frame, anything Arrow, or a stream of these, without
+                the columns that stay. All have the key. A NULL is a value.
+            time: of the change; None for that of the commit, which computes it again while others come first. Or the
+                name of the column with the time of each row, which is one time if the collection is keyed.
+            missing: what becomes of a row whose key holds nothing: "error" refuses all rows, and names some keys;
+                "insert" inserts it, with the default or NULL in columns that it lacks; "ignore" leaves it out.
+            token, allow_future, message, metadata: as for `write`.
+
+        Returns: a future, as `overwrite`.
+
+        Raises (if the collection is keyed, the future may):
+            InvalidUsage: a key is missing, or holds several rows; or the collection has no key.
+            DuplicateKeys: the collection is not keyed, and rows repeat a key at one time.
+            SchemaMismatch, InvalidUpdate: the rows do not fit, or lack the key.
+            UpdateNotBeyondUpper, UpdatesBeyondUpper, Conflict, ReadOnly, ClientClosed: as `overwrite`.
+        """
+        options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
+        add = partial(Commit.update, handle=self.handle, rows=rows, time=time, missing=missing)
+        return commit_one(self.handle, "update", options, add)
 
     def overwrite(
         self,

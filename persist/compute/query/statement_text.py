@@ -31,6 +31,23 @@ class _Token:
     is_outside: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """A superset of the rows that a statement touches.
+
+    Attributes:
+        alias: the name of the table in the condition.
+        source: what the statement joins the table with, as SQL; None without a join.
+        condition: true for the rows, as SQL; None if equal columns alone decide.
+        equal: columns that are equal in both, by USING.
+    """
+
+    alias: str
+    source: str | None = None
+    condition: str | None = None
+    equal: tuple[str, ...] = ()
+
+
 class StatementText:
     """A statement, its parts, and what it changes.
 
@@ -56,29 +73,74 @@ class StatementText:
         """Whether it is an INSERT that says what happens to rows whose key is there."""
         return self._what[0] == "insert" and ("or" in self._what or self._conflict is not None)
 
+    def touched(self) -> Touched | None:
+        """Return which rows it may touch; None for all rows."""
+        wheres = self._found("where")
+        condition = self._text(wheres[-1] + 1, None) if wheres else None
+        if self._what[0] == "insert":
+            return Touched(self.table[-1], condition="false")
+        if self._what[0] == "merge":
+            return self._merged()
+        if self._what[0] not in ("update", "delete") or condition is None:
+            return None
+        first = "set" if self._what[0] == "update" else "using"
+        sources = self._found("from" if first == "set" else "using")
+        source = self._text(sources[0] + 1, wheres[-1]) if sources else None
+        ends = self._found(first) or wheres
+        return Touched(self._name(self._text(0, ends[0])), source, condition)
+
+    def _merged(self) -> Touched | None:
+        using, on, whens = self._found("using"), self._found("on"), self._found("when")
+        if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._found("by")):
+            return None  # WHEN NOT MATCHED BY SOURCE may touch any row.
+        name = self._name(self._text(0, using[0]))
+        if len(using) > 1 and using[1] < whens[0]:
+            columns = parts_of(self._text(using[1] + 1, whens[0]).strip().strip("()").replace(",", " "))
+            return Touched(name, self._text(using[0] + 1, using[1]), None, columns)
+        if not on or on[0] > whens[0]:
+            return None
+        return Touched(name, self._text(using[0] + 1, on[0]), self._text(on[0] + 1, whens[0]))
+
+    def _name(self, text: str) -> str:
+        """Return the alias in a text, or else the name of the table."""
+        words = parts_of(text.strip())
+        return words[-1] if words else self.table[-1]
+
     def new_rows(self, table: str) -> str:
         """Return a statement that inserts the rows of this INSERT into another table, whatever is there."""
         return f"INSERT INTO {quoted(table)} {self._text(0, self._conflict)}"
 
-    def repeats(self, key: Sequence[str], columns: Sequence[str]) -> str | None:
+    def repeats(self, key: Sequence[str], columns: Sequence[str], *, differ: bool = False) -> str | None:
         """Return a query for keys of rows that this changes for several rows of its source; None if it has none.
 
         Args:
             columns: all names of columns of the table.
+            differ: whether the rows of the source must differ, which takes longer to find out.
         """
+        rows = None
         if self._what[0] == "update":
-            return self._repeated_updates(key, columns)
-        return self._repeated_merges(key, columns) if self._what[0] == "merge" else None
+            rows = self._repeated_updates(key, columns)
+        elif self._what[0] == "merge":
+            rows = self._repeated_merges(key, columns)
+        if rows is None:
+            return None
+        names, tables = rows
+        keys = ", ".join(f"first({quoted(f'persist_key_{at}')})" for at in range(len(key)))
+        chosen = f"DISTINCT {names}, *" if differ else names
+        return (
+            f"SELECT {keys} FROM (SELECT {chosen} FROM {tables}\n) WHERE persist_action IS NOT NULL "
+            "GROUP BY persist_row HAVING count(*) > 1 AND bool_or(persist_action = 'update') LIMIT 1"
+        )
 
-    def _repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> str | None:
+    def _repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
         set_at, sources = self._found("set"), self._found("from")
         if not set_at or not sources:
             return None
         alias, names = self._alias(self._text(0, set_at[0]), key, columns)
         source = self._text(sources[0] + 1, None)
-        return _repeated(f"{names}, 'update' AS persist_action FROM {path_of(self.table)} {alias}, {source}", key)
+        return f"{names}, 'update' AS persist_action", f"{path_of(self.table)} {alias}, {source}"
 
-    def _repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> str | None:
+    def _repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
         using, whens = self._found("using"), self._found("when")
         if not using or not whens:
             return None
@@ -95,12 +157,11 @@ class StatementText:
         if not actions:
             return None
         action = f"CASE {' '.join(actions)} END AS persist_action"
-        return _repeated(f"{names}, {action} FROM {path_of(self.table)} {alias} JOIN {source}", key)
+        return f"{names}, {action}", f"{path_of(self.table)} {alias} JOIN {source}"
 
     def _alias(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
         """Return the alias of the table as it is written, and the columns of a query that tell its rows apart."""
-        words = parts_of(text.strip())
-        name = quoted(words[-1] if words else self.table[-1])
+        name = quoted(self._name(text))
         row = name if "rowid" in map(str.lower, columns) else f"{name}.rowid"
         keys = (f"{name}.{quoted(column)} AS {quoted(f'persist_key_{at}')}" for at, column in enumerate(key))
         return text, ", ".join([f"{row} AS persist_row", *keys])
@@ -133,15 +194,6 @@ def statement_text(sql: str) -> StatementText | None:
 def is_statement(sql: str) -> bool:
     """Return whether a text begins like a statement that changes a collection."""
     return isinstance(sql, str) and _BEGINNING.match(sql) is not None
-
-
-def _repeated(rows: str, key: Sequence[str]) -> str:
-    """Return a query for the key of a row that is changed several times."""
-    keys = ", ".join(f"first({quoted(f'persist_key_{at}')})" for at in range(len(key)))
-    return (
-        f"SELECT {keys} FROM (SELECT {rows}\n) WHERE persist_action IS NOT NULL GROUP BY persist_row "
-        "HAVING count(*) > 1 AND bool_or(persist_action = 'update') LIMIT 1"
-    )
 
 
 def _tokens(sql: str) -> list[_Token]:

@@ -1,13 +1,14 @@
 """Statements that change a collection: UPDATE, DELETE, INSERT and MERGE INTO, each done as one commit.
 
-DuckDB carries a statement out on a table that holds the contents of its collection. What the table holds then becomes
-the contents, by the difference, so records that it left alone are not written. Other collections of the statement are
-read as of their last sealed times. If somebody else changes the collection meanwhile, the statement is carried out
-again on what is there then; with a time given, it is refused if the collection is not keyed. If it is, events that wait
-at times up to that of the commit are resolved first. Cost: reading the whole collection. Memory: as much.
+DuckDB carries a statement out on a table with the rows of the collection that it may touch
+(`persist.compute.query.touched_rows`). The commit is the difference between the table before and after. Other
+collections of the statement are read as of their last sealed times. If another client changes the collection meanwhile,
+the statement is carried out again on the new contents; with a time, it is refused if the collection is not keyed. If it
+is keyed, pending events at times up to that of the commit are resolved first. Cost and memory: the touched rows; or the
+whole collection, if these are not known.
 
-A statement that would change one row for several rows of its source is refused, as is an INSERT … ON CONFLICT of
-several rows of one key.
+A statement that would change one row for several rows of its source is refused, unless these rows are equal. So is an
+INSERT … ON CONFLICT of several rows of one key.
 """
 
 import re
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
@@ -33,6 +35,7 @@ from persist.compute.query.tables import (
     TableAt,
     add_functions,
     collection_of,
+    every_path,
     frames_read,
     make_schema,
     path_of,
@@ -45,11 +48,13 @@ from persist.compute.query.tables import (
     why_refused,
     with_catalogs,
 )
+from persist.compute.query.touched_rows import read_touched
 from persist.core.antichain import END
 from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, PersistError
 from persist.core.rendering import list_some
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import rewrite
+from persist.engine.collection.keyed_events import ReadRows, Rewrite
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
@@ -134,7 +139,7 @@ def execute(
     frames = frames_read([path for path in paths_in(sql) if collection_of(path, names) is None], variables or {})
     config, count = SEALED_OFF if variables is None else WITH_FILES, 0
 
-    def rewritten(contents: Iterator[pa.Table]) -> pa.Table | None:
+    def rewritten(read: ReadRows) -> Rewrite | None:
         nonlocal count
         failed: list[PersistError] = []
         opened = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
@@ -143,17 +148,24 @@ def execute(
             if limits is not None:
                 stack.callback(later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
             try:
-                fill_table(connection, statement, handle, contents, failed)
+                make_table(connection, statement.table, handle)
                 for path, table in others.items():
                     add_table(connection, path, table, statement.table, handle, stack)
                 for name, frame in frames.items():
                     register(connection, (name,), frame)
                 add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
+                reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in others.values()
+                noting = note_failures(read, failed)
+                rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, noting)
+                add_rows(connection, statement.table, handle, noting(None) if rows is None else rows)
+                if statement.is_upsert:
+                    index_key(connection, statement.table, handle)
+                before = None if rows is None else read_table(connection, statement.table, handle)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
-                return read_table(connection, statement.table, handle) if count else None
+                return Rewrite(before, read_table(connection, statement.table, handle)) if count else None
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error
@@ -251,49 +263,59 @@ def check_each_row_once(connection: Any, statement: StatementText, handle: Colle
         query: str | None = f"SELECT {names} FROM {quoted(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
     else:
         query = statement.repeats(key, columns)
-    repeated = None if query is None else connection.execute(query).fetchone()
-    if repeated is not None:
-        shown = ", ".join(f"{name}={value!r:.80}" for name, value in zip(key, repeated, strict=True))
+    repeated = [] if query is None else connection.execute(query).fetchall()
+    if repeated and not statement.is_upsert:  # Equal rows of the source agree.
+        repeated = connection.execute(statement.repeats(key, columns, differ=True)).fetchall()
+    if repeated:
+        shown = ", ".join(f"{name}={value!r:.80}" for name, value in zip(key, repeated[0], strict=True))
         raise InvalidUsage(
             f"the statement has several rows for the one with {shown} of {handle.name!r}, and any of them might count: "
             "let its source have one row for each, by GROUP BY, DISTINCT or QUALIFY row_number() OVER (…) = 1"
         )
 
 
-def fill_table(
-    connection: Any,
-    statement: StatementText,
-    handle: CollectionHandle,
-    contents: Iterator[pa.Table],
-    failed: list[PersistError],
-) -> None:
-    """Make the table that the statement changes, of contents; note why reading them failed, if it did."""
-    schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
+def is_read(sql: str, table: Path) -> bool:
+    """Return whether a statement names the table that it changes once more."""
+    return sum(whole_path(path) == whole_path(table) for path in every_path(sql)) > 1
 
-    def batches() -> Iterator[pa.RecordBatch]:
+
+def note_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:
+    """Return a function that reads and notes why that failed, because DuckDB's error has only a text."""
+
+    def noting(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         try:
-            for table in contents:
-                yield from pa.Table.from_arrays(table.columns, schema=schema).to_batches()
-        except PersistError as error:  # DuckDB tells of it by a text of its own only.
+            yield from read(by)
+        except PersistError as error:
             failed.append(error)
             raise
 
+    return noting
+
+
+def make_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
+    """Make a table for rows of a collection; raise InvalidUsage if DuckDB would change a value."""
+    schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     check_sql_names(handle.name, schema)
-    table = path_of(statement.table)
-    dataset = pa.RecordBatchReader.from_batches(schema, batches())
-    make_schema(connection, statement.table)
-    connection.register(_CONTENTS, dataset)
-    connection.execute(f"CREATE TABLE {table} AS FROM {quoted(_CONTENTS)}")
+    make_schema(connection, path)
+    connection.register(_CONTENTS, schema.empty_table())
+    connection.execute(f"CREATE TABLE {path_of(path)} AS FROM {quoted(_CONTENTS)}")
     connection.unregister(_CONTENTS)
-    if statement.is_upsert:
-        index_key(connection, statement.table, handle)
-    kept = connection.sql(f"FROM {table} LIMIT 0").to_arrow_table().schema
-    for field, back in zip(schema, kept, strict=True):
+    back_types = connection.sql(f"FROM {path_of(path)} LIMIT 0").to_arrow_table().schema
+    for field, back in zip(schema, back_types, strict=True):
         if not _is_same(field.type, back.type):
             raise InvalidUsage(
                 f"column {field.name!r} of type {field.type} comes back from DuckDB as {back.type}, so no statement "
                 f"can change {handle.name!r}: use overwrite() or delete()"
             )
+
+
+def add_rows(connection: Any, path: Path, handle: CollectionHandle, contents: Iterator[pa.Table]) -> None:
+    """Add rows of a collection to its table."""
+    schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
+    batches = (batch for table in contents for batch in pa.Table.from_arrays(table.columns, schema=schema).to_batches())
+    connection.register(_CONTENTS, pa.RecordBatchReader.from_batches(schema, batches))
+    connection.execute(f"INSERT INTO {path_of(path)} FROM {quoted(_CONTENTS)}")
+    connection.unregister(_CONTENTS)
 
 
 def index_key(connection: Any, path: Path, handle: CollectionHandle) -> None:

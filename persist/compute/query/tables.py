@@ -9,7 +9,7 @@ one to the rest of the query.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -268,9 +268,14 @@ def words_of(sql: str) -> Iterable[str]:
             yield from parts_of(match[0])
 
 
+def every_path(sql: str) -> Iterator[Path]:
+    """Yield each name in a statement with what stands before it: tables, columns, and its other words."""
+    return (parts_of(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
+
+
 def paths_in(sql: str) -> Iterable[Path]:
-    """Return all names of a statement with what stands before them: tables, columns, and its other words."""
-    return dict.fromkeys(parts_of(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
+    """Return all names of a statement as `every_path`, each once."""
+    return dict.fromkeys(every_path(sql))
 
 
 def _refused_or_kept(sql: str, match: re.Match[str]) -> str:

@@ -1,9 +1,10 @@
 """Several statements as one commit: they read what was there when the first of them came, and their own changes.
 
-The transaction loads a collection into a DuckDB table at its first change, and changes the table. The commit writes the
-differences of all tables in one record. It fails with `UpperMismatch` if another client has changed one of the
-collections (snapshot isolation). A serializable transaction also fails if a collection has changed that it only read.
-Memory: the collections that are changed.
+The transaction has a DuckDB table of each collection that it changes. Before each statement it loads the rows that the
+statement may touch, as they were at the beginning, and all rows before a query of a changed collection. A second table
+keeps what was loaded. The commit writes the differences of all tables in one record. It fails with `UpperMismatch` if
+another client has changed one of the collections (snapshot isolation). A serializable transaction also fails if a
+collection has changed that it only read. Memory: the touched rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,15 +14,19 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.compute.query.catalog import contents_of
 from persist.compute.query.result import Queries, QueryLimits, QueryResult, later, sealed_connection
 from persist.compute.query.statement_text import StatementText
 from persist.compute.query.statements import (
+    add_rows,
     check_each_row_once,
     execute,
-    fill_table,
     index_key,
+    is_read,
+    make_table,
+    note_failures,
     other_tables,
     read_table,
     statement_of,
@@ -38,6 +43,7 @@ from persist.compute.query.tables import (
     whole_path,
     why_refused,
 )
+from persist.compute.query.touched_rows import read_touched
 from persist.core.antichain import END, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
@@ -53,20 +59,47 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
+from persist.engine.collection.keyed_events import ReadRows, Rewrite
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import required
+from persist.engine.read.results.snapshot import Snapshot
 
 
 @dataclass
 class _Table:
-    """A collection that statements change, and the path of its table in the DuckDB of the transaction."""
+    """A collection that statements change, and its tables in the DuckDB of the transaction.
+
+    Attributes:
+        path: of the table that statements change; began: of the loaded rows.
+        read: reads the contents at the beginning.
+        is_whole: whether all rows are loaded.
+    """
 
     handle: CollectionHandle
     path: Path
+    read: ReadRows
+    is_whole: bool = False
+
+    @property
+    def began(self) -> Path:
+        return (f"began: {path_of(whole_path(self.path))}",)
+
+    def load(self, connection: Any, rows: Iterator[pa.Table] | None) -> None:
+        """Load rows that are not loaded yet; None loads all."""
+        if self.is_whole:
+            return
+        self.is_whole = rows is None
+        new, began = ("the rows to load",), path_of(self.began)
+        connection.execute(f"CREATE OR REPLACE TABLE {path_of(new)} AS FROM {began} LIMIT 0")
+        add_rows(connection, new, self.handle, self.read(None) if rows is None else rows)
+        # A row is loaded in all its copies, or not at all.
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE missing AS FROM {path_of(new)} EXCEPT ALL FROM {began}")
+        for path in (began, path_of(self.path)):
+            connection.execute(f"INSERT INTO {path} FROM missing")
 
 
 class Transaction:
@@ -97,6 +130,8 @@ class Transaction:
 
     def ask(self, sql: str) -> QueryResult:
         """Return the answer of a query, with the changes of the transaction. Raises as `QueryResult`."""
+        for changed in self._changed.values():
+            changed.load(self._connection, None)
         changes = {
             name: read_table(self._connection, changed.path, changed.handle) for name, changed in self._changed.items()
         }
@@ -126,9 +161,17 @@ class Transaction:
             stack.callback(later(self._limits.timeout_s, self.interrupt, "time").cancel)
             try:
                 changed = self._table(connection, statement, handle, failed)
+                reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in read_tables.values()
+                if reads_itself:
+                    changed.load(connection, None)
                 for path, table in read_tables.items():
                     self._add(connection, path, table, stack)
                 add_functions(connection, sql)
+                if not changed.is_whole:
+                    rows = read_touched(connection, sql, statement, handle.schema, changed.read)
+                    changed.load(connection, rows)
+                if statement.is_upsert:
+                    index_key(connection, statement.table, handle)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
@@ -177,40 +220,37 @@ class Transaction:
             self._connection = self._stack.enter_context(sealed_connection(self._limits))
         return self._connection
 
-    def _rewritten(self, changed: _Table, began: CollectionState, contents: Iterator[pa.Table]) -> pa.Table:
-        """Return the new contents of a collection, if nobody has changed the old contents.
+    def _rewritten(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
+        """Return the rows that go and come, if nobody has changed the old contents.
 
         The commit calls this again after each conflict.
         """
         now = changed.handle.contents()
         if (now.upper, now.id, erasure_number(now)) != (began.upper, began.id, erasure_number(began)):
             raise self._conflict(began, now)
-        if changed.handle.keyed is None:
-            return read_table(self._connection, changed.path, changed.handle)
-        return self._with_events(changed, began, contents)
+        if changed.handle.keyed is not None:
+            return self._with_events(changed, began, read)
+        before, after = (read_table(self._connection, path, changed.handle) for path in (changed.began, changed.path))
+        return Rewrite(before, after)
 
-    def _with_events(self, changed: _Table, began: CollectionState, contents: Iterator[pa.Table]) -> pa.Table:
-        """Return the contents of a keyed collection, with pending events and the changes of the transaction."""
-        connection, schema = self._connection, changed.handle.schema
-        fields = pa.schema([schema.arrow.field(name) for name in schema.names])
-        batches = (
-            batch for table in contents for batch in pa.Table.from_arrays(table.columns, schema=fields).to_batches()
-        )
-        connection.register("the present rows", pa.RecordBatchReader.from_batches(fields, batches))
-        connection.execute(f"CREATE OR REPLACE TABLE {quoted('the present')} AS FROM {quoted('the present rows')}")
-        connection.unregister("the present rows")
-        before, after = quoted(_began_name(changed.path)), path_of(changed.path)
-        removed = f"(FROM {before} EXCEPT ALL FROM {after})"
-        kept = f"(FROM {quoted('the present')} EXCEPT ALL {removed})"
-        result = f"{kept} UNION ALL (FROM {after} EXCEPT ALL FROM {before})"
+    def _with_events(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
+        """Return the rows of a keyed collection that go and come, with pending events."""
+        connection, handle = self._connection, changed.handle
+        before, after = path_of(changed.began), path_of(changed.path)
+        keys = ", ".join(map(quoted, handle.schema.key_names))
+        removed, added = f"(FROM {before} EXCEPT ALL FROM {after})", f"(FROM {after} EXCEPT ALL FROM {before})"
+        named = connection.sql(f"SELECT DISTINCT {keys} FROM ({removed} UNION ALL {added})").to_arrow_table()
+        present = ("the present",)
+        connection.execute(f"CREATE OR REPLACE TABLE {path_of(present)} AS FROM {before} LIMIT 0")
+        add_rows(connection, present, handle, read(named))
+        result = f"(FROM {path_of(present)} EXCEPT ALL {removed}) UNION ALL {added}"
         connection.execute(f"CREATE OR REPLACE TABLE {quoted('the result')} AS {result}")
-        keys = ", ".join(map(quoted, schema.key_names))
         repeated = f"FROM {quoted('the result')} SELECT {keys} GROUP BY {keys} HAVING count(*) > 1"
-        missing = f"{removed} EXCEPT ALL FROM {quoted('the present')}"
+        missing = f"{removed} EXCEPT ALL FROM {path_of(present)}"
         for query in (repeated, missing):
             if connection.execute(f"SELECT 1 FROM ({query}) LIMIT 1").fetchone():
-                raise self._conflict(began, changed.handle.contents())
-        return read_table(connection, ("the result",), changed.handle)
+                raise self._conflict(began, handle.contents())
+        return Rewrite(*(read_table(connection, path, handle) for path in (present, ("the result",))))
 
     def _conflict(self, began: CollectionState, now: CollectionState) -> UpperMismatch:
         return with_timeline(UpperMismatch(to_antichain(began.upper), to_antichain(now.upper)), began.timeline)
@@ -237,19 +277,13 @@ class Transaction:
                 f"the transaction changes {path_of(path)}: name {handle.name!r} without a time, and always alike"
             )
         if table is None:
-            as_of = self._pins.get(handle.name)
-            with ExitStack() as stack:
-                contents: Iterator[pa.Table] = iter(())
-                if as_of is not None:
-                    rows = stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)).to_batches()
-                    contents = (pa.Table.from_batches([batch]) for batch in rows)
-                fill_table(connection, statement, handle, contents, failed)
-                if handle.keyed is not None:
-                    began = quoted(_began_name(path))
-                    connection.execute(f"CREATE OR REPLACE TABLE {began} AS FROM {path_of(path)}")
-            table = self._tables[handle.name] = _Table(handle, path)
-        elif statement.is_upsert:
-            index_key(connection, path, handle)
+            read: ReadRows = lambda by: iter(())  # noqa: E731
+            if (as_of := self._pins.get(handle.name)) is not None:
+                read = reading_snapshot(self._stack.enter_context(snapshot(handle, as_of, timeout_s=0.0)))
+            table = _Table(handle, path, note_failures(read, failed))
+            for each in (path, table.began):
+                make_table(connection, each, handle)
+            self._tables[handle.name] = table
         return table
 
     def _add(self, connection: Any, path: Path, at: TableAt, stack: ExitStack) -> None:
@@ -276,8 +310,17 @@ class Transaction:
                 stack.callback(connection.execute, f"DROP VIEW {path_of(path)}")
 
 
-def _began_name(path: Path) -> str:
-    return f"began: {path_of(whole_path(path))}"
+def reading_snapshot(contents: Snapshot) -> ReadRows:
+    """Return a function that reads a snapshot."""
+
+    def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
+        if isinstance(by, pa.Table):
+            yield contents.get(by)
+            return
+        names = contents.schema.names
+        yield from (pa.Table.from_batches([batch]) for batch in contents.narrowed(names, by))
+
+    return read
 
 
 class ServedSql(Queries):

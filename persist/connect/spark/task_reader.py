@@ -1,18 +1,15 @@
-"""What tasks of a native plan read in Python: slices of a snapshot, whole or only what touched keys hold, and changes.
+"""What a task of the data source reads: one slice of a snapshot, or of changes.
 
-    spark.range(n) with n partitions  ->  mapInArrow: task i reads slice i
-
-Slices are planned on the driver and travel with the function; they name immutable parts, so a task that runs later, or
-again, reads the same.
+Slices are planned on the driver, and each travels with its task. They name immutable parts, so a task that runs later,
+or again, reads the same.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType, TimestampType
 
 from persist.compute.index import FoundByIndex
@@ -28,49 +25,44 @@ from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.results.result import BATCH_ROWS_MAX
 
-What = Literal["all", "touched", "keys", "changes"]
+What = Literal["all", "changes"]
 
 
 @dataclass(frozen=True)
-class TaskReader:
-    """Reads one slice for each number it is given: a function for `DataFrame.mapInArrow`.
+class SliceReader:
+    """Reads one slice, in a task.
 
     Attributes:
-        what: all of a slice, what its touched keys hold, the keys of its updates, or its updates.
+        what: what contents it has, or its updates.
         schema: of the result.
         events: makes rows by key of what is read, where these are wanted.
         as_of: the time that a stream shows contents at; None if they have none.
     """
 
     address: CollectionAddress
-    slices: Sequence[Scan | FoundByIndex]
+    scan: Scan | FoundByIndex
     form: Form
     what: What
     schema: StructType
     events: Transitions | UpsertEvents | None = None
     as_of: int | None = None
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield from self.slice(number)
-
-    def slice(self, number: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of one slice, as Spark expects them."""
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        """Yield the rows, as Spark expects them."""
         with surfaced_errors(), self.address.opened() as storage:
             rows = 0
-            for table in self._tables(self.slices[number], PartReader(storage.blob)):
+            for table in self._tables(self.scan, PartReader(storage.blob)):
                 rows += len(table)
                 table = as_spark_expects(self._with_moments(table), self.schema)
                 yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
-            self._log(number, rows, storage)
+            self._log(rows, storage)
 
     def _with_moments(self, table: pa.Table) -> pa.Table:
         """Return a table with `_time` as moments, if that is how the schema has it."""
         has_moments = "_time" in table.column_names and "_time" in self.schema.names
         if not has_moments or not isinstance(self.schema["_time"].dataType, TimestampType):
             return table
-        timeline = read_timeline(self.slices[0].schema)
+        timeline = read_timeline(self.scan.schema)
         if timeline is None:
             raise InvalidUsage(
                 f"_time is asked for as TIMESTAMP, and the collection {self.address.collection!r} has no timeline: its "
@@ -78,9 +70,9 @@ class TaskReader:
             )
         return with_moments(table, timeline)
 
-    def _log(self, number: int, rows: int, storage: Storage) -> None:
+    def _log(self, rows: int, storage: Storage) -> None:
         gets = storage.metered.counts()["get"]
-        parts = len(self.slices[number].all_parts)
+        parts = len(self.scan.all_parts)
         message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
         tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
@@ -94,22 +86,13 @@ class TaskReader:
         return iter([self.events.of(pa.concat_tables(stored) if stored else scan.schema.arrow.empty_table())])
 
     def _as_stored(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
-        if self.what == "keys":
-            return scan.updates(reader, scan.columns)
         if self.what == "changes":
             updates = read_changes(scan, reader)
             return iter([updates]) if self.form == "diff" else repeated(_insertions(updates), scan)
-        if self.what == "touched":
-            return read_snapshot(scan, self.form, reader, elsewhere=lambda part: True)
         contents = read_snapshot(scan, self.form, reader)
         if self.as_of is None or self.form == "rows":
             return contents
         return (with_time_column(table, self.as_of, scan) for table in contents)
-
-    def frame(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of all slices, one task for each."""
-        count = len(self.slices)
-        return spark.range(0, count, 1, max(1, count)).mapInArrow(self, self.schema)
 
 
 def with_time_column(contents: pa.Table, time: int, scan: Scan) -> pa.Table:

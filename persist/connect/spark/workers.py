@@ -33,7 +33,6 @@ from pyspark.sql import SparkSession
 
 from persist import __version__
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
-from persist.engine.read.planning.scan import Scan
 
 _ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist import __version__ as v; print(v)"
 _TIMEOUT_S = 60
@@ -167,13 +166,3 @@ def parallelism(spark: SparkSession) -> int:
     except Exception:  # Spark Connect has none, and says so with an error of its own.
         return PARALLEL_DEFAULT
     return max(1, int(context.defaultParallelism))
-
-
-def task_count(spark: SparkSession, scan: Scan) -> int:
-    """Return in how many slices to read a scan."""
-    return scan.task_count(parallelism(spark))
-
-
-def slices_for(spark: SparkSession, scan: Scan) -> list[Scan]:
-    """Return a scan cut into slices of about equal size, in key order."""
-    return scan.slices(task_count(spark, scan))

@@ -195,7 +195,7 @@ def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     """
     names = [*prepared.schema.names]
     present = present.select(names)
-    groups = _number_groups(present, prepared.keys)
+    groups = number_groups(present, prepared.keys)
     if not _ascends(groups, None):
         order = np.argsort(groups, kind="stable")
         present, groups = present.take(int64_array(order)), groups[order]
@@ -213,7 +213,7 @@ def replace_by_event(prepared: Prepared, machine: Machine, present: pa.Table) ->
     comes = resolved(prepared, machine, prepared.schema.arrow.empty_table())
     groups, times = (int64_values(combined(prepared.events[name])) for name in (GROUP, "_time"))
     first_times = times[np.searchsorted(groups, np.arange(len(prepared.keys)))]
-    goes_at = int64_array(first_times[_number_groups(present, prepared.keys)])
+    goes_at = int64_array(first_times[number_groups(present, prepared.keys)])
     columns = [*present.select([*prepared.schema.names]).columns, goes_at, pc.negate(present["_diff"])]
     return pa.concat_tables([comes, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
 
@@ -248,7 +248,7 @@ def _value_names(schema: CollectionSchema, form: KeyedForm) -> list[str]:
 _GROUP_FIELD = pa.field(GROUP, pa.int64(), nullable=False)
 
 
-def _number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
+def number_groups(rows: pa.Table, keys: pa.Table) -> Ints:
     """Return the number of the key of each row, all of which are among the keys."""
     if not len(rows):
         return np.zeros(0, np.int64)

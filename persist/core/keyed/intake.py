@@ -51,6 +51,9 @@ class EventTable:
     watermarks: Watermarks | None
     at_commit: bool = False
 
+    def __len__(self) -> int:
+        return len(self.table)
+
     def at(self, time: int) -> "EventTable":
         """Return the same events at a time."""
         column = self.table.schema.get_field_index(TIME)
@@ -68,6 +71,7 @@ def to_events(
     machine: Machine | None = None,
     *,
     may_delete: bool = True,
+    columns: Sequence[str] | None = None,
 ) -> EventTable:
     """Return events as one table.
 
@@ -77,6 +81,7 @@ def to_events(
             the commit.
         machine: of the collection, if it is none of those in the box.
         may_delete: None in a tuple deletes the key; otherwise it is the value NULL.
+        columns: the value columns that must not be NULL where the schema says so; None for all.
 
     Raises:
         SchemaMismatch: a column is missing, unexpected, or of a type that does not convert.
@@ -87,6 +92,8 @@ def to_events(
     side = replace(schema.value, fields=fields) if form.fields is None else Side(fields)
     taken_schema = CollectionSchema(schema.key, side, schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
+    if columns is not None:
+        needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
     data = opened(data)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
@@ -347,7 +354,7 @@ def joined_events(tables: Sequence[EventTable]) -> EventTable:
     first, *later_tables = tables
     if not later_tables:
         return first
-    table = pa.concat_tables([events.table for events in tables])
+    table = pa.concat_tables([events.table for events in tables], promote_options="default")
     at = table.schema.get_field_index(SEQ)
     table = table.set_column(at, table.schema.field(at), int64_array(np.arange(len(table), dtype=np.int64)))
     known_watermarks = [events.watermarks for events in tables if events.watermarks is not None]

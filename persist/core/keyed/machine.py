@@ -149,7 +149,7 @@ class Replacing:
         # What each key holds, then its events: rows of one table, and for each the one before it of the same key.
         rows = pa.concat_tables([touched.present.select(names), events.select(names)]).combine_chunks()
         present = int64_values(combined(touched.present[GROUP]))
-        order, group = _with_present_first(present, groups)
+        order, group = with_present_first(present, groups)
         if self._order_by:
             stands = _stands(watermark_ranks(rows, self._order_by)[order], group)
             order, group = order[stands], group[stands]
@@ -180,7 +180,7 @@ def _last_of_each(groups: Ints, times: Ints) -> Flags:
     return last
 
 
-def _with_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
+def with_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
     """Return the rows of both, by group and those that are present first, and the groups of these."""
     groups_of_both = np.concatenate([present, groups])
     order = np.argsort(groups_of_both, kind="stable")

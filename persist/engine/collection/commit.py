@@ -28,6 +28,7 @@ from persist.codecs.part.part import Part
 from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
+from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
@@ -38,12 +39,15 @@ from persist.engine.collection.keyed_events import (
     Unchanged,
     check_upserts,
     deleting_events,
+    keyed_form,
+    plan_keyed_update,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
     check_either,
     delete_steps,
     keyed_deletion,
+    plain_updates,
     restore_steps,
     rewrite_steps,
     upsert_steps,
@@ -266,7 +270,7 @@ class Commit:
             self.overwrite(handle, held.to_batches(), time=time)
 
     def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
-        """Make the contents what a function makes of them, and of no others; see `rewrite`."""
+        """Replace rows of the contents as a function decides, and of no others; see `rewrite`."""
         if handle.keyed is None:
             self._add_difference(handle, time, partial(rewrite_steps, handle, rewritten, time))
             return
@@ -302,6 +306,19 @@ class Commit:
         if pieces and pieces[0].at_commit != events.at_commit:
             raise InvalidUsage(_times_differ("rows", handle))
         pieces.append(events)
+
+    def update(
+        self, handle: CollectionHandle, rows: Any, *, time: int | Moment | None = None, missing: Missing = "error"
+    ) -> None:
+        """Change columns of the rows of keys; see `MultiWrite.update`."""
+        handle = self.dated(handle, time)
+        stamp = handle.stamp(time, None)
+        if handle.as_keyed().keyed is None:
+            self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
+            return
+        keyed_form(handle)
+        self.check_unwritten(handle)
+        self._draft(handle).change = plan_keyed_update(handle, rows, stamp, missing)
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""
@@ -407,12 +424,12 @@ def commit_one(
 
 
 def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
-    """Commit what a function makes of the contents, and of no others: again if others come first.
+    """Replace rows of the contents as a function decides, in one commit: again if others come first.
 
-    They are those that were sealed last or, if the collection is keyed, those after all events up to the new time.
+    The contents are those that were sealed last or, if the collection is keyed, those after all events up to the time.
 
     Args:
-        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
+        rewritten: takes a function that reads the contents; returns the rows that go and come, or None to leave all.
         time: of the difference; None for that of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))

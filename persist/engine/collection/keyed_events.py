@@ -6,28 +6,35 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.part.filters import with_both_zeros
-from persist.codecs.types.schema import TIME
+from persist.codecs.order.digest import compute_digest
+from persist.codecs.order.search import SortedKeys
+from persist.codecs.order.sums import consolidate
+from persist.codecs.part.filters import ranges_that_may_match, referenced_columns, with_both_zeros
+from persist.codecs.types.schema import TIME, CollectionSchema
 from persist.codecs.updates.inputs import as_table, opened
 from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
 from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
 )
+from persist.core.keyed.events import prepared, resolved
 from persist.core.keyed.form import described
 from persist.core.keyed.intake import EventTable, to_events
-from persist.core.keyed.machine import DELETED, NAME
+from persist.core.keyed.machine import DELETED, NAME, SEQ, Replacing
+from persist.core.keyed.partial import Missing, complete_events, to_partial_events
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm
+from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
+from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
@@ -35,7 +42,32 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Step
 
-Rewritten: TypeAlias = Callable[[Iterator[pa.Table]], pa.Table | None]  # Of contents; None leaves them.
+SLICE_BYTES = 4 << 20  # Decoded; a filter by the key reads slices of about this size.
+
+# Reads all rows of contents, the rows that pass a filter, or the rows with some keys.
+ReadRows: TypeAlias = Callable[[pc.Expression | pa.Table | None], Iterator[pa.Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Rows that take the place of others.
+
+    Attributes:
+        before: the rows that go; None for all rows.
+        after: the rows that come.
+    """
+
+    before: pa.Table | None
+    after: pa.Table
+
+    def updates(self, schema: CollectionSchema, time: int) -> pa.Table:
+        """Return the difference of both, consolidated; before is not None."""
+        sides = [(self.after, 1), (self.before, -1)]
+        tables = [to_updates(stamped(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
+        return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
+
+
+Rewritten: TypeAlias = Callable[[ReadRows], Rewrite | None]  # None leaves the contents.
 
 
 class Unchanged(InvalidUsage):
@@ -48,21 +80,53 @@ def rows_in(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
         yield from read_snapshot(scan_slice, "rows", reader)
 
 
+def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReader) -> ReadRows:
+    """Return a function that reads contents, given the scan of the rows that pass a filter."""
+
+    def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
+        if not isinstance(by, pa.Table):
+            for part in _slices_that_may_match(scan(by)):
+                yield from rows_in(part, reader)
+            return
+        whole = scan(None)
+        keys = Wanted.of(distinct_keys(by, whole.schema), whole.schema)
+        yield without_diffs(Lookup(whole).contents(keys, "rows", reader), whole)
+
+    return read
+
+
+def _slices_that_may_match(scan: Scan) -> list[Scan]:
+    """Return slices of keys that may have rows which pass the filter; the whole scan unless they are a small part."""
+    keys = scan.schema.key_names
+    if scan.filter is None or not {*keys[:1]} & {*referenced_columns(scan.filter, scan.schema.arrow)}:
+        return [scan]
+    slices = scan.slices_within(SLICE_BYTES)
+    bounds = [(piece.keys.lower, piece.keys.upper) for piece in slices]
+    places = ranges_that_may_match(bounds, scan.filter, scan.schema, keys)
+    return [slices[place] for place in places] if 2 * len(places) <= len(slices) else [scan]
+
+
 @dataclass(frozen=True, slots=True)
 class KeyedChange:
     """What makes rows the contents of a keyed collection, or a part of them: after all events up to its time.
 
     Attributes:
-        new: rows as `differences` takes them, which nobody else changes; or what makes them of the contents.
+        new: rows as `differences` takes them, which nobody else changes; what makes them of the contents; or partial
+            events, which become whole with the rows of their keys.
         time: when; None for that of the commit.
         where: replaces only what it is true for; None for all.
         digest: of all that was asked for.
     """
 
-    new: NewRows | Rewritten
+    new: NewRows | Rewritten | EventTable
     time: int | None
     where: pc.Expression | None
     digest: int
+
+    @property
+    def watermarks(self) -> Watermarks | None:
+        """The least and the greatest watermark of partial events."""
+        return self.new.watermarks if isinstance(self.new, EventTable) else None
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
         """Yield the updates to add, given the contents after the events.
@@ -72,11 +136,17 @@ class KeyedChange:
         schema, time, form = handle.current_schema(after), self.time, keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
+        if isinstance(new, EventTable):
+            yield _resolved_partial(handle, after, new.at(time))
+            return
         if callable(new):
-            rows = new(rows_in(snapshot_scan(after, schema, time, None), reader))
-            if rows is None:
+            rewrite = new(reading_rows(partial(snapshot_scan, after, schema, time, None), reader))
+            if rewrite is None:
                 raise Unchanged("nothing of it changes")
-            new = to_updates(stamped(rows, schema, Stamp(time, 1)), schema)
+            new = to_updates(stamped(rewrite.after, schema, Stamp(time, 1)), schema)
+            if rewrite.before is not None:
+                yield with_time(self._replace(handle, after, rewrite.before, new), time, schema)
+                return
         where = None if self.where is None else with_both_zeros(self.where)
         # Only a deletion can leave out what the condition is not true for: a new row takes the place of any other one.
         is_delete = not len(new)
@@ -84,6 +154,48 @@ class KeyedChange:
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
         for updates in differences(scan, new, reader, of_keys.check, of_keys.replaced):
             yield with_time(updates, time, schema)
+
+    def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:
+        """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
+        schema, time = handle.current_schema(after), self.time or 0
+        old = to_updates(stamped(before, schema, Stamp(time, 1)), schema)
+        of_keys = KeyReplacement(handle.name, schema, keyed_form(handle), None)
+        of_keys.check(new)
+        keys = distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
+        scan = snapshot_scan(after, schema, time, None, raw=True)
+        present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
+        of_keys.check_absent(new, old, present)
+        return of_keys.replaced(new, present)
+
+
+def _resolved_partial(handle: CollectionHandle, after: CollectionState, new: EventTable) -> pa.Table:
+    """Return the updates of partial events at one time, given the contents after all other events up to it."""
+    schema, form, reader = handle.current_schema(after), keyed_form(handle), handle.engine.reader()
+    ready = prepared(schema, form, new.table)
+    scan = snapshot_scan(after, schema, int(new.table[TIME][0].as_py()), None, raw=True)
+    keys = Wanted(len(ready.keys), SortedKeys(ready.keys))
+    ready, held = complete_events(
+        ready, without_diffs(Lookup(scan).contents(keys, "rows", reader), scan), form, handle.name
+    )
+    return resolved(ready, Replacing.of(form), held)
+
+
+def plan_keyed_update(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> KeyedChange | None:
+    """Return the change that partial events make of a keyed collection; None without events."""
+    check_upserts(handle, "update")
+    events = to_partial_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, missing)
+    check_event_times(handle, events)
+    times = pc.unique(events.table[TIME]).to_pylist()
+    if not times:
+        return None
+    if len(times) > 1:
+        raise InvalidUsage(
+            f"the rows have {len(times)} times, and an update of the keyed collection {handle.name!r} resolves and "
+            "seals one: give each time a call, or none to the rows"
+        )
+    columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
+    time = None if events.at_commit else times[0]
+    return KeyedChange(events, time, None, compute_digest(events.table, columns))
 
 
 @dataclass(frozen=True, slots=True)

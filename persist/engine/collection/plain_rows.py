@@ -14,7 +14,7 @@ there, writing the difference and, of new rows that do not fit, writing and read
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -45,7 +45,8 @@ from persist.core.errors import (
 from persist.core.keyed.events import prepared, replace_by_event
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import EventTable, check_keys, to_events
-from persist.core.keyed.machine import DELETED, SEQ, Replacing
+from persist.core.keyed.machine import SEQ, Replacing
+from persist.core.keyed.partial import Missing, complete_events, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
@@ -58,7 +59,7 @@ from persist.engine.collection.keyed_events import (
     Rewritten,
     check_event_times,
     check_upserts,
-    rows_in,
+    reading_rows,
 )
 from persist.engine.collection.reads import changes
 from persist.engine.follow.log_queries import say_whose
@@ -94,19 +95,24 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
 
 
 def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
-    """Return the steps that make the contents what a function makes of them; none if it leaves them.
+    """Return the steps that replace rows of the contents as a function decides; none if it leaves them.
 
     Args:
-        rewritten: takes the contents, as tables, and returns the rows that they are to be, or None to leave them.
+        rewritten: takes a function that reads the contents, and returns the rows that go and come.
         time: of the difference; None for that of the commit.
     """
     contents = _settled(handle)
     with ExitStack() as stack:
-        rows = rewritten(rows_in(_present(handle, contents, None, stack), handle.engine.reader()))
-    if rows is None:
-        return []
-    settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
-    return [*settled, *overwrite_steps(handle, rows, time, None, multiset=True)]
+        rewrite = rewritten(reading_rows(_scans(handle, contents, stack), handle.engine.reader()))
+        if rewrite is None:
+            return []
+        settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
+        if rewrite.before is None:
+            return [*settled, *overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
+        at = None if time is None else handle.exact_time("time", time)
+        _check_beginning(handle, contents, at)
+        step = handle.engine.writer("sql").write_step(handle.id, handle.schema, rewrite.updates(handle.schema, at or 0))
+        return [*settled, *_alone(handle, contents, at, [] if step is None else [step])]
 
 
 def overwrite_steps(
@@ -190,7 +196,8 @@ class NewContents:
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
             replaced = self._without_repetitions if self._by_key else None
             writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
-            return [asked, *_alone(handle, contents, self._at, writes)]
+            is_single = where is None and not self._multiset and bool(handle.schema.key_names)
+            return [asked, *_alone(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
@@ -263,7 +270,7 @@ def delete_steps(
             return [asked, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
-        return [asked, *_alone(handle, contents, at, [] if step is None else [step])]
+        return [asked, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
 def keyed_deletion(
@@ -294,6 +301,13 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
             f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
             "that goes: give keys as a table or as dicts, and use delete() for those that go"
         )
+    _check_replaceable(handle)
+    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
+    return _checked_events(handle, events, "upsert")
+
+
+def _check_replaceable(handle: CollectionHandle) -> None:
+    schema = handle.schema
     if not schema.key_names:
         raise InvalidUsage(f"the collection {handle.name!r} has no key, by which rows could be replaced.").with_remedy(
             "Add rows with {write:call}, or replace all of them with {overwrite:call}."
@@ -303,16 +317,30 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
             f"the collection {handle.name!r} has a column {reserved[0]!r}, so rows cannot replace those of their keys: "
             "in such rows that column says what becomes of a key."
         ).with_remedy("Add rows with {write:call}, replace all of them with {overwrite:call}, or rename the column.")
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
+
+
+def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
+    """Return rows of a plain collection that may lack columns, checked; see `Collection.update`.
+
+    Raises: as `plain_events`.
+    """
+    _check_replaceable(handle)
+    form = _upsert_form(handle.schema)
+    events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
+    return _checked_events(handle, events, "update")
+
+
+def _checked_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
+    schema = handle.schema
     check_event_times(handle, events)
     _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
     if starts.all():
         return events
-    names = [*schema.key_names, DELETED, *schema.value_names, TIME]
+    names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     once = consolidate(events.table.select([*names, "_diff"]), names)  # A row may be given twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
-        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), "upsert")
+        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), action)
     return events
 
 
@@ -329,7 +357,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     """
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
-    columns = [name for name in (*events.schema.names, TIME) if name != SEQ]
+    columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     asked = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
@@ -343,9 +371,10 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         ready = prepared(schema, _upsert_form(schema), events.table)
         wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
         held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
+        ready, held = complete_events(ready, held, _upsert_form(schema), handle.name)
         updates = consolidate(replace_by_event(ready, Replacing(), held), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
-        return [asked, *_alone(handle, contents, last, [] if step is None else [step])]
+        return [asked, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
 
 
 def check_either(keys: Any, where: pc.Expression | None) -> None:
@@ -397,11 +426,19 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
     )
 
 
-def _alone(handle: CollectionHandle, contents: CollectionState, at: int | None, writes: Sequence[Write]) -> list[Step]:
+def _alone(
+    handle: CollectionHandle,
+    contents: CollectionState,
+    at: int | None,
+    writes: Sequence[Write],
+    *,
+    is_single: bool = False,
+) -> list[Step]:
+    """Return the steps of a difference to contents; is_single: it leaves each key that it touches with one row."""
     return [
         *_creating(handle),
         *expect_unchanged(contents),
-        *(replace(write, at_commit=True) if at is None else write for write in writes),
+        *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
     ]
 
@@ -418,14 +455,22 @@ def _present(
     handle: CollectionHandle, contents: CollectionState, filter: pc.Expression | None, stack: ExitStack
 ) -> Scan:
     """Return the plan of what is there; it can be read until the stack is left."""
+    return _scans(handle, contents, stack)(filter)
+
+
+def _scans(
+    handle: CollectionHandle, contents: CollectionState, stack: ExitStack
+) -> Callable[[pc.Expression | None], Scan]:
+    """Return a function that plans reads of the contents, by a filter; they can be read until the stack is left."""
     schema = handle.schema
     if contents.upper == 0:
-        return Scan(schema, (), 0, 0, schema.names, None if filter is None else with_both_zeros(filter))
+        none = Scan(schema, (), 0, 0, schema.names)
+        return lambda filter: none if filter is None else replace(none, filter=with_both_zeros(filter))
     as_of = contents.upper - 1
     # A later state will do as well: what is sealed stays as it is.
     newest, reading = handle.claim(as_of)
     stack.callback(reading.close)
-    return snapshot_scan(newest, schema, as_of, None, filter)
+    return partial(snapshot_scan, newest, schema, as_of, None)
 
 
 def _held_or_stored(

@@ -394,6 +394,8 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     change = None if asked.change is None else partial(asked.change.updates, handle)
     if before is not None or change is not None or due(contents, end):
         watermarks = None if asked.events is None or before is None else asked.events.watermarks
+        if asked.change is not None:
+            watermarks = asked.change.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.machine_in(contents)
         made = resolver.made(contents, contents.schema, machine, end, before, watermarks, change)

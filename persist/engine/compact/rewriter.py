@@ -27,8 +27,12 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Protocol
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from persist.codecs.order.digits import neighbours_differ
+from persist.codecs.order.ordering import order_keys
 from persist.codecs.order.sums import consolidate, exact_sum
 from persist.codecs.part.key_range import KeyRange, comparable_keys, parts_within
 from persist.codecs.part.part import Part, sample_rows
@@ -161,7 +165,7 @@ class LocalPartMaker:
     def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
         made: list[int | Future[Part]] = []
         stream: PartStream | None = None
-        added, is_quiet = 0, False
+        added, is_quiet, is_single = 0, False, True
         for piece in run:
             if stream is not None and (isinstance(piece, int) or piece.is_quiet is not is_quiet):
                 made += uploads.begin(stream.finish())
@@ -174,10 +178,17 @@ class LocalPartMaker:
             for slice_ in self._slices(piece.scan):
                 table, diffs = self._merged(slice_, piece)
                 added += diffs
+                is_single = is_single and (
+                    (slice_.sign > 0 and all(part.is_single for part in slice_.all_parts))
+                    or (piece.as_of is not None and _has_one_row_per_key(table, slice_.schema.key_names))
+                )
                 made += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
         made += uploads.begin(stream.finish()) if stream is not None else []
-        return MadeRun(tuple(part.result() if isinstance(part, Future) else part for part in made), added)
+        parts = (part.result() if isinstance(part, Future) else part for part in made)
+        return MadeRun(
+            tuple(part.as_single() if is_single and isinstance(part, Part) else part for part in parts), added
+        )
 
     def _stream(self, schema: CollectionSchema, sources: Sequence[Part]) -> PartStream:
         return PartStream(
@@ -220,6 +231,14 @@ class LocalPartMaker:
             sums.append(exact_sum(table["_diff"].to_numpy()))
             tables.append(table)
         return pa.concat_tables(tables)
+
+
+def _has_one_row_per_key(rows: pa.Table, keys: Sequence[str]) -> bool:
+    """Return whether rows, which are sorted by key, have one row for each, which is there once."""
+    if not keys or not all(diff == 1 for diff in pc.min_max(rows["_diff"]).as_py().values()):
+        return not len(rows)
+    differs = [neighbours_differ(key) for key in order_keys(rows.select(keys), keys)]
+    return bool(np.logical_or.reduce(differs).all())
 
 
 class _Uploads:

@@ -259,6 +259,7 @@ class Resolver:
                 if not len(table):
                     continue
                 made = writer.stored_parts(contents.id, table, schema, inline_bytes)
+                made = [part.as_single() for part in made]  # A keyed collection has one value for each key.
                 stored += made
                 inline_bytes += sum(len(part.inline) for part in made)
                 self._purging.resolved(contents.id, len(table))

@@ -55,6 +55,7 @@ class Write:
         is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
         events: what is known of them, if these are events for a keyed collection, and of which schema is the events'.
         at_commit: whether they get the time of their commit; the one that they have until then is 0.
+        is_single: whether their parts are single (`persist.codecs.part.part`).
     """
 
     collection: str
@@ -66,6 +67,7 @@ class Write:
     events: "PlannedPend | None" = None
     digest: int | None = None
     at_commit: bool = False
+    is_single: bool = False
 
     @property
     def time_max(self) -> int | None:

@@ -89,6 +89,7 @@ class PartWriter:
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
             for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
                 made = self.stored(collection, data, part, inline_bytes)
+                made = made.as_single() if all(write.is_single for write in small) else made
                 parts.append(made.with_time(0) if at_commit else made)
                 inline_bytes += len(made.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
@@ -219,4 +220,5 @@ def _how_encoded(events: Write) -> tuple[bool, int, bool]:
 def _uploaded(write: Write) -> list[Part]:
     """Return the parts of a write that was uploaded."""
     assert isinstance(write.data, Future), "what is uploaded has a future"
-    return [part.with_time(0) if write.at_commit else part for part in write.data.result()]
+    parts = (part.as_single() if write.is_single else part for part in write.data.result())
+    return [part.with_time(0) if write.at_commit else part for part in parts]

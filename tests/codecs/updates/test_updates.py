@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.ordering import canonical
+from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.tuples import to_rows, to_tuples
 from persist.codecs.updates.updates import to_updates
@@ -271,7 +272,8 @@ def test_a_column_of_the_same_family_is_converted(source: Any, values: Any, targ
         *((pa.list_(pa.float64()), pa.list_(pa.float32())), (pa.list_(pa.int8()), pa.list_(pa.string()))),
         *(
             (pa.struct([("a", pa.int8())]), pa.struct([("b", pa.int8())])),
-            (pa.list_view(pa.int8()), pa.list_(pa.int8())),
+            (pa.list_view(pa.int8()), pa.list_(pa.string())),
+            (pa.run_end_encoded(pa.int32(), pa.int8()), pa.string()),
         ),
         *((pa.struct([("a", pa.int8()), ("b", pa.int8())]), pa.struct([("a", pa.int8())])),),
         *((pa.dictionary(pa.int8(), pa.string()), pa.int64()), (pa.dictionary(pa.int8(), pa.int8()), pa.bool_())),
@@ -508,3 +510,36 @@ def test_what_is_no_updates_at_all_is_refused(data: Any) -> None:
 def test_a_single_column_is_no_table() -> None:
     with pytest.raises(SchemaMismatch, match=r"Series gives no Arrow record batches .*: give a table, a frame"):
         to_updates(pl.Series([1, 2]), ORDERS)
+
+
+def _views() -> pa.Array:
+    offsets, sizes = pa.array([3, 0, 1], pa.int32()), pa.array([2, 2, 1], pa.int32())
+    return pa.ListViewArray.from_arrays(offsets, sizes, pa.array([1, 2, 3, 4, 5]))
+
+
+@pytest.mark.parametrize(
+    ("array", "plain", "values"),
+    [
+        (_views(), pa.list_(pa.int64()), [[4, 5], [1, 2], [2]]),
+        (_views()[1:], pa.list_(pa.int64()), [[1, 2], [2]]),
+        (
+            pa.array([["a"], None, []], pa.large_list_view(pa.string_view())),
+            pa.large_list(pa.string()),
+            [["a"], None, []],
+        ),
+        (
+            pa.RunEndEncodedArray.from_arrays(pa.array([2, 4], pa.int32()), pa.array(["a", None]))[1:],
+            *(pa.string(), ["a", None, None]),
+        ),
+        (pa.array([Decimal("1.25"), None], pa.decimal32(5, 2)), pa.decimal128(5, 2), [Decimal("1.25"), None]),
+        (pa.array([Decimal("1.25")], pa.decimal64(9, 2)), pa.decimal128(9, 2), [Decimal("1.25")]),
+        (
+            pa.StructArray.from_arrays([_views()], ["v"]),
+            *(pa.struct([("v", pa.list_(pa.int64()))]), [{"v": [4, 5]}, {"v": [1, 2]}, {"v": [2]}]),
+        ),
+    ],
+    ids=lambda case: str(getattr(case, "type", "")),
+)
+def test_an_encoded_column_is_stored_as_its_values(array: pa.Array, plain: pa.DataType, values: list[object]) -> None:
+    assert stored_type(array.type) == plain
+    assert to_updates(_table(array.type, array), _one(plain))["x"].to_pylist() == values

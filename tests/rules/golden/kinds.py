@@ -270,6 +270,19 @@ def write_erased(client: Client) -> None:
     keyed.erase([5], reason="request 18")
 
 
+def write_single(client: Client) -> None:
+    """Make `single`, with one row for a key in each part; the last part of `not single` says so, and others do not."""
+    for name in ("single", "not single"):
+        rows = client.create_or_load(name, key={"k": pa.float64()}, value={"v": pa.string()})
+        if name == "single":
+            rows.overwrite([(k, "a") for k in (None, -0.0, 1.5, float("nan"))], time=1).result()
+        else:
+            rows.write([((k, "a"), 1, 1) for k in (None, 0.0, 0.5, 1.5)] + [((None, "b"), 1, 2)], seal=2).result()
+        rows.compact()
+        rows.upsert([(0.0, "b"), (2.5, "c"), (float("nan"), "d")], time=2).result()
+        rows.delete([1.5], time=3).result()
+
+
 def write_remembered(client: Client) -> None:
     """Write so many times with a token that older ones are archived, archives are merged, and some are forgotten."""
     before = {name: vars(remembered)[name] for name in ("TOKENS_KEPT", "ARCHIVE_MAX", "ARCHIVED_MAX")}

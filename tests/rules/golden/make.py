@@ -42,6 +42,7 @@ from tests.rules.golden.kinds import (
     write_keyed,
     write_published,
     write_remembered,
+    write_single,
 )
 from tests.support.parts import commit_parts
 
@@ -130,6 +131,7 @@ def main() -> None:
             write_cloned(client)
             write_erased(client)
             write_remembered(client)
+            write_single(client)
             commit(client, kinds.TruncateLog(1))
             commit(client, kinds.Upgrade(FORMAT))
             longer = {name: value + 1 for name, value in structs.asdict(client.policy).items()}

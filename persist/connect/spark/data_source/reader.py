@@ -38,7 +38,7 @@ from persist.compute.index import FoundByIndex, indexed
 from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
 from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
-from persist.connect.spark.task_reader import TaskReader, What
+from persist.connect.spark.task_reader import SliceReader, What
 from persist.connect.spark.workers import PARALLEL_DEFAULT, surfaced_errors, tell
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.filters import arrow_filter
@@ -68,8 +68,7 @@ class Slice(InputPartition):
 
     def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
         """Read it, in a task."""
-        reader = TaskReader(self.address, (self.scan,), form, what, schema, self.events, self.as_of)
-        yield from reader.slice(0)
+        yield from SliceReader(self.address, self.scan, form, what, schema, self.events, self.as_of).rows()
 
 
 class PersistReader(DataSourceReader):

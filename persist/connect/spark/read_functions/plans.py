@@ -1,14 +1,14 @@
-"""Snapshots and changes as plans of Spark's own: its Parquet scan reads what stands, and Python merges the rest.
+"""Snapshots and changes as plans of Spark's own operators; no Python runs in tasks.
 
-    snapshot  =  rows that stand, less those of touched keys    Spark's scan of parts; a broadcast of the keys
-              +  what the touched keys hold                     tasks of ours, merged
-    (`persist.connect.spark.task_reader`) changes   =  the rows of all parts                          if no two of them
-    can hold the same update
+    snapshot  =  the rows that stand, less those of keys of which the tail takes something back    an anti join
+              +  what the tail adds                                                                its sums by record
+    changes   =  the rows of all parts                     if no two of them can hold the same update
 
-What stands, and what may cancel it, is as `persist.engine.read.merging.Split` has it: parts of a keyframe,
-and of the history those without a negative diff; the rest are the updates whose keys are touched. Columns, filters and
-aggregates are pruned by Spark in all that stands. Where nothing is touched this is a plain scan. The updates of one
-part are consolidated, so two parts can only hold equal updates if both their times and their keys overlap.
+The *tail* is the history that takes something back, and *stands* what no part of it can add to. Where each key has one
+row at most (`Part.is_single`), a record that the tail takes back is the only row of its key. So rows of that key go,
+and nothing has to be looked at but keys. In all other cases the rows of these keys are read once more, and summed up
+with the tail. Spark prunes columns, filters and parts of both. The updates of one part are consolidated, so two parts
+can only hold equal updates if both their times and their keys overlap.
 
 It is a matter of speed only: each `Route` gives the same rows. The data source reads all of it, slice by slice, where
 Spark's scan cannot, or where most keys are touched. `Route.reason` says which was taken and why.
@@ -21,19 +21,22 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import pairwise
+from operator import and_
 from typing import Any, Literal
 
 import pyarrow as pa
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.codecs.part.key_range import comparable_keys
 from persist.codecs.part.part import Part
+from persist.codecs.types.schema import DIFF, TIME
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import read_by_source
 from persist.connect.spark.read_functions.store import (
     Tombstoned,
     holds_map,
+    local_frame,
     narrowed,
     part_frame,
     unused,
@@ -41,21 +44,26 @@ from persist.connect.spark.read_functions.store import (
     why_not_stored,
     why_not_typed,
 )
-from persist.connect.spark.task_reader import TaskReader
 from persist.connect.spark.types import quoted, spark_schema
-from persist.connect.spark.workers import slices_for, task_count
-from persist.core.errors import InvalidUsage
+from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.core.timeline import format_time, read_timeline
-from persist.engine.read.following.changes import Changes
+from persist.engine.read.following.changes import Changes, read_changes, with_moments
 from persist.engine.read.merging import TOUCH_FRACTION, Form, Split
+from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results.snapshot import Snapshot
 
 BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.
-REPEATED_MAX = 1 << 20  # Spark repeats a row through an array of its multiplicity.
+BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
-Kind = Literal["scan", "touched", "source"]
+Kind = Literal["count", "scan", "tail", "source"]
+_WAYS = {
+    "count": "the descriptors of all parts, which say how many rows there are",
+    "scan": "Spark's own scan of all parts",
+    "tail": "Spark's own scan of what stands, and its sums of the tail",
+    "source": "the data source",
+}
 
 
 @dataclass(frozen=True)
@@ -63,22 +71,44 @@ class Route:
     """How a snapshot is read.
 
     Attributes:
-        kind: "scan" (by Spark's scan alone), "touched" (touched keys merged apart), "source" (all by the data source).
+        kind: "count" (no column is read), "scan" (of all parts), "tail" (what stands, and the tail), "source" (all by
+            the data source).
         reason: why not otherwise, in words.
-        tasks: of ours, that read in Python; 0 if that is not known before it runs.
     """
 
     kind: Kind
     reason: str
-    tasks: int = 0
 
     def __str__(self) -> str:
-        how = {
-            "scan": "Spark's own scan of all parts",
-            "touched": f"Spark's own scan of what stands, and {self.tasks} tasks that merge touched keys",
-            "source": "the data source",
-        }
-        return f"  by        {how[self.kind]}: {self.reason}"
+        return f"  by        {_WAYS[self.kind]}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The parts that a plan reads for a snapshot.
+
+    Attributes:
+        standing: the parts that no other part adds to.
+        added: the parts of the tail. Their rows belong to the history, or to the keyframe.
+        is_single: whether each key has one row at most among the standing parts, and in the contents.
+    """
+
+    standing: tuple[Part, ...]
+    added: tuple[Part, ...]
+    is_single: bool
+
+    @classmethod
+    def of(cls, scan: Scan, form: Form) -> "Tail":
+        """Return the standing parts of a scan, and its tail."""
+        split = Split.of(scan, form)
+        if not split.is_merged or scan.sign < 0 or not all(part.is_single for part in scan.all_parts):
+            return cls((*split.base, *split.history), (*split.base_rest, *split.rest), is_single=False)
+        # Until something is taken back, contents are what was added, and these have one row for a key.
+        begins = min((part.time_min for part in scan.parts if part.negatives), default=scan.time_upper)
+        adds = [part.negatives == 0 and part.time_max < begins for part in scan.parts]
+        history = [part for part, is_standing in zip(scan.parts, adds, strict=True) if is_standing]
+        added = [part for part, is_standing in zip(scan.parts, adds, strict=True) if not is_standing]
+        return cls((*scan.base, *history), tuple(added), is_single=True)
 
 
 @dataclass(frozen=True)
@@ -103,6 +133,8 @@ class PlannedSnapshot:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the rows, as a DataFrame; nothing is read before an action."""
+        if self.route.kind == "count":
+            return spark.range(_count(self.snapshot.scan)).select()
         if self.route.kind == "source":
             scan = self.snapshot.scan
             return _by_source(spark, scan, self.address, as_of=scan.as_of, form=self.snapshot.form)
@@ -126,22 +158,34 @@ def plan(
         InvalidUsage: native is True and not possible; the message says why.
     """
     scan, form = snapshot.scan, snapshot.form
-    parts = Split.of(scan, form)
+    tail = Tail.of(scan, form)
 
     def by(route: Route) -> PlannedSnapshot:
         return PlannedSnapshot(snapshot, route, address, tombstoned)
 
+    if not scan.columns and native is not False and form == "rows" and _tells_count(scan, tail):
+        return by(Route("count", "no columns are asked for"))
     source = _source_route(
         native,
-        lambda: _why_not(spark, scan, form, parts, address, tombstoned),
-        lambda: _why_slow(scan, parts),
+        lambda: _why_not(spark, scan, form, tail, address, tombstoned),
+        lambda: _why_slow(scan, tail),
     )
     if source is not None:
         return by(source)
-    if not parts.is_merged:
+    if not tail.added:
         return by(Route("scan", "no key is touched by later history"))
-    rows = sum(part.rows for part in (*parts.base_rest, *parts.rest))
-    return by(Route("touched", f"{rows:,} updates may cancel what stands", task_count(spark, scan)))
+    rows = sum(part.rows for part in tail.added)
+    keys = "each key has one row at most" if tail.is_single else "a key may have several rows"
+    return by(Route("tail", f"{rows:,} updates may cancel what stands, and {keys}"))
+
+
+def _tells_count(scan: Scan, tail: Tail) -> bool:
+    """Return whether descriptors suffice to count the rows."""
+    return scan.filter is None and all(map(scan.is_inside, scan.parts)) and (tail.is_single or not tail.added)
+
+
+def _count(scan: Scan) -> int:
+    return sum(part.diff_sum for part in scan.all_parts)
 
 
 def _source_route(
@@ -161,40 +205,36 @@ def _source_route(
 
 
 def _why_not(
-    spark: SparkSession, scan: Scan, form: Form, parts: Split, address: CollectionAddress, tombstoned: Tombstoned
+    spark: SparkSession, scan: Scan, form: Form, tail: Tail, address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
     """Say why Spark's own scan cannot be part of reading this, None if it can."""
-    schema = scan.schema
+    schema, is_merged = scan.schema, bool(tail.added)
     if not tombstoned.is_all_of(scan):
         return "rows that a filter does not pass are left out"
     if not scan.columns:
         return "no columns are asked for"
-    if parts.is_merged and not schema.key_names:
+    if is_merged and not schema.key_names:
         return "without key columns, all rows are merged with each other"
-    if parts.is_merged and any(holds_map(schema.arrow.field(name).type) for name in schema.key_names):
-        return "Spark cannot compare keys that hold maps"
     if form == "diff" and set(scan.columns) != set(schema.names):
         return 'form="diff" of some columns sums over records that differ in others'
     if (names := [name.lower() for name in schema.arrow.names]) and len(set(names)) < len(names):
         return "names of columns differ by case only"
-    wanted = tombstoned.names([*scan.columns, *(schema.key_names if parts.is_merged else ())])
-    if (reason := why_not_typed(schema, list(dict.fromkeys(wanted)), scan.all_parts)) is not None:
+    read = list(dict.fromkeys([*scan.columns, *(schema.key_names if is_merged else ())]))
+    if is_merged and (maps := [name for name in read if holds_map(schema.arrow.field(name).type)]):
+        return f"Spark cannot compare maps, which the column {maps[0]!r} holds"
+    wanted = list(dict.fromkeys(tombstoned.names(read)))
+    if (reason := why_not_typed(schema, wanted, scan.all_parts)) is not None:
         return reason
-    if (reason := why_not_narrowed(scan, list(dict.fromkeys(wanted)), is_merged=parts.is_merged)) is not None:
+    if (reason := why_not_narrowed(scan, wanted, is_merged=is_merged)) is not None:
         return reason
-    if form == "rows" and any(part.diff_sum - part.rows > REPEATED_MAX for part in (*parts.base, *parts.history)):
-        return f"some multiplicity may be over {REPEATED_MAX:,}"
     return why_not_stored(spark, address.url, scan.all_parts)
 
 
-def _why_slow(scan: Scan, parts: Split) -> str | None:
+def _why_slow(scan: Scan, tail: Tail) -> str | None:
     """Say why reading all of it in Python is faster."""
-    standing = sum(scan.rows_within(part) for part in (*parts.base, *parts.history))
-    rest = sum(scan.rows_within(part) for part in (*parts.base_rest, *parts.rest))
-    if parts.is_merged and rest > TOUCH_FRACTION * standing:
-        return f"{rest:,} updates may cancel {standing:,} rows, so most keys are touched"
-    if rest > BROADCAST_ROWS_MAX:
-        return f"the keys of {rest:,} updates are too many to be sent to each executor"
+    standing, added = (sum(map(scan.rows_within, parts)) for parts in (tail.standing, tail.added))
+    if added > TOUCH_FRACTION * standing:
+        return f"{added:,} updates may cancel {standing:,} rows, so most keys are touched"
     return None
 
 
@@ -213,95 +253,118 @@ class _NativeFrame:
         self._form = snapshot.form
         self._address = planned.address
         self._tombstoned = planned.tombstoned
-        self._split = Split.of(snapshot.scan, snapshot.form)
+        self._tail = Tail.of(snapshot.scan, snapshot.form)
         self._schema = spark_schema(snapshot.schema)
-        self._names = [*self._scan.columns]
         self._keys = [*self._scan.schema.key_names]
+        self._names = list(dict.fromkeys([*self._scan.columns, *(self._keys if self._tail.added else ())]))
 
     def frame(self) -> DataFrame:
-        is_merged = self._split.is_merged
-        names = list(dict.fromkeys([*self._names, *(self._keys if is_merged else ())]))
-        if self._form == "diff":
-            names.append("_diff")
-        standing = [*self._stored_standing(names), *self._inline_standing(names)]
-        frames = []
-        if standing:
-            rows = united(standing)
-            rows = (self._less_touched(rows) if is_merged else rows).select(*map(quoted, self._schema.names))
-            frames.append(narrowed(rows, self._scan))
-        if is_merged:
-            slices = [part for part in slices_for(self._spark, self._scan) if Split.of(part, self._form).is_merged]
-            frames.append(self._read(slices, "touched"))
-        return united(frames) if frames else self._spark.createDataFrame([], self._schema)
+        standing = self._standing()
+        frames = standing
+        if self._tail.added:
+            tail = self._summed(self._rows([*self._names, DIFF], self._tail.added))
+            is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
+            gone = tail.where(is_gone).select(*map(quoted, self._keys))
+            frames = [self._joined(rows, gone, "left_anti") for rows in standing]
+            if self._tail.is_single:
+                frames.append(tail.where(F.col(DIFF) > 0))
+            else:
+                touched = [_with_diff(self._joined(rows, gone, "left_semi"), self._names) for rows in standing]
+                frames.append(self._checked(self._summed(_united([*touched, tail]))))
+        given = [self._given(rows) for rows in frames]
+        return narrowed(_united(given), self._scan) if given else self._spark.createDataFrame([], self._schema)
 
-    def _stored_standing(self, names: Sequence[str]) -> list[DataFrame]:
-        """Return frames of what stands in blobs: one for each kind of parts, by what must be done with their rows."""
-        kinds: dict[tuple[bool, bool], list[Part]] = {}
-        for part, is_inside in self._standing():
-            is_repeated = self._form == "rows" and not part.is_plain
-            if part.blob:
-                kinds.setdefault((is_inside, is_repeated), []).append(part)
-        frames = []
-        for (is_inside, is_repeated), parts in kinds.items():
-            extra = [name for name in ("_diff",) if is_repeated and name not in names]
-            rows = self._within([*names, *extra], parts, is_inside=is_inside)
-            if is_repeated:
-                times = F.explode(F.sequence(F.lit(1), F.col("_diff"))).alias(unused("_n", names))
-                rows = rows.select(*map(quoted, names), times)
-            frames.append(rows.select(*map(quoted, names)))
-        return frames
+    def _standing(self) -> list[DataFrame]:
+        """Return the standing rows, with `_diff` where it is needed or not always 1."""
+        kinds: dict[bool, list[Part]] = {}
+        for part in self._tail.standing:
+            kinds.setdefault(self._form == "diff" or not part.is_plain, []).append(part)
+        return [
+            self._rows([*self._names, DIFF] if has_diff else self._names, parts) for has_diff, parts in kinds.items()
+        ]
 
-    def _standing(self) -> list[tuple[Part, bool]]:
-        history = ((part, self._scan.is_inside(part)) for part in self._split.history)
-        return [*((part, True) for part in self._split.base), *history]
+    def _rows(self, names: Sequence[str], parts: Iterable[Part]) -> DataFrame:
+        """Return the rows of parts whose times are wanted, and no tombstones. Those in the log come with the plan."""
+        scan, base = self._scan, {*map(id, self._scan.base)}
+        kinds: dict[tuple[bool, bool, bool], list[Part]] = {}
+        for part in parts:
+            is_base = id(part) in base
+            kinds.setdefault((bool(part.blob), is_base, is_base or scan.is_inside(part)), []).append(part)
+        frames = []
+        for (is_stored, is_base, is_inside), some in kinds.items():
+            if not is_stored:
+                frames.append(self._inline(names, some, is_base=is_base))
+                continue
+            rows = self._within(names, some, is_inside=is_inside)
+            if scan.sign < 0 and not is_base and DIFF in names:
+                rows = rows.withColumn(DIFF, _or_overflow(F.try_subtract(F.lit(0).cast("long"), F.col(DIFF))))
+            frames.append(rows)
+        return _united(frames)
 
     def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
         """Return the rows of parts whose times are wanted, and no tombstones, by Spark's own scan."""
-        needed = self._tombstoned.names([*names] if is_inside else [*names, "_time"])
+        needed = self._tombstoned.names([*names] if is_inside else [*names, TIME])
         rows = self._tombstoned.live(part_frame(self._spark, self._address.url, self._scan.schema, needed, parts))
         if not is_inside:
-            time = F.col("_time")
-            rows = rows.where((time >= self._scan.time_lower) & (time < self._scan.time_upper))
+            rows = rows.where((F.col(TIME) >= self._scan.time_lower) & (F.col(TIME) < self._scan.time_upper))
         return rows if len(needed) == len(names) else rows.select(*map(quoted, names))
 
-    def _inline_standing(self, names: Sequence[str]) -> list[DataFrame]:
-        parts = tuple(part for part in self._split.history if part.inline)
-        if not parts:
-            return []
-        columns = tuple(name for name in names if name != "_diff")
-        scan = replace(self._scan, parts=parts, base=(), columns=columns, narrow=None)  # As what is read from blobs.
-        return [self._read([scan], "all", names)]
+    def _inline(self, names: Sequence[str], parts: list[Part], *, is_base: bool) -> DataFrame:
+        with self._address.opened() as storage:
+            read = self._scan.base_rows if is_base else self._scan.updates
+            tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
+        return local_frame(self._spark, pa.concat_tables(tables).select(names))
 
-    def _less_touched(self, rows: DataFrame) -> DataFrame:
-        """Return the rows whose keys no update has that may cancel them."""
-        scan, parts = self._scan, [*self._split.base_rest, *self._split.rest]
-        stored: dict[bool, list[Part]] = {}
-        inside = [
-            *((part, True) for part in self._split.base_rest),
-            *((p, scan.is_inside(p)) for p in self._split.rest),
-        ]
-        for part, is_inside in inside:
-            if part.blob:
-                stored.setdefault(is_inside, []).append(part)
-        touched = [self._within(self._keys, some, is_inside=inside_times) for inside_times, some in stored.items()]
-        if inline := tuple(part for part in parts if part.inline):
-            only_keys = replace(scan, parts=inline, base=(), columns=tuple(self._keys))
-            touched.append(self._read([only_keys], "keys", self._keys))
-        aliases = [f"_touched_{number}" for number in range(len(self._keys))]
-        keys = united(touched).toDF(*aliases)
-        nullable = {name for name in self._keys if any(_may_be_null(part, scan, name) for part in parts)}
+    def _summed(self, rows: DataFrame) -> DataFrame:
+        """Return each record once, with the sum of its diffs, if that is not 0."""
+        total = _or_overflow(F.try_sum(DIFF)).alias(DIFF)
+        return rows.groupBy(*map(quoted, self._names)).agg(total).where(F.col(DIFF) != 0)
+
+    def _checked(self, rows: DataFrame) -> DataFrame:
+        """Return rows; a task fails at a negative multiplicity, unless the form shows it."""
+        if self._form == "diff":
+            return rows
+        record = F.to_json(F.struct(*map(quoted, self._names)))
+        less = NegativeMultiplicity("{record}", -1, self._scan.as_of)
+        before, after = f"persist.errors.NegativeMultiplicity: {less}".split("{record} has multiplicity -1")
+        text = F.concat(F.lit(before), record, F.lit(" has multiplicity "), F.col(DIFF).cast("string"), F.lit(after))
+        return rows.withColumn(DIFF, F.when(F.col(DIFF) > 0, F.col(DIFF)).otherwise(F.raise_error(text).cast("long")))
+
+    def _joined(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
+        """Return the rows whose keys are in the tail, or are not."""
+        keys = gone.toDF(*(f"_gone_{number}" for number in range(len(self._keys))))
+        if sum(map(self._scan.rows_within, self._tail.added)) <= BROADCAST_ROWS_MAX:
+            keys = F.broadcast(keys)
         conditions = []
-        for name, alias in zip(self._keys, aliases, strict=True):
+        for name, alias in zip(self._keys, keys.columns, strict=True):
             ours, theirs = rows[quoted(name)], keys[alias]
             # What is never NULL is compared without regard to it, which is several times as fast.
-            conditions.append(ours.eqNullSafe(theirs) if name in nullable else ours == theirs)
-        return rows.join(F.broadcast(keys), reduce(lambda a, b: a & b, conditions), "left_anti")
+            is_nullable = any(_may_be_null(part, self._scan, name) for part in self._tail.added)
+            conditions.append(ours.eqNullSafe(theirs) if is_nullable else ours == theirs)
+        return rows.join(keys, reduce(and_, conditions), how)
 
-    def _read(self, slices: Sequence[Scan], what: Any, names: Sequence[str] | None = None) -> DataFrame:
-        schema = self._schema
-        if names is not None:
-            schema = spark_schema(pa.schema([self._scan.schema.arrow.field(name) for name in names]))
-        return TaskReader(self._address, tuple(slices), self._form, what, schema).frame(self._spark)
+    def _given(self, rows: DataFrame) -> DataFrame:
+        """Return rows with the columns that are wanted, each as often as it is there."""
+        if self._form == "rows" and DIFF in rows.columns:
+            block, number = (unused(name, self._names) for name in ("_block", "_number"))
+            within = F.least(F.lit(BLOCK).cast("long"), F.col(DIFF) - F.col(block) * BLOCK)
+            blocks = F.explode(F.sequence(F.lit(0).cast("long"), F.expr(f"({DIFF} - 1) div {BLOCK}"))).alias(block)
+            rows = rows.select(*map(quoted, self._names), DIFF, blocks)
+            times = F.explode(F.sequence(F.lit(1).cast("long"), within)).alias(number)
+            rows = rows.select(*map(quoted, self._names), times)
+        return rows.select(*map(quoted, self._schema.names))
+
+
+def _or_overflow(diff: Column) -> Column:
+    """Return a diff; a task fails where it is NULL, because int64 does not hold it, whatever ANSI is set to."""
+    text = "persist.errors.DiffOverflow: the diffs of one record sum to more than int64 holds"
+    return F.coalesce(diff, F.raise_error(F.lit(text)).cast("long"))
+
+
+def _with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
+    """Return the columns of those names and `_diff`, which is 1 if rows have none."""
+    diff = F.col(DIFF) if DIFF in rows.columns else F.lit(1).cast("long").alias(DIFF)
+    return rows.select(*map(quoted, names), diff)
 
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
@@ -310,7 +373,7 @@ def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
     return known is None or known[2] > 0
 
 
-def united(frames: Iterable[DataFrame]) -> DataFrame:
+def _united(frames: Iterable[DataFrame]) -> DataFrame:
     """Return the rows of all frames, of which there is one at least, with their columns in the same order."""
     return reduce(lambda one, other: one.union(other), frames)
 
@@ -358,10 +421,10 @@ class PlannedChanges:
             frames.append(narrowed(rows.select(*map(quoted, schema.names)), scan))
         inline = tuple(part for part in scan.parts if part.inline)
         if inline:
-            frames.append(
-                TaskReader(self.address, (replace(scan, parts=inline),), "diff", "changes", schema).frame(spark)
-            )
-        return united(frames) if frames else spark.createDataFrame([], schema)
+            with self.address.opened() as storage:
+                updates = read_changes(replace(scan, parts=inline), PartReader(storage.blob))
+            frames.append(local_frame(spark, with_moments(updates, self.changes.moments).select(schema.names)))
+        return _united(frames) if frames else spark.createDataFrame([], schema)
 
 
 def plan_changes(

@@ -190,7 +190,8 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
     both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
     uploaded = _upload_pushing(ranged(both, schema, partitions), task)
-    planned.commit(uploaded.parts, uploaded.digest)
+    is_single = one_per_key and condition is None
+    planned.commit([part.as_single() if is_single else part for part in uploaded.parts], uploaded.digest)
 
 
 def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condition | None) -> None:
@@ -314,7 +315,8 @@ def delete(
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
         rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
         uploaded = _upload_pushing(rows, UploadTask(planned.target, Rows(schema)))
-        planned.commit_deletion(uploaded.parts, digest)
+        parts = [part if keys is None else part.as_single() for part in uploaded.parts]
+        planned.commit_deletion(parts, digest)
 
     planned.until_committed(attempt)
 

@@ -86,6 +86,13 @@ class KeyReplacement:
                 "is there and not in its place: leave them out, or widen the filter. Nothing was written."
             )
 
+    def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:
+        """Raise DuplicateKeys if a new row has the key of a present row that is not old."""
+        keys = self.schema.key_names
+        taken = have_key_of(present, new, keys) & ~have_key_of(present, old, keys) & self._is_live(present)
+        if taken.any():
+            raise DuplicateKeys(self.name, repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
+
     def _is_live(self, rows: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         if self.form.tombstone is None:
             return np.ones(len(rows), np.bool_)

@@ -82,7 +82,7 @@ def test_tombstones_are_left_out_by_sparks_own_scan(
     spark: SparkSession, tmp_path: Path, policy: dict[str, Any], resolve: str
 ) -> None:
     made(str(tmp_path), policy, resolve)
-    check(spark, str(tmp_path), "scan", "touched")
+    check(spark, str(tmp_path), "scan", "tail")
 
 
 @pytest.mark.thorough(except_every=6)
@@ -106,7 +106,7 @@ def test_a_later_row_revives_a_key_whose_tombstone_is_in_a_keyframe(spark: Spark
         rows.compact()
         rows.upsert([(i, (2, "b", False, None)) for i in range(0, 40, 2)], time=1, seal=2)
         rows.upsert([(i, (0, "late", False, None)) for i in range(40, 80, 2)], time=2, seal=3).result()
-    check(spark, path, "scan", "touched")
+    check(spark, path, "scan", "tail")
     found = persist.spark.snapshot(spark, path, "rows", native=True)
     assert found.count() == 2020
     assert found.where("state = 'b'").count() == 20

@@ -1,0 +1,188 @@
+"""Reads the rows of a collection that a statement may touch, and no others where that can be known.
+
+A statement that joins its table with a source by equal columns touches rows with the source's values. If these columns
+are the key, the rows are looked up; otherwise a filter by the values reads the parts whose statistics may have them.
+DuckDB evaluates any other condition, and hands comparisons to the scan of the collection. An INSERT touches no row.
+Every row is read if a statement reads its own table again, has a random part, or has a condition that DuckDB does not
+accept alone.
+
+DuckDB compares integers, texts and times of one type as the look-up does. Other types are left to DuckDB.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.types.sql_names import sql_name
+from persist.compute.query.statement_text import StatementText, Touched
+from persist.compute.query.tables import DUCKDB, Path, path_of, quoted, register, words_of
+from persist.engine.collection.keyed_events import ReadRows
+from persist.engine.read.results.result import required
+
+VALUES_MAX = 100_000  # A filter by values takes so many.
+KEYS_MAX = 10_000_000
+_ROWS = "the stored rows"
+_CHANGING = {
+    *("random", "uuid", "gen_random_uuid", "uuidv4", "uuidv7", "nextval", "currval", "setseed"),
+    *("limit", "fetch", "sample", "tablesample"),
+}
+_COMPARABLE = {
+    *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"),
+    *("VARCHAR", "DATE", "TIMESTAMP", "TIMESTAMP_NS", "TIMESTAMP WITH TIME ZONE"),
+}
+
+
+def read_touched(
+    connection: Any, sql: str, statement: StatementText, schema: CollectionSchema, read: ReadRows
+) -> Iterator[pa.Table] | None:
+    """Return the rows that a statement may touch; None if these may be all.
+
+    Args:
+        connection: has all tables of the statement; its own table may lack rows.
+        schema: of the collection.
+    """
+    if {*map(sql_name, words_of(sql))} & _CHANGING:
+        return None
+    duckdb = required(DUCKDB)
+    try:
+        if statement.is_upsert:
+            return _with_new_keys(connection, statement, schema, read)
+        touched = statement.touched()
+        if touched is None:
+            return None
+        if touched.condition == "false":
+            return iter(())
+        names = [] if touched.source is None else _columns(connection, touched.source)
+        pairs = _equal_columns(connection, touched, statement.table, schema, names)
+        if touched.source is not None and pairs:
+            by = _values(connection, touched.source, pairs, schema)
+            if by is not None:
+                return read(by)
+        return None if touched.condition is None else _that_pass(connection, touched, schema, read)
+    except duckdb.InterruptException:
+        raise
+    except duckdb.Error:
+        return None  # The statement itself is refused then, or DuckDB needs its whole text.
+
+
+def _with_new_keys(
+    connection: Any, statement: StatementText, schema: CollectionSchema, read: ReadRows
+) -> Iterator[pa.Table]:
+    """Return the rows whose keys an INSERT brings again."""
+    keys = ", ".join(map(quoted, schema.key_names))
+    new = quoted("the new keys")
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {path_of(statement.table)} LIMIT 0")
+    connection.execute(statement.new_rows("the new keys"))
+    return read(_table(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
+
+
+def _columns(connection: Any, source: str) -> list[str]:
+    return [sql_name(name) for name in connection.sql(f"SELECT * FROM {source}\nLIMIT 0").columns]
+
+
+def _equal_columns(
+    connection: Any, touched: Touched, table: Path, schema: CollectionSchema, source: Sequence[str]
+) -> list[tuple[str, str]]:
+    """Return columns of the collection, each with the column of the source that it equals, as SQL."""
+    stored = {sql_name(name): name for name in schema.names}
+    if touched.condition is None:
+        return [(stored[sql_name(name)], quoted(name)) for name in touched.equal if sql_name(name) in stored]
+    if touched.source is None:
+        return []
+    query = f"SELECT 1 WHERE ({touched.condition}\n)"
+    parsed = json.loads(connection.execute("SELECT json_serialize_sql($1)", [query]).fetchall()[0][0])
+    pairs = list[tuple[str, str]]()
+    for node in _conjuncts(parsed["statements"][0]["node"]["where_clause"]) if not parsed["error"] else ():
+        if node["type"] != "COMPARE_EQUAL":
+            continue
+        sides = [_column(node[side], (touched.alias, *table), stored, source) for side in ("left", "right")]
+        for left, right in (sides, sides[::-1]):
+            if left is not None and right is not None and left[0] and not right[0]:
+                pairs.append((stored[sql_name(left[1])], right[2]))
+    return pairs
+
+
+def _conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if node["type"] != "CONJUNCTION_AND":
+        yield node
+        return
+    for child in node["children"]:
+        yield from _conjuncts(child)
+
+
+def _column(
+    node: dict[str, Any], names: Path, stored: dict[str, str], source: Sequence[str]
+) -> tuple[bool, str, str] | None:
+    """Return whether a column is of the collection, its name, and its text; None for anything else.
+
+    Args:
+        names: the alias of the table, then its path.
+        stored, source: the columns of the collection and of the source, as SQL compares names.
+    """
+    path = node.get("column_names")
+    if node["type"] != "COLUMN_REF" or not path:
+        return None
+    name = sql_name(path[-1])
+    is_own = name not in source
+    if len(path) > 1:
+        is_own = [*map(sql_name, path[:-1])] in ([sql_name(names[0])], [*map(sql_name, names[1:])])
+    if is_own and name not in stored:
+        return None
+    return is_own, path[-1], path_of(path)
+
+
+def _values(
+    connection: Any, source: str, pairs: Sequence[tuple[str, str]], schema: CollectionSchema
+) -> pc.Expression | pa.Table | None:
+    """Return the keys, or else a filter, of rows with values of a source; None if DuckDB must compare."""
+    types = connection.sql(f"SELECT {', '.join(text for _, text in pairs)} FROM {source}\nLIMIT 0").types
+    empty = pa.schema([schema.arrow.field(name) for name, _ in pairs]).empty_table()
+    stored = connection.from_arrow(empty).types
+    usable = {
+        name: text
+        for (name, text), kind, target in zip(pairs, types, stored, strict=True)
+        if kind == target and str(kind) in _COMPARABLE
+    }
+    keys = schema.key_names
+    if keys and {*keys} <= usable.keys():
+        columns = ", ".join(f"{usable[name]} AS {quoted(name)}" for name in keys)
+        query = f"SELECT DISTINCT {columns} FROM {source}\nLIMIT {KEYS_MAX + 1}"
+        table = _table(connection, query, schema, keys)
+        return table if len(table) <= KEYS_MAX else None
+    for name, text in usable.items():
+        query = f"SELECT DISTINCT {text} AS {quoted(name)} FROM {source}\nLIMIT {VALUES_MAX + 1}"
+        values = _table(connection, query, schema, [name])
+        if len(values) <= VALUES_MAX:
+            return pc.field(name).isin(values[name].drop_null().combine_chunks())
+    return None
+
+
+def _table(connection: Any, query: str, schema: CollectionSchema, names: Sequence[str]) -> pa.Table:
+    fields = pa.schema([schema.arrow.field(name) for name in names])
+    return connection.sql(query).to_arrow_table().cast(fields)
+
+
+def _that_pass(connection: Any, touched: Touched, schema: CollectionSchema, read: ReadRows) -> Iterator[pa.Table]:
+    """Return the rows that pass the condition of a statement, by a query of DuckDB over all rows."""
+    from persist.engine.read.results.dataset import ResultDataset
+
+    fields = pa.schema([schema.arrow.field(name) for name in schema.names])
+
+    def narrowed(columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+        for table in read(filter):
+            yield from table.select([*(schema.names if columns is None else columns)]).to_batches()
+
+    condition = f"({touched.condition}\n)"
+    if touched.source is not None:
+        condition = f"EXISTS (SELECT 1 FROM {touched.source} WHERE {condition})"
+    register(connection, (_ROWS,), ResultDataset(fields, narrowed))
+    try:
+        alias = quoted(touched.alias)
+        query = f"SELECT {alias}.* FROM {quoted(_ROWS)} AS {alias} WHERE {condition}"
+        return iter([connection.sql(query).to_arrow_table().cast(fields)])
+    finally:
+        connection.unregister(_ROWS)

@@ -1,0 +1,227 @@
+"""Statements read the rows that they may touch, and have the effect that DuckDB has on the whole table."""
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pytest
+
+import persist
+from persist.blob.layers.metered import MeteredBlob
+from persist.compute.query import execute
+from persist.compute.query.result import QueryLimits
+from persist.compute.query.transaction import Transaction
+from tests.support.tiers import examples
+
+QUIET = persist.Settings(background=False)
+KINDS = [pytest.param(None, id="plain"), pytest.param(persist.Keyed(), id="keyed")]
+
+
+def stored_rows(generator: random.Random) -> pa.Table:
+    ids = sorted(generator.sample(range(60), 40))
+    return pa.table(
+        {
+            "id": pa.array(ids, pa.int64()),
+            "a": pa.array([generator.choice([None, *range(8)]) for _ in ids], pa.int64()),
+            "b": pa.array([generator.choice([None, "x", "y", "Z", ""]) for _ in ids], pa.string()),
+            "f": pa.array([generator.choice([None, 0.0, -0.0, 1.5, float("nan"), -2.0]) for _ in ids], pa.float64()),
+        }
+    )
+
+
+def source_rows(generator: random.Random) -> pa.Table:
+    ids = generator.sample(range(70), generator.randint(0, 12))
+    return pa.table(
+        {
+            "id": pa.array([generator.choice([id_, id_, id_, None]) for id_ in ids], pa.int64()),
+            "k": pa.array([*map(str, ids)], pa.string()),
+            "i": pa.array(ids, pa.int32()),
+            "a": pa.array([generator.randint(0, 9) for _ in ids], pa.int64()),
+            "b": pa.array([generator.choice(["x", "new"]) for _ in ids], pa.string()),
+        }
+    )
+
+
+def statement(generator: random.Random) -> str:
+    one = generator.choice
+    condition = one(
+        [
+            "a = 3", "a > 4", "id BETWEEN 5 AND 20", "id IN (1, 2, 30, 31)", "b = 'x' AND a < 5", "b IS NULL",
+            "a IS NOT NULL AND NOT (a = 2)", "f = 0", "isnan(f)", "f > 1", "lower(b) = 'z'", "id % 7 = 0",
+            "b IN (SELECT b FROM s)", "id IN (SELECT id FROM s)", "a > (SELECT avg(a) FROM t)", "b LIKE 'x%' OR a = 1",
+            "id = 5 OR id = 50", "id >= '50'", "a = 2.0", "NOT b = 'y'", "EXISTS (SELECT 1 FROM s WHERE s.i = t.id)",
+        ]
+    )  # fmt: skip
+    join = one(
+        [
+            "t.id = s.id", "s.id = t.id AND t.a > 2", "t.id = s.i", "t.id = s.k", "t.b = s.b AND t.id = s.id",
+            "t.a = s.a AND t.id = s.id + 1", "t.id = s.id AND s.b = 'x'", "t.id = s.id AND t.b IS DISTINCT FROM s.b",
+        ]
+    )  # fmt: skip
+    return one(
+        [
+            f"DELETE FROM t WHERE {condition}",
+            f"UPDATE t SET a = coalesce(a, 0) + 1 WHERE {condition}",
+            f"UPDATE t SET b = 'set', f = a WHERE {condition}",
+            f"UPDATE t SET id = id + 1000 WHERE {condition}",
+            f"DELETE FROM t USING s WHERE {join}",
+            f"UPDATE t SET a = s.a, b = s.b FROM s WHERE {join}",
+            "UPDATE t AS u SET a = s.a FROM (SELECT id, max(a) AS a FROM s GROUP BY id) s WHERE u.id = s.id",
+            f"MERGE INTO t USING s ON {join} WHEN MATCHED THEN UPDATE SET b = s.b "
+            "WHEN NOT MATCHED AND s.id IS NOT NULL THEN INSERT VALUES (s.id + 2000, s.a, s.b, 0)",
+            f"MERGE INTO t USING s ON {join} WHEN MATCHED AND t.a > 3 THEN DELETE WHEN MATCHED THEN UPDATE SET a = -1",
+            "MERGE INTO t USING (SELECT DISTINCT id, 5 AS n FROM s WHERE id IS NOT NULL) v USING (id) "
+            "WHEN MATCHED THEN UPDATE SET a = v.n WHEN NOT MATCHED THEN INSERT VALUES (v.id, v.n, NULL, NULL)",
+            "MERGE INTO t USING s ON t.id = s.id WHEN NOT MATCHED BY SOURCE THEN DELETE",
+            "INSERT INTO t SELECT i + 3000, a, b, 1 FROM s",
+            "INSERT INTO t SELECT id + 4000, a, b, f FROM t",
+            "TRUNCATE t",
+        ]
+    )  # fmt: skip
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """Return why a call was refused; "" if it was not."""
+    try:
+        call()
+    except persist.InvalidUsage as error:
+        return str(error)
+    return ""
+
+
+def contents(rows: Any) -> list[str]:
+    return sorted(repr([value if value != 0 else 0 for value in row.values()]) for row in rows.to_pylist())
+
+
+def by_duckdb(rows: pa.Table, source: pa.Table, sql: str) -> list[str] | None:
+    """Return the contents of the whole table after a statement; None if DuckDB refuses it."""
+    with duckdb.connect() as connection:
+        connection.register("r", rows)
+        connection.register("s", source)
+        connection.execute("CREATE TABLE t AS FROM r")
+        try:
+            connection.execute(sql).fetchall()
+        except duckdb.Error:
+            return None
+        return contents(connection.sql("FROM t").to_arrow_table())
+
+
+@pytest.mark.parametrize("keyed", KINDS)
+def test_a_statement_on_the_rows_it_touches_is_the_statement_on_the_table(keyed: persist.Keyed | None) -> None:
+    generator, done = random.Random(f"touched {keyed}"), 0
+    for _ in range(examples(60)):
+        with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+            rows, source, sql = stored_rows(generator), source_rows(generator), statement(generator)
+            table = client.create_or_load("t", like=rows, key=["id"], keyed=keyed)
+            table.upsert(rows, time=0, seal=1).result()
+            client.create_or_load("s", like=source, key=[]).write(source, time=0, seal=1).result()
+            expected = by_duckdb(rows, source, sql)
+            refused = refusal(partial(execute, client.engine, sql))
+            if refused:
+                assert expected is None or "several rows" in refused or "repeat keys" in refused, sql
+                expected = contents(rows)
+            assert contents(table.snapshot().to_arrow()) == expected, sql
+            done += expected != contents(rows)
+    assert done > examples(60) // 3, "most statements change something"
+
+
+@pytest.mark.parametrize("keyed", KINDS)
+def test_the_statements_of_a_transaction_see_those_before_them(keyed: persist.Keyed | None) -> None:
+    generator = random.Random(f"transactions {keyed}")
+    for _ in range(examples(25)):
+        with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+            rows, source = stored_rows(generator), source_rows(generator)
+            table = client.create_or_load("t", like=rows, key=["id"], keyed=keyed)
+            table.upsert(rows, time=0, seal=1).result()
+            client.create_or_load("s", like=source, key=[]).write(source, time=0, seal=1).result()
+            transaction = Transaction(client.engine, QueryLimits())
+            present, ran = rows, []
+            for _ in range(3):
+                sql = statement(generator)
+                after = by_duckdb(present, source, sql)
+                if after is None or (keyed is not None and "INSERT" in sql):
+                    continue
+                if refused := refusal(partial(transaction.execute, sql)):
+                    assert "several rows" in refused, sql
+                    continue
+                ran.append(sql)
+                if generator.random() < 0.3:
+                    assert contents(transaction.ask("FROM t").to_arrow()) == after, ran
+                with duckdb.connect() as connection:
+                    connection.register("r", present)
+                    connection.register("s", source)
+                    connection.execute("CREATE TABLE t AS FROM r")
+                    connection.execute(sql).fetchall()
+                    present = connection.sql("FROM t").to_arrow_table().cast(rows.schema)
+            ids = present["id"].to_pylist()
+            if keyed is not None and len({*ids}) < len(ids):
+                transaction.close()
+                continue
+            transaction.commit()
+            transaction.close()
+            assert contents(table.snapshot().to_arrow()) == contents(present), ran
+
+
+ROWS = 1_000_000
+
+
+@pytest.fixture(scope="module")
+def large() -> tuple[persist.MemoryBlob, int]:
+    blob, generator = persist.MemoryBlob(), np.random.default_rng(7)
+    values = {f"c{at}": generator.random(ROWS) for at in range(3)}
+    with persist.open(blob, settings=QUIET) as client:
+        table = pa.table({"id": np.arange(ROWS), "day": np.arange(ROWS) // 1000, **values})
+        client.write("t", table, key=["id"]).result()
+        client.write("s", pa.table({"id": np.arange(150_000, 150_200), "c1": np.zeros(200)}), key=["id"]).result()
+        size = sum(part.bytes for part in client["t"].handle.contents().parts)
+    return blob, size
+
+
+@pytest.mark.costly("a collection must have many row groups before few of them are a small share")
+@pytest.mark.parametrize(
+    ("sql", "touched"),
+    [
+        (
+            "MERGE INTO t USING s ON t.id = s.id WHEN MATCHED THEN UPDATE SET c1 = s.c1 + 1 "
+            "WHEN NOT MATCHED THEN INSERT (id) VALUES (s.id)", 200,
+        ),
+        ("UPDATE t SET c1 = s.c1 FROM s WHERE s.id = t.id AND t.c2 < 2", 200),
+        ("UPDATE t SET c1 = 3 WHERE id BETWEEN 10 AND 19", 10),
+        ("DELETE FROM t WHERE day = 7 AND id < 7100", 100),
+        ("INSERT INTO t SELECT id + 1000000, 0, c1, c1, c1 FROM s", 200),
+        ("DELETE FROM t USING s WHERE t.id = s.id", 200),
+    ],
+)  # fmt: skip
+def test_a_statement_reads_a_small_part_of_the_collection(
+    large: tuple[persist.MemoryBlob, int], sql: str, touched: int
+) -> None:
+    blob, size = large
+    metered = MeteredBlob(blob)
+    with persist.open(metered, settings=QUIET) as client:
+        before = metered.counts()["get"].bytes
+        assert execute(client.engine, sql).rows == touched
+        assert metered.counts()["get"].bytes - before < size // 5
+
+
+@pytest.mark.parametrize(
+    "sql",
+    [
+        "MERGE INTO t USING s ON t.id = s.id WHEN MATCHED THEN UPDATE SET a = s.a",
+        "UPDATE t SET a = s.a FROM s WHERE t.id = s.id",
+    ],
+)
+def test_equal_rows_of_a_source_agree(sql: str) -> None:
+    with persist.open(persist.MemoryBlob(), settings=QUIET) as client:
+        table = client.create_or_load("t", key={"id": int}, value={"a": int})
+        table.upsert([(1, 1), (2, 2)], time=0, seal=1).result()
+        source = client.create_or_load("s", key={"id": int}, value={"a": int})
+        source.write([(1, 5), (1, 5)], time=0, seal=1).result()
+        execute(client.engine, sql)
+        assert sorted(table.snapshot().rows()) == [(1, 5), (2, 2)]
+        source.write([(1, 6)], time=1, seal=2).result()
+        with pytest.raises(persist.InvalidUsage, match="several rows for the one with id=1"):
+            execute(client.engine, sql)

@@ -1,0 +1,109 @@
+"""Parts that are single: who says so, what merges keep of it, and what an examination finds."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import persist
+from persist.codecs.part.describing import check_part, describe_part
+from persist.codecs.part.part import STATS_BYTES_MAX
+from persist.codecs.part.stream import encode_parts
+from persist.codecs.updates.updates import to_updates
+from tests.support.tuned import tuned
+
+QUIET = tuned(background=False)
+
+
+def parts(rows: Any) -> list[bool]:
+    contents = rows.handle.contents()
+    return [part.is_single for part in contents.numbered.values()]
+
+
+def test_what_looks_before_it_writes_says_that_keys_have_one_row(tmp_path: Path) -> None:
+    with persist.open(str(tmp_path), settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"id": int}, value={"v": int})
+        rows.upsert([(i, i) for i in range(100)]).result()
+        rows.upsert([(i, -i) for i in range(50, 150)]).result()
+        rows.delete([1, 2]).result()
+        rows.overwrite([(i, 0) for i in range(90)]).result()
+        assert parts(rows) == [True] * 4
+        rows.delete(where="id = 5").result()
+        rows.overwrite([(7, 1)], where="id = 7 or v = 5").result()
+        rows.write([(200, 1), (200, 2)]).result()
+        assert parts(rows)[4:] == [False] * 3, "none of these knows what else there is of a key"
+        rows.upsert([(200, 3)]).result()
+        assert parts(rows)[7:] == [True]
+
+
+def test_keyed_collections_are_single(tmp_path: Path) -> None:
+    with persist.open(str(tmp_path), settings=QUIET) as client:
+        users = client.create_or_load("users", key={"id": int}, value={"v": int}, keyed=persist.Keyed())
+        users.upsert([(1, 1, 0), (2, 2, 0), (1, 3, 1)], seal=2).result()
+        assert parts(users) == [True]
+
+
+@pytest.mark.parametrize("is_single", [True, False])
+def test_a_merge_is_single_if_all_parts_are_and_a_keyframe_if_it_sees_it(tmp_path: Path, is_single: bool) -> None:
+    with persist.open(str(tmp_path), settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"id": int}, value={"v": int})
+        if not is_single:
+            rows.write([((i, 0), 0, 1) for i in range(4000)], seal=1).result()
+        for step in range(1, 4):
+            rows.upsert([(i, step) for i in range(4000)]).result()
+        rows.compact()
+        contents = rows.handle.contents()
+        keyframe = [contents.numbered[number] for frame in contents.keyframes for number in frame.parts]
+        history = [contents.numbered[number] for run in contents.history for number in run]
+        assert keyframe
+        assert all(part.is_single for part in keyframe), "each key has one row, whoever wrote it"
+        if history:
+            assert all(part.is_single for part in history) is is_single
+
+
+def test_a_keyframe_with_two_rows_of_a_key_is_not_single(tmp_path: Path) -> None:
+    with persist.open(str(tmp_path), settings=QUIET) as client:
+        rows = client.create_or_load("rows", key={"id": int}, value={"v": int})
+        rows.write([((i, 0), 0, 1) for i in range(4000)] + [((9, 9), 0, 1)], seal=1).result()
+        rows.upsert([(i, 1) for i in range(2000, 4000)]).result()
+        rows.compact()
+        contents = rows.handle.contents()
+        keyframe = [contents.numbered[number] for frame in contents.keyframes for number in frame.parts]
+        assert keyframe
+        assert not any(part.is_single for part in keyframe)
+
+
+@pytest.mark.parametrize(
+    ("updates", "is_found"),
+    [
+        ([((1, 1), 0, 1), ((1, 1), 1, -1), ((1, 2), 1, 1), ((2, 0), 5, -1)], False),
+        ([((1, 1), 0, -1), ((1, 2), 0, 1), ((1, 2), 3, -1)], False),
+        ([((0, 1), 0, -(2**63)), ((0, 2), 0, -(2**63)), ((0, 3), 0, 1), ((1, 1), 0, 1)], False),
+        ([((1, 1), 0, -2), ((1, 2), 0, -1), ((1, 3), 0, 1), ((1, 3), 4, -1)], False),
+        ([((1, 1), 0, 1), ((1, 2), 1, 1)], True),
+        ([((1, 1), 0, 2)], True),
+        ([((1, 1), 0, -1), ((1, 2), 1, 1), ((1, 3), 2, 1)], True),
+    ],
+)
+def test_an_examination_finds_what_cannot_be_single(tmp_path: Path, updates: Any, is_found: bool) -> None:
+    with persist.open(str(tmp_path), settings=QUIET) as client:
+        schema = client.create_or_load("rows", key={"id": int}, value={"v": int}).handle.schema
+    [(data, part)] = encode_parts(to_updates(updates, schema), schema)
+    assert check_part(data, part, schema)[0] == ()
+    found, _ = check_part(data, part.as_single(), schema)
+    assert any("said to be single" in finding.what for finding in found) is is_found
+    assert len(found) == is_found
+
+
+def test_there_is_room_for_it_in_the_statistics(tmp_path: Path) -> None:
+    with persist.open(str(tmp_path), settings=QUIET) as client:
+        value = {f"a column of a long name {number}": int for number in range(60)}
+        schema = client.create_or_load("rows", key={"id": int}, value=value).handle.schema
+    table = to_updates([((1, tuple(range(60))), 0, 1)], schema)
+    [(data, _)] = encode_parts(table, schema)
+    part = describe_part(data, table, schema)
+    single = part.as_single()
+    assert single.is_single
+    assert len(bytes(single.stats_json)) <= STATS_BYTES_MAX
+    assert 0 < len(single.stats) - 1 <= len(part.stats)
+    assert {name: single.stats[name] for name in part.stats if name in single.stats}.items() <= part.stats.items()

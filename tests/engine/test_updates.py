@@ -1,0 +1,258 @@
+"""Updates of some columns by key, of plain and keyed collections, against a model of a few lines."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+import persist
+from persist import Behind, errors
+from tests.support.tiers import examples
+
+ORDERED = persist.Keyed(order_by=["ts"], tombstone="gone")
+KEYED: dict[str, persist.Keyed | None] = {
+    "plain": None,
+    "keyed": persist.Keyed(),
+    "ordered": ORDERED,
+    "keyed, in the background": persist.Keyed(resolve="background"),
+}
+every_kind = pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED)
+VALUE = {"a": int, "b": str, "ts": int, "gone": bool}
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob()) as opened:
+        yield opened
+
+
+def filled(client: persist.Client, keyed: persist.Keyed | None = None, rows: int = 3) -> persist.Collection:
+    orders = client.create_or_load("orders", key={"id": int}, value=VALUE, keyed=keyed)
+    orders.upsert([(at, (at, f"old {at}", 5, False)) for at in range(rows)]).result()
+    return orders
+
+
+def held(collection: persist.Collection, as_of: int | None = None) -> list[Any]:
+    return [(key, *value[:2]) for key, value in sorted(collection.snapshot(as_of).rows())]
+
+
+@every_kind
+def test_an_update_changes_the_columns_that_rows_have(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders = filled(client, keyed)
+    before = orders.upper
+    orders.update([{"id": 1, "b": "new"}, {"id": 0, "a": 7}, {"id": 2, "a": None, "b": "both"}]).result()
+    assert held(orders) == [(0, 7, "old 0"), (1, 1, "new"), (2, None, "both")]
+    orders.update(pa.table({"a": [9], "id": [1]})).result()
+    orders.update(pd.DataFrame({"id": [0], "b": ["frame"]})).result()
+    orders.update(iter([{"id": 2, "a": 3}])).result()
+    orders.update([pa.table({"id": [2], "b": ["x"]}), pa.table({"id": [1], "a": [4]})]).result()
+    assert held(orders) == [(0, 7, "frame"), (1, 4, "new"), (2, 3, "x")]
+    transitions = orders.changes(before, form="transitions").to_arrow()
+    assert transitions.num_rows == 8, "each row is one change, and other keys have none"
+
+
+@every_kind
+def test_a_missing_key_is_refused_inserted_or_left_out(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders = filled(client, keyed, 1)
+    rows = [{"id": 0, "a": 7}, {"id": 8, "a": 1}, {"id": 9, "b": "y"}]
+    with pytest.raises(persist.InvalidUsage, match="'orders' has no row to update for id=8; id=9; nothing"):
+        orders.update(rows).result()
+    assert held(orders) == [(0, 0, "old 0")]
+    orders.update(rows, missing="ignore").result()
+    assert held(orders) == [(0, 7, "old 0")]
+    orders.update(rows, missing="insert").result()
+    assert held(orders) == [(0, 7, "old 0"), (8, 1, None), (9, None, "y")]
+    orders.update([], missing="error").result()
+    with pytest.raises(persist.InvalidUsage, match='"error", "insert" or "ignore"'):
+        orders.update(rows, missing="skip")  # type: ignore[arg-type]
+
+
+@every_kind
+def test_rows_that_do_not_fit_are_refused(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders = filled(client, keyed)
+    for rows, why in [
+        ([{"a": 1}], "lacks the key column 'id'"),
+        ([{"id": 1, "c": 1}], "'c' is unexpected"),
+        ([{"id": 1, "a": "text"}], "column 'a'"),
+        ([(1, (2, "x", 5, False))], "does not name its columns"),
+        ([{"id": None, "a": 1}], "NULL in the key"),
+        ([{"id": 1, "_deleted": True}], "an update deletes nothing"),
+        ([{"id": 1, "a": 2, "_time": 9}, {"id": 1, "a": 2}], "some rows have a '_time'"),
+    ]:
+        with pytest.raises(persist.InvalidUsage, match=why):
+            orders.update(rows).result()
+    assert held(orders) == [(at, at, f"old {at}") for at in range(3)]
+
+
+def test_a_row_that_may_not_have_null_is_not_inserted_without_its_value(client: persist.Client) -> None:
+    value = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("b", pa.string())])
+    orders = client.create_or_load("orders", key={"id": int}, value=value)
+    orders.upsert([(1, (1, "x"))]).result()
+    orders.update([{"id": 1, "b": "y"}]).result()
+    with pytest.raises(errors.SchemaMismatch, match="a row lacks 'a', which is not null"):
+        orders.update([{"id": 2, "b": "y"}], missing="insert")
+    with pytest.raises(errors.InvalidUpdate, match="NULL in 'a'"):
+        orders.update([{"id": 1, "a": None}])
+    assert [*orders.snapshot().rows()] == [(1, (1, "y"))]
+
+
+@every_kind
+def test_an_inserted_row_has_the_defaults_of_columns(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders = filled(client, keyed)
+    orders.evolve(add={"n": pa.int64()}, defaults={"n": 5})
+    orders = client.load("orders")
+    orders.update([{"id": 9, "a": 1}, {"id": 1, "n": None}], missing="insert").result()
+    assert {row["id"]: row["n"] for row in orders.snapshot().to_pylist()} == {0: 5, 1: None, 2: 5, 9: 5}
+
+
+def test_a_key_with_several_rows_is_refused(client: persist.Client) -> None:
+    orders = filled(client)
+    orders.write([(1, (9, "second", 5, False))]).result()
+    with pytest.raises(persist.InvalidUsage, match="'orders' has several rows for id=1, and an update"):
+        orders.update([{"id": 1, "a": 2}]).result()
+    with pytest.raises(errors.DuplicateKeys):
+        orders.update([{"id": 0, "a": 2}, {"id": 0, "b": "x"}])
+    orders.update([{"id": 0, "a": 2}, {"id": 0, "a": 2}]).result()
+    assert orders.get([0]) == [(0, (2, "old 0", 5, False))]
+
+
+@every_kind
+def test_an_update_with_a_token_is_done_once(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders = filled(client, keyed)
+    for _ in range(2):
+        orders.update([{"id": 1, "a": 2}], token="once").result()
+        upper = orders.upper
+    orders.update([{"id": 1, "a": 3}]).result()
+    orders.update([{"id": 1, "a": 2}], token="once").result()
+    assert (orders.get([1])[0][1][0], orders.upper > upper) == (3, True)
+    with pytest.raises(errors.TokenReused):
+        orders.update([{"id": 1, "a": 2, "b": None}], token="once").result()
+
+
+@every_kind
+def test_an_update_is_part_of_a_commit(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    orders, log = filled(client, keyed), client.create_or_load("log", key={"n": int})
+    with client.multi_write() as multi:
+        multi.update(orders, [{"id": 1, "a": 5}])
+        multi.write(log, [(1, None)])
+    assert (held(orders)[1], log.snapshot().count()) == ((1, 5, "old 1"), 1)
+    with pytest.raises(persist.InvalidUsage, match="no row to update for id=7"), client.multi_write() as multi:
+        multi.update(orders, [{"id": 7, "a": 5}])
+        multi.write(log, [(2, None)])
+    assert log.snapshot().count() == 1
+
+
+def test_an_update_follows_an_upsert_of_one_commit(client: persist.Client) -> None:
+    orders = filled(client, None, 1)
+    with client.multi_write() as multi:
+        multi.upsert(orders, [(7, (7, "whole", 5, False))])
+        multi.update(orders, [{"id": 7, "a": 8}, {"id": 0, "b": "z"}])
+    assert held(orders) == [(0, 0, "z"), (7, 8, "whole")]
+
+
+def test_rows_of_several_times_follow_each_other(client: persist.Client) -> None:
+    orders = filled(client)
+    start = orders.upper.time
+    assert start is not None
+    rows = [{"id": 1, "a": 5, "_time": start + 2}, {"id": 1, "b": "x", "_time": start + 4}]
+    orders.update(rows).result()
+    assert [held(orders, start + after)[1] for after in (1, 2, 4)][1:] == [(1, 5, "old 1"), (1, 5, "x")]
+    keyed = client.create_or_load("keyed", key={"id": int}, value={"a": int}, keyed=persist.Keyed())
+    with pytest.raises(persist.InvalidUsage, match="the rows have 2 times"):
+        keyed.update([{"id": 1, "a": 5, "_time": 1}, {"id": 1, "a": 5, "_time": 3}])
+
+
+def test_a_late_bound_refuses_late_rows(client: persist.Client) -> None:
+    keyed = persist.Keyed(order_by=["ts"], late_bound=Behind(3))
+    orders = client.create_or_load("orders", key={"id": int}, value=VALUE, keyed=keyed)
+    orders.upsert([(1, (1, "x", 10, False))]).result()
+    orders.update([{"id": 1, "a": 2, "ts": 12}]).result()
+    with pytest.raises(errors.LateEvents):
+        orders.update([{"id": 1, "a": 3, "ts": 8}]).result()
+    orders.update([{"id": 1, "a": 4}]).result()
+    assert held(orders) == [(1, 4, "x")]
+
+
+ROWS = st.fixed_dictionaries(
+    {"id": st.integers(0, 2)},
+    optional={"a": st.none() | st.integers(0, 9), "b": st.none() | st.sampled_from("xyz"), "ts": st.integers(0, 4)},
+)
+PARTIAL = st.tuples(st.just("update"), st.lists(ROWS, max_size=4), st.sampled_from(["insert", "ignore"]))
+WHOLE = st.fixed_dictionaries(
+    {"id": st.integers(0, 2), "a": st.integers(0, 9), "b": st.sampled_from("xyz"), "ts": st.integers(0, 4)},
+)
+EVENTS = st.tuples(
+    st.just("events"), st.lists(st.tuples(WHOLE, st.booleans(), st.integers(0, 3)), max_size=3), st.booleans()
+)
+
+
+def folded(rows: dict[int, dict[str, Any]], events: list[tuple[dict[str, Any], str]]) -> None:
+    """Apply events of one time: a row, and "whole", "gone", or the policy for a missing key."""
+    for row, what in sorted(events, key=lambda event: event[0].get("ts", -1)):
+        old = rows.get(row["id"])
+        if old is not None and row.get("ts", old["ts"] or 0) < (old["ts"] or 0):
+            continue
+        if what in ("whole", "gone"):
+            rows[row["id"]] = {**row, "gone": what == "gone"}
+        elif old is not None and not old["gone"]:
+            old.update(row)
+        elif what == "insert":
+            ts = None if old is None else old["ts"]
+            rows[row["id"]] = {"a": None, "b": None, "ts": ts, **row, "gone": False}
+
+
+@given(st.lists(PARTIAL | EVENTS, max_size=8), st.sampled_from(["seal", "background"]))
+@settings(max_examples=examples(60), deadline=None)
+def test_partial_and_whole_events_are_what_the_model_says(steps: list[Any], resolve: Any) -> None:
+    keyed = persist.Keyed(order_by=["ts"], tombstone="gone", resolve=resolve)
+    with persist.open(persist.MemoryBlob()) as client:
+        orders = client.create_or_load("orders", key={"id": int}, value=VALUE, keyed=keyed)
+        pending: list[tuple[int, dict[str, Any], str]] = []
+        model: dict[int, dict[str, Any]] = {}
+        upper = 0
+
+        def resolved(end: int) -> None:
+            for time in sorted({time for time, *_ in pending if time < end}):
+                folded(model, [(row, what) for at, row, what in pending if at == time])
+            pending[:] = [event for event in pending if event[0] >= end]
+
+        for kind, rows, more in steps:
+            if kind == "events":
+                for row, is_gone, later in rows:
+                    event = {**row, "gone": is_gone, "_time": upper + later}
+                    orders.upsert([event]).result()
+                    pending.append((upper + later, row, "gone" if is_gone else "whole"))
+                if more:
+                    orders.seal(upper + 2).result()
+                    resolved(upper + 2)
+                    upper += 2
+            else:
+                orders.update(rows, time=upper, missing=more).result()
+                if rows:
+                    resolved(upper + 1)
+                    folded(model, [(row, more) for row in rows])
+                    upper += 1
+        orders.seal(upper + 4).result()
+        resolved(upper + 4)
+        expected = sorted((id_, row["a"], row["b"], row["ts"]) for id_, row in model.items() if not row["gone"])
+        assert sorted((key, *value[:3]) for key, value in orders.snapshot().rows()) == expected
+
+
+@given(st.lists(st.tuples(st.lists(ROWS, max_size=4, unique_by=lambda row: row["id"]), st.booleans()), max_size=6))
+@settings(max_examples=examples(40), deadline=None)
+def test_updates_of_a_plain_collection_are_what_the_model_says(steps: list[Any]) -> None:
+    with persist.open(persist.MemoryBlob()) as client:
+        orders = client.create_or_load("orders", key={"id": int}, value={"a": int, "b": str, "ts": int})
+        orders.upsert([(0, (1, "x", 1)), (1, (2, "y", 2))]).result()
+        model = {0: {"a": 1, "b": "x", "ts": 1}, 1: {"a": 2, "b": "y", "ts": 2}}
+        for rows, inserts in steps:
+            orders.update(rows, missing="insert" if inserts else "ignore").result()
+            for row in rows:
+                if inserts or row["id"] in model:
+                    values = {name: value for name, value in row.items() if name != "id"}
+                    model[row["id"]] = {"a": None, "b": None, "ts": None, **model.get(row["id"], {}), **values}
+        assert sorted(orders.snapshot().rows()) == sorted((id_, (*row.values(),)) for id_, row in model.items())
