@@ -37,7 +37,7 @@ from persist.core.log.records import as_stored
 from persist.core.state_rules.collection_rules import apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.follow import directory
-from persist.engine.follow.checkpoint import STORED_PENDING_MAX, checkpoint_of
+from persist.engine.follow.checkpoint import STORED_PENDING_MAX, build_checkpoint
 from persist.engine.follow.directory_pages import Writing
 from persist.engine.follow.state_objects import StateLevel, StateObject, new_levels
 from persist.engine.read.lookups.lookup import Lookup
@@ -206,7 +206,7 @@ def made_up_location(blob: Blob, count: int) -> None:
     )
     pointer = store_framed(blob, directory_prefix(state.seqno), objects)
     levels = directory.KnownLevels().read(blob, state.location, [pointer])
-    made = checkpoint_of(state, directory.NewDirectory(levels, freed=()))
+    made = build_checkpoint(state, directory.NewDirectory(levels, freed=()))
     assert blob.create(checkpoint_key(state.seqno), encode_framed(made))
 
 

@@ -10,6 +10,8 @@ Invariants:
 - key columns are the same in all versions, in the same order: they may be renamed, and widened only if descriptors
   still write their values alike, so that samples and bounds of keys stay valid;
 - a value column keeps its id and its side, and its type becomes wider or stays;
+- fields inside of structs, lists and maps have numbers for ever, and follow the same rules (`persist.codecs.nested`).
+  Key columns, and keys of maps, keep their fields; a field that is younger than a part is NULL there;
 - a default belongs to a column from its first version on, as long as it exists. It only becomes wider with it;
 - lifting never makes a value up: what a part lost, because it was written or merged after a column was dropped, is an
   error and never NULL.
@@ -24,23 +26,37 @@ part (`Lift.is_exact` is False).
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import count
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
+from persist.codecs.nested import (
+    COLUMN,
+    InnerChanges,
+    Node,
+    all_ids,
+    changed_node,
+    column_node,
+    column_nodes,
+    find_differences,
+    is_extended,
+    make_node,
+    quote_name,
+    reshape_column,
+)
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
 from persist.codecs.types.casts import cast_column
-from persist.codecs.types.schema import TIME_UNITS, CollectionSchema, Side, check_field, check_width
+from persist.codecs.types.schema import CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.values import to_field
+from persist.codecs.types.widening import is_wider, is_written_alike, widened_column
 
 DEFAULT_BYTES_MAX = 64 << 10  # The limit for all columns, as JSON. Checked for new defaults, not for stored ones.
-_FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +68,14 @@ class Lift:
         wanted: the reader's schema.
         is_exact: whether different records of the part stay different.
         sources: what the columns that the part has are called there.
+        reshaped: columns whose fields inside differ: as they are in the part, and as they are wanted.
     """
 
     stored: CollectionSchema
     wanted: CollectionSchema
     is_exact: bool
     sources: Mapping[str, str]
+    reshaped: Mapping[str, tuple[Node, Node]]
 
     @property
     def is_younger(self) -> bool:
@@ -71,9 +89,14 @@ class Lift:
             SchemaMismatch: the part was written after the column had been dropped.
         """
         name_in_part = self.sources.get(name)
-        if name_in_part is None and not self.is_younger:
+        if self.is_younger:
+            return name_in_part
+        shapes = self.reshaped.get(name)
+        lost = [] if shapes is None else [path for path, old, _ in find_differences(*shapes) if old is None]
+        if name_in_part is None or lost:
+            what = f"column {name!r}" if name_in_part is None else f"field {lost[0]!r}"
             raise SchemaMismatch(
-                f"column {name!r} of schema version {self.wanted.version} is gone: rows that are to be read were "
+                f"{what} of schema version {self.wanted.version} is gone: rows that are to be read were "
                 f"written or compacted with version {self.stored.version}, which does not have it. Read without this "
                 "column, or with the newest schema; whoever follows changes begins again."
             )
@@ -104,9 +127,9 @@ class Lift:
         if source is None:
             return pa.chunked_array([pa.repeat(self.default(field.name), len(table))], field.type)
         column = table.column(source)
-        if column.type == field.type:
+        if column.type == field.type and field.name not in self.reshaped:
             return column
-        return _in_type(column, field, self.wanted.version)
+        return _in_type(column, field, self.wanted.version, self.reshaped.get(field.name))
 
 
 def lift(schema: CollectionSchema, version: int) -> Lift | None:
@@ -127,8 +150,14 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
 def _lift(stored: CollectionSchema, wanted: CollectionSchema) -> Lift:
     named = dict(zip(stored.ids, stored.names, strict=True))
     sources = {name: named[id_] for id_, name in zip(wanted.ids, wanted.names, strict=True) if id_ in named}
+    stored_shapes = dict(zip(stored.names, stored.shapes, strict=True))
+    reshaped = {
+        name: (column_node(stored, sources[name]), column_node(wanted, name))
+        for name, shape in zip(wanted.names, wanted.shapes, strict=True)
+        if name in sources and pt.is_nested(shape[0]) and stored_shapes[sources[name]] != shape
+    }
     sources |= {"_time": "_time", "_diff": "_diff"}
-    return Lift(stored, wanted, set(stored.ids) <= set(wanted.ids), sources)
+    return Lift(stored, wanted, all_ids(stored) <= all_ids(wanted), sources, reshaped)
 
 
 def newest_types(schema: CollectionSchema) -> CollectionSchema:
@@ -140,13 +169,15 @@ def newest_types(schema: CollectionSchema) -> CollectionSchema:
 
 
 def _newest_types(schema: CollectionSchema) -> CollectionSchema:
-    last = {id_: kind for version in schema.known for id_, kind in zip(version.ids, version.types[:-2], strict=True)}
-    if all(last.get(id_, kind) == kind for id_, kind in zip(schema.ids, schema.types[:-2], strict=True)):
-        return schema
+    last = {
+        id_: (version, name) for version in schema.known for id_, name in zip(version.ids, version.names, strict=True)
+    }
     columns = [
-        Column(id_, field.name, last[id_], field.nullable)
+        Column(id_, field.name, _newest_type(schema, field, last.get(id_)), field.nullable)
         for id_, field in zip(schema.ids, schema.declared, strict=True)
     ]
+    if all(column.kind == kind for column, kind in zip(columns, schema.types, strict=False)):
+        return schema
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
     defaults = [
@@ -163,6 +194,15 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
     )
 
 
+def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[CollectionSchema, str] | None) -> pa.DataType:
+    """Return the newest type of a column; `last` is its newest version, and its name there."""
+    if last is None or not pt.is_nested(field.type):
+        return field.type if last is None else last[0].arrow.field(last[1]).type
+    # The last version of each field, because it may have been dropped before the last version of the column.
+    widest = {node.number: node.kind for node in column_nodes(schema, field.name) if not node.inner}
+    return changed_node(column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
+
+
 def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
     """Return a table, of which some columns get the types that they have in a schema.
 
@@ -176,9 +216,13 @@ def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) 
     return table
 
 
-def _in_type(column: pa.ChunkedArray, field: pa.Field, version: int) -> pa.ChunkedArray:
+def _in_type(
+    column: pa.ChunkedArray, field: pa.Field, version: int, shapes: tuple[Node, Node] | None = None
+) -> pa.ChunkedArray:
     try:
-        return widened_column(column, field.type)
+        if shapes is None and pt.is_nested(field.type):  # It has the same fields in other types.
+            shapes = make_node("", column.type, count()), make_node("", field.type, count())
+        return widened_column(column, field.type) if shapes is None else reshape_column(column, *shapes, widened_column)
     except pa.ArrowException as error:
         raise SchemaMismatch(
             f"column {field.name!r} holds values that its type {field.type} of schema version {version} cannot hold: "
@@ -194,69 +238,13 @@ def read_default(schema: CollectionSchema, name: str) -> pa.Scalar:
     return pa.nulls(1, kind)[0] if written is None else scalar_from_json(msgspec.json.decode(written), kind)
 
 
-def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """Return a column in another type; raises pa.ArrowInvalid if a value would change."""
-    if pt.is_floating(column.type) and pt.is_floating(kind) and kind.bit_width < column.type.bit_width:
-        narrow = column.cast(kind, safe=False)
-        same = pc.or_kleene(pc.equal(narrow.cast(column.type), column), pc.is_nan(column))
-        if not pc.all(same, skip_nulls=True).as_py():
-            raise pa.ArrowInvalid("a float would be rounded")
-        return narrow
-    if pt.is_float16(column.type) and not pt.is_float32(kind):
-        return column.cast(pa.float32()).cast(kind)
-    return column.cast(kind)
-
-
-def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a type holds every value of another one, so that a column of it can be widened.
-
-    Times in finer units must lie within some centuries of 1970: `may_overflow`.
-    """
-    if pt.is_integer(narrow) and pt.is_integer(wide):
-        is_signed = pt.is_signed_integer(wide)
-        if pt.is_signed_integer(narrow) and not is_signed:
-            return False
-        same = pt.is_signed_integer(narrow) == is_signed
-        return bool(wide.bit_width > narrow.bit_width or (same and wide.bit_width == narrow.bit_width))
-    if pt.is_integer(narrow) and pt.is_floating(wide):
-        return bool(narrow.bit_width - pt.is_signed_integer(narrow) <= _FLOAT_BITS[wide.bit_width])
-    if pt.is_floating(narrow) and pt.is_floating(wide):
-        return bool(wide.bit_width >= narrow.bit_width)
-    if pt.is_decimal(narrow) and pt.is_decimal(wide):
-        digits = wide.precision - wide.scale >= narrow.precision - narrow.scale
-        return bool(digits and wide.scale >= narrow.scale and wide.bit_width >= narrow.bit_width)
-    if pt.is_integer(narrow) and pt.is_decimal(wide):
-        return bool(wide.precision - wide.scale >= len(str(2 ** (narrow.bit_width - pt.is_signed_integer(narrow)))))
-    if (pt.is_string(narrow) and pt.is_large_string(wide)) or (pt.is_binary(narrow) and pt.is_large_binary(wide)):
-        return True
-    return may_overflow(narrow, wide) or (pt.is_time(narrow) and pt.is_time(wide) and _is_finer(narrow, wide))
-
-
-def may_overflow(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether a type is another one in a finer unit, in which the farthest times have no place."""
-    if pt.is_timestamp(narrow) and pt.is_timestamp(wide):
-        return narrow.tz == wide.tz and _is_finer(narrow, wide)
-    return bool(pt.is_duration(narrow) and pt.is_duration(wide) and _is_finer(narrow, wide))
-
-
-def _is_finer(narrow: Any, wide: Any) -> bool:
-    return TIME_UNITS.index(wide.unit) > TIME_UNITS.index(narrow.unit)
-
-
-def is_written_alike(narrow: pa.DataType, wide: pa.DataType) -> bool:
-    """Return whether values of a column are written alike in descriptors before and after it was widened."""
-    if narrow == wide:
-        return True
-    if pt.is_integer(narrow) and pt.is_integer(wide):
-        return True
-    return not (pt.is_integer(narrow) or pt.is_floating(narrow) or pt.is_decimal(narrow) or pt.is_temporal(narrow))
-
-
-def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int] | None = None) -> None:
+def check_next(
+    before: CollectionSchema, after: CollectionSchema, used: Set[int | tuple[int, int]] | None = None
+) -> None:
     """Check that a schema may follow another one.
 
     Args:
-        used: the ids of all columns of earlier versions; by default those of `known`.
+        used: the `all_ids` of earlier versions; by default those of `known`.
 
     Raises:
         SchemaMismatch: an invariant of the module's docstring would break.
@@ -274,18 +262,21 @@ def check_next(before: CollectionSchema, after: CollectionSchema, used: Set[int]
     if _codecs(before) != _codecs(after):
         raise SchemaMismatch("what a codec makes is one column, and stays what it is: use another collection")
     if used is None:
-        used = {id_ for version in before.known for id_ in version.ids}
-    types = dict(zip(before.ids, before.types, strict=False))
+        used = {id_ for version in before.known for id_ in all_ids(version)}
+    names = dict(zip(before.ids, before.names, strict=True))
     if _required(after) != [id_ for id_ in _required(before) if id_ in after.ids]:
         raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
     for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
-        kind = after.types[at]
-        if id_ in types:
-            _check_kept(name, types[id_], kind, is_key=at < keys)
+        if id_ in names:
+            _check_kept(
+                column_node(before, names[id_]), column_node(after, name), name, is_key=at < keys, is_column=True
+            )
             _check_default_kept(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
         read_default(after, name)
+    if numbers := {pair for pair in all_ids(after) - all_ids(before) if pair in used}:
+        raise SchemaMismatch(f"fields inside of columns have numbers that others had: {sorted(numbers, key=str)}")
     check_width([*after.key.fields, *after.value.fields])
 
 
@@ -302,25 +293,52 @@ def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: 
         raise SchemaMismatch(f"column {name!r} keeps the default that it has")
 
 
-def _check_kept(name: str, before: pa.DataType, after: pa.DataType, *, is_key: bool) -> None:
-    if before == after:
+def _check_kept(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
+    """Raise SchemaMismatch unless a column, or a field inside of one, may get another type and other fields.
+
+    Args:
+        is_key: it is a key column, or in a key: of the collection or of a map.
+    """
+    if before.kind == after.kind and before.inner == after.inner:
         return
-    if pt.is_nested(before) or pt.is_nested(after):
+    what = "column" if is_column else "field"
+    wide, narrow = after.kind, before.kind
+    if before.inner or after.inner:
+        _check_inner(before, after, path, is_key=is_key)
+        return
+    if not is_wider(narrow, wide):
         raise SchemaMismatch(
-            f"column {name!r} is of type {before}, and cannot become {after}: what is inside a list, a struct or a map "
-            f"has no id of its own, by which older rows could be told from newer ones. Add a column of type {after} "
-            "instead, and write the converted values there"
+            f"{what} {path!r} is of type {narrow}, and {wide} does not hold all of its values: add a {what} of type "
+            f"{wide} instead, and write the converted values there"
         )
-    if not is_wider(before, after):
+    if is_key and not (is_column and is_written_alike(narrow, wide)):
         raise SchemaMismatch(
-            f"column {name!r} is of type {before}, and {after} does not hold all of its values: add a column of type "
-            f"{after} instead, and write the converted values there"
+            f"key {what} {path!r} is of type {narrow}, and cannot become {wide}: key columns can be widened among "
+            "integers, and from string or binary to the large ones; fields inside of keys stay. Write what has such "
+            "keys into another collection."
         )
-    if is_key and not is_written_alike(before, after):
+
+
+def _check_inner(before: Node, after: Node, path: str, *, is_key: bool) -> None:
+    """Raise SchemaMismatch unless the fields directly inside, and those in them, may follow each other."""
+    old, new = ({child.number: child for child in node.inner} for node in (before, after))
+    is_struct = before.is_struct and after.is_struct
+    is_alike = type(before.kind) is type(after.kind) and (
+        not pt.is_fixed_size_list(before.kind) or before.kind.list_size == after.kind.list_size
+    )
+    if not is_alike or (not is_struct and old.keys() != new.keys()):
         raise SchemaMismatch(
-            f"key column {name!r} is of type {before}, and cannot become {after}: key columns can be widened among "
-            "integers, and from string or binary to the large ones. Write what has such keys into another collection."
+            f"{path!r} is of type {before.kind}, and cannot become {after.kind}: fields inside of structs are added, "
+            "dropped, renamed and widened by their paths. Add a column of the new type instead"
         )
+    if is_key and old.keys() != new.keys():
+        raise SchemaMismatch(
+            f"{path!r} is in a key, whose fields cannot be added or dropped: keys that differ must stay different. "
+            "Write what has other keys into another collection or column."
+        )
+    for number in old.keys() & new.keys():
+        in_key = is_key or (pt.is_map(after.kind) and new[number].name == "key")
+        _check_kept(old[number], new[number], f"{path}.{quote_name(new[number].name)}", is_key=in_key)
 
 
 def _required(schema: CollectionSchema) -> list[int]:
@@ -336,21 +354,38 @@ def _codecs(schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 
 def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
-    """Return whether all columns of a version are in a later one as they were, so that its updates mean the same."""
-    remaining = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
-    same = all(remaining.get(i) == (n, t) for i, n, t in zip(before.ids, before.names, before.types, strict=False))
-    return same and [i for i in after.ids if i in set(before.ids)] == list(before.ids)
+    """Return whether all columns of a version are in a later one as they were, so that its updates mean the same.
+
+    Structs may have more fields.
+    """
+    named = dict(zip(after.ids, zip(after.names, after.shapes, strict=True), strict=True))
+    return [i for i in after.ids if i in set(before.ids)] == list(before.ids) and all(
+        named[id_] == (name, shape)
+        or (named[id_][0] == name and is_extended(column_node(before, name), column_node(after, name)))
+        for id_, name, shape in zip(before.ids, before.names, before.shapes, strict=True)
+    )
 
 
 def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[str]:
     """Say how a version of a schema differs from an earlier one, column by column."""
-    old = dict(zip(before.ids, zip(before.names, before.types, strict=False), strict=True))
-    new = dict(zip(after.ids, zip(after.names, after.types, strict=False), strict=True))
-    changes = [f"{n!r} ({t}) was added" for i, (n, t) in new.items() if i not in old]
-    changes += [f"{n!r} ({t}) was dropped" for i, (n, t) in old.items() if i not in new]
-    shared = [(old[i], new[i]) for i in new if i in old]
-    changes += [f"{a!r} was renamed to {b!r}" for (a, _), (b, _) in shared if a != b]
-    changes += [f"{b!r} was widened from {s} to {t}" for (_, s), (b, t) in shared if s != t]
+    old, new = ({i: column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
+    differences: list[tuple[str, Node | None, Node | None]] = []
+    for id_, node in new.items():
+        was = old.get(id_)
+        if was is None or was.name != node.name or (was.kind != node.kind and not (was.inner and node.inner)):
+            differences.append((node.name, was, node))
+        if was is not None:
+            differences += find_differences(was, node)
+    differences += [(node.name, node, None) for id_, node in old.items() if id_ not in new]
+    changes = [f"{path!r} ({now.kind}) was added" for path, was, now in differences if was is None and now is not None]
+    changes += [f"{path!r} ({was.kind}) was dropped" for path, was, now in differences if was and now is None]
+    shared = [(path, was, now) for path, was, now in differences if was is not None and now is not None]
+    changes += [f"{was.name!r} was renamed to {path!r}" for path, was, now in shared if was.name != now.name]
+    changes += [
+        f"{path!r} was widened from {was.kind} to {now.kind}"
+        for path, was, now in shared
+        if was.kind != now.kind and not (was.inner and now.inner)
+    ]
     if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
         changes.append(f"the columns are in the order {list(after.names)}")
     return changes or ["nothing"]
@@ -374,13 +409,18 @@ def evolved(
     rename: Mapping[str, str],
     widen: Mapping[str, pa.DataType],
     reorder: Sequence[str] | None,
+    inner: Mapping[str, InnerChanges] | None = None,
 ) -> CollectionSchema:
     """Return the next version of a schema, whose `known` are all versions; arguments as of `Collection.evolve`.
+
+    Args:
+        inner: changes of the fields inside of columns; all other arguments have plain names of columns.
 
     Raises:
         SchemaMismatch: something does not fit, with what to do instead.
     """
-    for what, names in (("drop", drop), ("rename", [*rename]), ("widen", [*widen])):
+    inner = inner or {}
+    for what, names in (("drop", drop), ("rename", [*rename]), ("widen", [*widen]), ("inner", [*inner])):
         schema.distinct(what, names)
     _check_codec(schema)
     if key := [name for name in drop if name in schema.key_names]:
@@ -388,10 +428,19 @@ def evolved(
             f"drop={list(drop)} names the key column {key[0]!r}, and records would become one that are none. Drop "
             "value columns, or write into another collection with another key."
         )
-    if twice := set(drop) & {*rename, *widen}:
+    if twice := set(drop) & {*rename, *widen, *inner}:
         raise SchemaMismatch(f"column {sorted(twice)[0]!r} is dropped, and renamed or widened besides: do one of these")
+    for name, kind in widen.items():
+        if pt.is_nested(was := schema.arrow.field(name).type) and kind != was:
+            first = f"{quote_name(name)}.{quote_name(column_node(schema, name).inner[0].name)}"
+            raise SchemaMismatch(
+                f"column {name!r} is of type {was}: change what is inside by its path, such as {first!r}, or add a "
+                f"column of type {kind}"
+            )
+    nodes = {name: _changed_column(schema, name, changes) for name, changes in inner.items()}
+    types = {**{name: node.kind for name, node in nodes.items()}, **widen}
     columns = [
-        Column(id_, rename.get(f.name, f.name), widen.get(f.name, f.type), f.nullable)
+        Column(id_, rename.get(f.name, f.name), types.get(f.name, f.type), f.nullable)
         for id_, f in zip(schema.ids, schema.declared, strict=True)
         if f.name not in drop
     ]
@@ -410,9 +459,26 @@ def evolved(
         version=schema.version + 1,
         ids=tuple(column.id for column in (*keys, *values)),
         defaults=_defaults(schema, [*keys, *values], {following + n: name for n, name in enumerate(add)}, defaults),
+        inner=_numbers(schema, nodes, columns),
     )
     check_next(schema, after)
     return after
+
+
+def _changed_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
+    last = max((node.number for node in column_nodes(schema, name)), default=COLUMN)
+    return changed_node(column_node(schema, name), changes, count(last + 1))
+
+
+def _numbers(
+    schema: CollectionSchema, nodes: Mapping[str, Node], columns: Sequence[Column]
+) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    """Return the numbers of the fields inside, for each column that ever changed inside."""
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    numbers = dict(schema.inner)
+    numbers |= {ids[name]: tuple(field.number for field in node.walk())[1:] for name, node in nodes.items()}
+    remaining = {column.id for column in columns}
+    return tuple(sorted((id_, of_column) for id_, of_column in numbers.items() if id_ in remaining))
 
 
 def _check_codec(schema: CollectionSchema) -> None:

@@ -1,7 +1,7 @@
 """Dataflow: derived collections that keep themselves up to date; see `docs/use/dataflow.md`.
 
-Promise to those above: what a program's output holds at a time is what its definition gives on its inputs at that time;
-an output is complete, and sealed, as far as the inputs it depends on are; all outputs of a step are one commit.
+Promise: an output's contents at a time are its definition's result on its inputs at that time; an output is complete,
+and sealed, as far as its inputs are; all outputs of a step are one commit.
 """
 
 from persist.compute.dataflow.linear_logic import Logic

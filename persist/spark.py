@@ -1,10 +1,9 @@
 """Collections in Spark: a data source, `format("persist")`, and functions for what a data source cannot do.
 
 Spark finds the source by itself, through the package `pyspark_persist`. A JVM that was started by another Python, or
-before this library was installed, cannot. So importing this package registers the source with the session that is
-active, and tells a JVM that is still to be started which Python the driver runs (`PYSPARK_DRIVER_PYTHON`, unless the
-environment names one). The functions here register the source with the session that they are given, and so does
-`register(spark)`.
+before this library was installed, cannot. So importing this package registers the source with the active session, and
+sets the driver's Python for a JVM that starts later (`PYSPARK_DRIVER_PYTHON`, unless the environment names one). The
+functions here register the source with their session, and so does `register(spark)`.
 
 - `snapshot`, `changes`, `location`, `explain`: DataFrames by Spark's own Parquet scan where it can be used
 - `as_of_join`: rows with the contents of their keys at the times of the rows
@@ -16,8 +15,8 @@ environment names one). The functions here register the source with the session 
 - `refresh`, `explain_refresh`, `run_program`: views and dataflow programs brought up to date by tasks
 - `compact`: maintenance by the tasks of a cluster
 
-Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
-besides the store. Options of the data source are declared in `persist.connect.spark.options`.
+Promises: Spark reads and writes exactly the same data as Python, and a location that both use needs only the store.
+Options of the data source are declared in `persist.connect.spark.options`.
 """
 
 try:

@@ -38,6 +38,7 @@ import pyarrow.types as pt
 import xxhash
 
 from persist.codecs.errors import InvalidUpdate
+from persist.codecs.nested import COLUMN, column_node
 from persist.codecs.order.arrays import stored_values
 from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.types.arrow_types import children, is_text, with_children
@@ -283,8 +284,8 @@ def file_schema(schema: CollectionSchema) -> pa.Schema:
     """Return the columns of a part as Parquet keeps them, with a field id each.
 
     It is the column's own id and 1, so it stays when the column is renamed. A field inside of a nested column has
-    1,000,000,000 + 2¹⁵ · the column's id + the field's place in the column, depth first from 0. It is the same in all
-    versions of the schema, because nested types never change. A column or field beyond these numbers has none.
+    1,000,000,000 + 2¹⁵ · the column's id + its number in the column (`persist.codecs.nested`). A column or field beyond
+    these numbers has none.
     """
     fields = []
     for field, id_ in zip(schema.arrow, (*schema.ids, None, None), strict=True):
@@ -293,18 +294,19 @@ def file_schema(schema: CollectionSchema) -> pa.Schema:
             field_id = id_ + 1
             if id_ < _INNER_MAX:
                 first = _INNER_IDS + _INNER_MAX * id_
-                kind = _with_inner_ids(kind, iter(range(first, first + _INNER_MAX)))
+                numbers = (node.number for node in column_node(schema, field.name).walk() if node.number != COLUMN)
+                kind = _with_inner_ids(kind, (first + n if n < _INNER_MAX else None for n in numbers))
         fields.append(_with_id(field.with_type(kind), field_id))
     return pa.schema(fields)
 
 
-def _with_inner_ids(kind: pa.DataType, ids: Iterator[int]) -> pa.DataType:
-    """Return a type whose fields inside have ids, as many as there are."""
+def _with_inner_ids(kind: pa.DataType, ids: Iterator[int | None]) -> pa.DataType:
+    """Return a type whose fields inside have ids."""
     if not pt.is_nested(kind):
         return kind
     inner: list[pa.Field] = []
     for child in children(kind):
-        field = _with_id(child, next(ids, None))
+        field = _with_id(child, next(ids))
         inner.append(field.with_type(_with_inner_ids(child.type, ids)))
     return with_children(kind, inner)
 

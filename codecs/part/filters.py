@@ -29,10 +29,10 @@ import pyarrow.types as pt
 from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
-from persist.codecs.evolution import is_written_alike
 from persist.codecs.part.part import Part, Scalar
 from persist.codecs.types.arrow_types import Bound, is_flat, key_order, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.types.widening import is_written_alike
 
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")

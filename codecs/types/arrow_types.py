@@ -126,6 +126,23 @@ def leaf_types(t: pa.DataType) -> list[pa.DataType]:
     return [t] if is_flat(t) else [leaf for f in children(t) for leaf in leaf_types(f.type)]
 
 
+def inner_arrays(array: pa.Array) -> list[pa.Array]:
+    """Return the arrays directly inside, as `children` of its type; of a sliced list or map, the whole ones."""
+    if pat.is_struct(array.type):
+        return [array.field(at) for at in range(array.type.num_fields)]
+    return [array.keys, array.items] if pat.is_map(array.type) else [array.values]
+
+
+def rebuilt(array: pa.Array, t: pa.DataType, inner: Sequence[pa.Array]) -> pa.Array:
+    """Return a nested array with others in the place of its `inner_arrays`, which makes it one of type `t`."""
+    if pat.is_struct(t):
+        return pa.StructArray.from_arrays(inner, fields=[*t], mask=array.is_null())
+    if pat.is_map(t):  # Keys and items are arrays of the whole column, like the values of a list.
+        inner = [pa.StructArray.from_arrays(inner, fields=[t.key_field, t.item_field])]
+    buffers = array.buffers()[: 1 if pat.is_fixed_size_list(t) else 2]
+    return pa.Array.from_buffers(t, len(array), buffers, offset=array.offset, children=[*inner])
+
+
 def with_children(t: pa.DataType, inner: Sequence[pa.DataType | pa.Field]) -> pa.DataType:
     """Return the nested type `t` with other inner types or fields, in the order of `children`."""
     if pat.is_map(t):

@@ -25,7 +25,15 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.types.arrow_types import children, is_flat, is_number, leaf_arrays, leaf_types
+from persist.codecs.types.arrow_types import (
+    children,
+    inner_arrays,
+    is_flat,
+    is_number,
+    leaf_arrays,
+    leaf_types,
+    rebuilt,
+)
 from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.values import cut
 
@@ -146,16 +154,7 @@ def _decoded(array: pa.Array) -> pa.Array:
         return lists.from_arrays(places, _decoded(array.flatten()), plain, mask=array.is_null())
     if is_flat(plain):
         return array.cast(plain)
-    if pat.is_struct(kind):
-        fields = [_decoded(array.field(at)) for at in range(kind.num_fields)]
-        return pa.StructArray.from_arrays(fields, fields=[*plain], mask=array.is_null())
-    buffers = array.buffers()[: 1 if pat.is_fixed_size_list(kind) else 2]
-    if pat.is_map(kind):  # Keys and items are arrays of the whole column, like the values of a list.
-        pairs = [_decoded(array.keys), _decoded(array.items)]
-        inner = pa.StructArray.from_arrays(pairs, fields=[plain.key_field, plain.item_field])
-    else:
-        inner = _decoded(array.values)
-    return pa.Array.from_buffers(plain, len(array), buffers, offset=array.offset, children=[inner])
+    return rebuilt(array, plain, [_decoded(inner) for inner in inner_arrays(array)])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:

@@ -24,7 +24,15 @@ import msgspec
 import pyarrow as pa
 
 from persist.codecs.errors import CodecMismatch, SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import Json, check_type, leaf_types, type_from_json, type_to_json
+from persist.codecs.types.arrow_types import (
+    Json,
+    check_type,
+    children,
+    is_flat,
+    leaf_types,
+    type_from_json,
+    type_to_json,
+)
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
 from persist.codecs.types.python_types import field_types
 
@@ -43,6 +51,7 @@ T = TypeVar("T")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 # Besides, whatever `persist.codecs.types.python_types` makes fields of: frames and their schemas, dataclasses.
+Shape: TypeAlias = tuple[pa.DataType, tuple[int, ...]]
 SideSpec: TypeAlias = Mapping[str, Any] | pa.Schema | Codec[Any] | type[Any] | Any | None
 
 
@@ -129,6 +138,8 @@ class CollectionSchema:
         version: 1, and one more with each change.
         ids: of the columns, key and value; a name that is used again has another one. By default they are 0, 1, 2 ….
         defaults: what records older than a column read as, as JSON, by id.
+        inner: numbers of the fields inside of columns (`persist.codecs.nested`), by the column's id; without an entry
+            these are 0, 1, 2 ….
         known: all versions of the collection's schema, this one too; none if there was never another one.
         is_widened: whether columns have their newest types instead of those of this version; only for reading, made by
             `persist.codecs.evolution.newest_types`.
@@ -141,6 +152,8 @@ class CollectionSchema:
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). Required columns are
             nullable there, as in parts: readers need not know.
         types: the types of these.
+        shapes: of each column of key and value, its type and the numbers of the fields inside, () for 0, 1, 2 …. Two
+            versions mean the same by a column exactly if ids and shapes are equal.
     """
 
     key: Side
@@ -152,6 +165,7 @@ class CollectionSchema:
     known: tuple["CollectionSchema", ...] = field(default=(), repr=False, compare=False)
     is_widened: bool = False
     order: tuple[str, ...] = ()
+    inner: tuple[tuple[int, tuple[int, ...]], ...] = ()
     _derived: _Derived = field(init=False, repr=False, compare=False)
     key_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     value_names: tuple[str, ...] = field(init=False, repr=False, compare=False)
@@ -161,6 +175,7 @@ class CollectionSchema:
     declared: pa.Schema = field(init=False, repr=False, compare=False)
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
     types: tuple[pa.DataType, ...] = field(init=False, repr=False, compare=False)
+    shapes: tuple[Shape, ...] = field(init=False, repr=False, compare=False)
 
     def __repr__(self) -> str:
         """Return a line for each column: its name, its type, and whether it is of the key or required."""
@@ -186,9 +201,11 @@ class CollectionSchema:
         declared = (*self.key.fields, *self.value.fields)
         ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
         arrow = pa.schema([*(f.with_nullable(True) for f in declared), *ends])
+        ids, inner = self.ids or tuple(range(len(names))), dict(self.inner)
+        numbers = [inner.get(id_, ()) for id_ in ids]
         worked_out = {
             "_derived": _Derived(),
-            "ids": self.ids or tuple(range(len(names))),
+            "ids": ids,
             "key_names": self.key.names,
             "value_names": self.value.names,
             "names": names,
@@ -197,6 +214,10 @@ class CollectionSchema:
             "declared": pa.schema(declared),
             "arrow": arrow,
             "types": tuple(arrow.types),
+            "shapes": tuple(
+                (f.type, () if of_field == tuple(range(len(of_field))) else of_field)
+                for f, of_field in zip(declared, numbers, strict=True)
+            ),
         }
         for name, value in worked_out.items():
             object.__setattr__(self, name, value)
@@ -272,6 +293,8 @@ class CollectionSchema:
             sides["timeline"] = self.timeline
         if self.columns != self.names:
             sides["order"] = list(self.order)
+        if self.inner:
+            sides["inner"] = {str(id_): list(numbers) for id_, numbers in self.inner}
         if self.version > 1:
             sides |= {"version": self.version, "ids": list(self.ids)}
         if self.defaults:
@@ -335,10 +358,11 @@ def _decode_schema(j: Json) -> CollectionSchema:
             sides = Side.from_json(key, "key"), Side.from_json(value, "value")
             unit = rest.pop("timeline", None)
             order = _decode_order(rest.pop("order", ()), sides)
-            count = sum(len(side.fields) for side in sides)
+            count, written = sum(len(side.fields) for side in sides), rest.pop("inner", {})
             later = _later(rest, count) if rest else ()
             if unit is None or unit in TIME_UNITS:
-                return replace(CollectionSchema(*sides, unit, *later), order=order)
+                schema = CollectionSchema(*sides, unit, *later)
+                return replace(schema, order=order, inner=_decode_inner(written, schema))
     raise ValueError(f"{j!r:.80} is not the written form of a schema")
 
 
@@ -349,6 +373,22 @@ def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
     if written and sorted(written) != sorted(names):
         raise ValueError(f"{written!r:.80} is no order of the columns {names}")
     return tuple(written)
+
+
+def _decode_inner(written: Any, schema: CollectionSchema) -> tuple[tuple[int, tuple[int, ...]], ...]:
+    counts = {str(id_): inner_count(kind) for id_, kind in zip(schema.ids, schema.types, strict=False)}
+    if not isinstance(written, dict) or not written.keys() <= counts.keys():
+        raise ValueError(f"{written!r:.80} are not the numbers of fields inside of columns with ids {sorted(counts)}")
+    for id_, numbers in written.items():
+        is_listed = isinstance(numbers, list) and all(type(n) is int and 0 <= n < 2**31 for n in numbers)
+        if not is_listed or not len(numbers) == len({*numbers}) == counts[id_] > 0:
+            raise ValueError(f"{numbers!r:.80} are not the numbers of the fields inside of the column with id {id_}")
+    return tuple(sorted((int(id_), tuple(numbers)) for id_, numbers in written.items()))
+
+
+def inner_count(kind: pa.DataType) -> int:
+    """Return how many fields are inside of a type, at all depths."""
+    return sum(1 + inner_count(f.type) for f in children(kind)) if not is_flat(kind) else 0
 
 
 def _later(rest: Any, columns: int) -> tuple[int, tuple[int, ...], tuple[tuple[int, str], ...]]:

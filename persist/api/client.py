@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
+from persist.api.definitions import run
 from persist.api.joint_reads import ReadingTogether
 from persist.api.lineage import is_wanted, told_of
 from persist.api.multi_write import MultiWrite
@@ -17,7 +18,7 @@ from persist.api.upkeep import UpkeepCalls
 from persist.api.view import View
 from persist.blob.threads import Clock, SystemClock
 from persist.compute.index import keep_indexes_current
-from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, execute, is_statement
+from persist.compute.query import AsOf, Outcome, QueryLimits, QueryResult, statement_kind
 from persist.core.antichain import END
 from persist.core.closing import close_after
 from persist.core.errors import InvalidUsage
@@ -28,9 +29,9 @@ from persist.core.settings import Location, Settings
 from persist.core.timeline import Moment, Timeline, time_text
 from persist.engine.collection.clones import clone
 from persist.engine.collection.commit import Commit
-from persist.engine.collection.descriptions import About, about_location, version_of, words
+from persist.engine.collection.descriptions import About, about_location, read_version, words
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import Origin, open_engine, origin_of
+from persist.engine.location.opening import Origin, describe_origin, open_engine
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
@@ -221,7 +222,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     ) -> CommitFuture:
         """Set the comment and properties of the location; others stay. See `Collection.describe`."""
         self.engine.writer("describe")
-        step = kinds.DescribeLocation(words(comment, properties), version_of(expected))
+        step = kinds.DescribeLocation(words(comment, properties), read_version(expected))
         return self.engine.submit("describe", [step], {})
 
     def create_view(
@@ -286,14 +287,16 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
         A statement that changes a collection is one commit: UPDATE, DELETE FROM, INSERT INTO, MERGE INTO or TRUNCATE.
         It is done when this returns. Its answer is one row: the `collection`, the number of touched `rows`, the `seqno`
-        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed.
+        of the commit, and the `time` of the changes, which is NULL if you set it, or if nothing changed. CREATE, DROP,
+        ALTER and COMMENT define collections; COPY … TO writes a file. `docs/use/sql.md` lists them.
 
         Args:
             query: SQL that begins with SELECT, FROM or WITH, or a statement; collections are its tables.
-            as_of: a time for all collections, or a dict of times by name, where "" stands for all others. None means
+            as_of: a time for all collections, or a dict of times by name, where "" means all others. None means
                 the latest sealed time of each.
-            files: let the query read files, URLs and frames, too, with your rights: a table that is no collection is a
-                variable of the caller. Without it, it reads collections alone, and DuckDB loads no extension.
+            files: let the query read files, URLs and frames, and COPY write files, with your rights: a table that is
+                not a collection is a variable of the caller. Without it, it reads collections alone, and DuckDB loads
+                no extension.
             time: of the changes of a statement; None means the time of its commit.
 
         Raises:
@@ -307,12 +310,13 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         here = inspect.currentframe() if files else None
         caller = None if here is None else here.f_back
         variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
-        if is_statement(query):
+        if statement_kind(query) is not None:
             if as_of is not None:
                 raise InvalidUsage(
-                    "a statement that changes a collection takes no as_of=: it changes what is there now"
+                    "a statement takes no as_of=, because it changes what is there now: write orders VERSION AS OF … "
+                    "where it reads another time"
                 )
-            return Outcome(execute(self.engine, query, time, variables=variables))
+            return Outcome(run(self, query, time, variables=variables))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, variables=variables)
@@ -433,12 +437,12 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             postgres: `host:port`. psql, drivers and tools for reports query the location there; see `docs/use/sql.md`.
             iceberg: `host:port` of an Iceberg REST catalog; see `docs/use/publish.md`. This client must write.
             token: clients send it; without one, everybody who reaches a port may read everything.
-            write_token: lets its holders write; those of the token only read then.
+            write_token: lets its holders write; holders of the token only read then.
             certificate: the chain and the key as PEM, for `grpc+tls://` and for Postgres.
             insecure: allow an address that other machines reach without a token.
             write: let Postgres clients change collections. This client must write.
             commits: commit for clients that were opened with `commit_through=`, in mode "shared". Holders of the write
-                token, or of the token if there is no other, may then write and drop collections.
+                token, or of the token if it is the only one, may then write and drop collections.
             store: let clients that have no rights on the store open the location as `grpc://host:port`, to read it.
             sql: speak Flight SQL, too: any tool with a driver for it asks queries, as `sql` does (`docs/use/sql.md`).
                 `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
@@ -479,7 +483,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a collection of that name. Cost: one GET."""
         self.engine.check_open("in")
-        return isinstance(name, str) and self.engine.follower.newest_id_of(name) is not None
+        return isinstance(name, str) and self.engine.newest_id_of(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all collections."""
@@ -528,7 +532,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return rows
 
     def __reduce__(self) -> Any:
-        return _reopen, (origin_of(self.engine, self),)
+        return _reopen, (describe_origin(self.engine, self),)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"

@@ -24,7 +24,7 @@ from persist.core.rendering import aligned, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, read_timeline, retention_times, time_text
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import created_or_loaded, handle_on, loaded, target_of_rows
+from persist.engine.location.opening import created_or_loaded, loaded, open_handle, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteMode, WriteOptions, choose_mode, with_token
@@ -109,7 +109,7 @@ class CreatingCalls:
         form = None if keyed is None else build_form(keyed, schema)
         machine = None if keyed is None else keyed.machine
         contents, both = created_or_loaded(self.engine, name, schema, form, retained)
-        return Collection(handle_on(self.engine, contents, both, machine))
+        return Collection(open_handle(self.engine, contents, both, machine))
 
     def write(
         self,
@@ -241,7 +241,7 @@ class Collections(list[str]):
         self._engine.follower.refresh()
         rows = []
         for name in self:
-            if (id_ := self._engine.follower.id_of(name)) is not None:
+            if (id_ := self._engine.follower.find_id(name)) is not None:
                 try:
                     contents = self._engine.follower.known(id_, name)
                 except CollectionNotFound:

@@ -15,7 +15,7 @@ from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, 
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import describe_step
-from persist.engine.collection.keyed_events import check_upserts, keyed_form, taken_events
+from persist.engine.collection.keyed_events import check_upserts, keyed_form, take_events
 from persist.engine.collection.plain_rows import plain_events
 from persist.engine.read.results.snapshot import checked_filter
 
@@ -100,7 +100,7 @@ class MultiWrite:
         handle = commit.dated(collection.handle, time)
         commit.check(handle)
         keyed_form(handle)
-        commit.add_events(handle, taken_events(handle, events, handle.stamp(time, None)))
+        commit.add_events(handle, take_events(handle, events, handle.stamp(time, None)))
 
     def overwrite(
         self,

@@ -3,22 +3,21 @@
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from persist.api.definitions import Definer, define_for_postgres
 from persist.compute.query import QUERY_LIMITS, QueryLimits, ServedSql
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
-from persist.engine.location.engine import Engine
 from persist.services.serve.messages import check_certificate, check_token, parse_host_port
 
 if TYPE_CHECKING:
     from persist.services.serve.server import Server
 
 
-class Location(Protocol):
+class Location(Definer, Protocol):
     """The parts of a client that servers need."""
-
-    engine: Engine
 
     @property
     def url(self) -> str:
@@ -30,10 +29,6 @@ class Location(Protocol):
         """How the client was opened."""
         ...
 
-    def load(self, name: str) -> Any:
-        """Return the collection of a name."""
-        ...
-
     def collections(self) -> list[str]:
         """Return the names of all collections."""
         ...
@@ -41,7 +36,7 @@ class Location(Protocol):
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """What `Client.serve` takes; see there."""
+    """The options of `Client.serve`; see there."""
 
     flight: str | None
     postgres: str | None
@@ -131,7 +126,8 @@ def serve(client: Location, options: ServeOptions) -> Servers:
         engine.writer("serve with commits")
         raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={client.mode!r}')
     limits = options.sql if isinstance(options.sql, QueryLimits) else QUERY_LIMITS
-    queries = ServedSql(engine, limits) if options.sql or options.postgres is not None else None
+    define = partial(define_for_postgres, client, limits)
+    queries = ServedSql(engine, limits, define) if options.sql or options.postgres is not None else None
     servers = Servers()
     tokens: dict[str, Any] = {"token": options.token, "write_token": options.write_token, "insecure": options.insecure}
     with ExitStack() as stack:

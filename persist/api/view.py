@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from persist.api.collection import Collection
 from persist.core.antichain import Antichain
-from persist.engine.location.opening import Origin, origin_of
+from persist.engine.location.opening import Origin, describe_origin
 from persist.engine.write.commit_future import CommitFuture
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class View(Collection):
         return super().drop()
 
     def __reduce__(self) -> Any:
-        return _reopen, (origin_of(self.handle.engine, self), self.name)
+        return _reopen, (describe_origin(self.handle.engine, self), self.name)
 
     def __repr__(self) -> str:
         return f"<View {self.name!r}: {self.sql:.100}>"

@@ -1,10 +1,9 @@
 """Frontiers: antichains of times, the bounds of sets of times.
 
 A time is an integer. In dataflows of several dimensions it is a tuple of integers under the product order: `a <= b`
-holds when it holds in every dimension, so two times may be neither before nor after each other. A time is *beyond* a
-frontier if it is greater than or equal to one of its elements. The empty frontier has none beyond it. Frontiers are
-ordered by how far they have come: `Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow,
-`src/progress/frontier.rs`.)
+holds if it holds in every dimension, so two times may be unordered. A time is *beyond* a frontier if it is greater than
+or equal to one of its elements. The empty frontier has none beyond it. Frontiers are ordered by how far they have come:
+`Antichain(3) <= Antichain(5) <= Antichain()`. (Timely dataflow, `src/progress/frontier.rs`.)
 
 The times of a collection are totally ordered, so its frontier holds one time or none. The library works with that time
 as an integer, and with `END` for the empty frontier, which is complete for ever. So `time < upper` and `upper - 1` need
@@ -64,7 +63,7 @@ def as_given(point: Coordinates) -> Time:
 class Antichain:
     """A frontier: `Antichain(11)`, `Antichain((0, 2), (1, 1))`, or the empty one, `Antichain()`.
 
-    `a <= b` holds when every element of b is beyond a. A time stands for the frontier that it is the element of:
+    `a <= b` holds when every element of b is beyond a. A time is equal to the frontier with that one element:
     `Antichain(11) == 11`. The empty frontier comes after every other.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What is closed at the end of its `with` block."""
+"""Objects that close at the end of their `with` block."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
@@ -33,7 +33,7 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
 
 @contextmanager
 def note_on_error(text: Callable[[], str]) -> Iterator[None]:
-    """Let an error in this block say, as a note, what has been done before it."""
+    """Add a note about the work done so far to an error in this block."""
     try:
         yield
     except BaseException as error:

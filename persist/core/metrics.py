@@ -1,4 +1,4 @@
-"""What a client did so far, as one value, and its export as OpenTelemetry metrics if that package is there.
+"""A client's counters as one value, and their export as OpenTelemetry metrics if that package is installed.
 
 The names of the exported metrics follow `Metrics.as_dict`:
 
@@ -8,9 +8,9 @@ The names of the exported metrics follow `Metrics.as_dict`:
     persist.cache.<field>                             counter; memory_bytes and folder_bytes are gauges
     persist.<group>.<name>                            gauge, for the rest
 
-Nothing is imported or started before `register`, and a process without the package pays nothing. With it, a metric
-is created once in a process and asks every registered client: OpenTelemetry would ignore the callbacks of a second
-metric of the same name, and knows no way to remove one.
+Nothing is imported or started before `register`, and a process without the package pays nothing. With it, a metric is
+created once in a process and reads every registered client: OpenTelemetry would ignore the callbacks of a second metric
+of the same name, and cannot remove one.
 """
 
 import threading
@@ -31,13 +31,13 @@ from persist.core.rendering import Shown
 METER = "persist"
 _QUANTILES = {"p50_s": "0.5", "p90_s": "0.9", "p99_s": "0.99", "max_s": "1"}
 _UNITS = {"bytes": "By", "seconds": "s", "memory_bytes": "By", "folder_bytes": "By"}
-_LEVELS = ("memory_bytes", "folder_bytes")  # Of a cache, these go up and down.
+_LEVELS = ("memory_bytes", "folder_bytes")  # Levels of a cache, which go up and down.
 _NO_GROUPS: Mapping[str, Mapping[str, float]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics(Shown):
-    """What a client did so far; printed, it is a table.
+    """A client's counters; printed, they are a table.
 
     Attributes:
         store: requests to the store by operation, retries included; see `persist.blob.layers.metered.Count`.
@@ -72,7 +72,7 @@ def register(
     Args:
         metrics: called by the exporter's thread, once per metric and export. A bound method does not keep its object
             alive, and is forgotten with it.
-        attributes: what tells this client's numbers from others', such as {"location": url}; never credentials.
+        attributes: distinguish this client's numbers from others, such as {"location": url}; never credentials.
         shape: equal for sources that have metrics of the same names; None if that is not known.
     """
     try:
@@ -103,6 +103,7 @@ class _Exporter:
     def add(
         self, api: Any, metrics: Callable[[], Metrics], attributes: Mapping[str, str], shape: Hashable
     ) -> Callable[[], None]:
+        """Register a client, and create the metrics that its readings need."""
         first = () if shape in self._shapes else [*readings(metrics())]
         with self._lock:
             number = next(self._numbers)
@@ -147,6 +148,7 @@ _exporter = _Exporter()
 
 
 def readings(metrics: Metrics) -> Iterator[Reading]:
+    """Yield each counter as a reading with its labels."""
     for operation, store in metrics.store.items():
         by_operation = {"operation": operation}
         for name, value in asdict(store).items():

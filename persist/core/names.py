@@ -1,4 +1,4 @@
-"""What collections, permanent holds and tags may be called.
+"""The allowed names of collections, permanent holds and tags.
 
 Names stay in the log: they are never part of a key or a path.
 
@@ -18,14 +18,14 @@ NAME_CHARS_MAX = 255
 TEXT_CHARS_MAX = 200
 HOLDER_CHARS_MAX = 1000
 
-OWN_PREFIX = "."  # Of collections that the library keeps for itself: the state of dataflows.
+OWN_PREFIX = "."  # Prefix of collections that the library keeps for itself: the state of dataflows.
 VIEW_HOLD = "view "  # A permanent hold of this and the id of a view keeps what the view reads.
 INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh reads.
-PUBLISHED_HOLD = "published "  # The same of a table with a change feed: it keeps what the next version tells.
-INDEX_PREFIX = f"{OWN_PREFIX}index."  # Of the collection that an index is.
-GROUPS_PREFIX = f"{OWN_PREFIX}groups."  # Of the views that hold the groups of another one.
+PUBLISHED_HOLD = "published "  # The same for a table with a change feed: it keeps the changes for the next version.
+INDEX_PREFIX = f"{OWN_PREFIX}index."  # Prefix of the collection of an index.
+GROUPS_PREFIX = f"{OWN_PREFIX}groups."  # Prefix of the views with the groups of another view.
 DERIVED_FROM = "persist.derived_from"  # A property of clones of views: the ids of what their rows came from.
-OWED_PREFIX = f"{OWN_PREFIX}owed."  # Of what says what an erasure still has to do.
+OWED_PREFIX = f"{OWN_PREFIX}owed."  # Prefix of the collections that list the rest of an erasure.
 
 _ID = re.compile(r"[0-9a-f]{32}")
 # A number, a day or the beginning of one, or a time of day.
@@ -40,12 +40,12 @@ _CLIENT = re.compile(r".*:\d+:[0-9a-f]{8}:(.+)", re.DOTALL)
 
 
 def new_client_name() -> str:
-    """Return what people call a client that writes: where it runs, which process it is, and its release."""
+    """Return a new name for a writing client: its host, its process and its release."""
     return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:8]}:{__version__}"
 
 
 def read_release(client: str) -> str | None:
-    """Return the release of a client by its name; None of one that does not say it."""
+    """Return the release in a client's name; None without one."""
     match = _CLIENT.fullmatch(client)
     return None if match is None else match[1]
 
@@ -75,7 +75,7 @@ def check_hold_name(name: str) -> str:
 
 
 def check_tag_name(name: str) -> str:
-    """Return name, or raise InvalidUsage when it is not a good name for a tag: a time is given by either."""
+    """Return name, or raise InvalidUsage if it is not allowed for a tag: it must not look like a time."""
     if isinstance(name, str) and (_LIKE_A_TIME.match(name.strip()) or is_time_word(name)):
         raise InvalidUsage(
             f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
@@ -97,7 +97,7 @@ def check_text(what: str, text: str) -> str:
 
 
 def is_text(given: object) -> bool:
-    """Tell whether it is text that can be stored: what Python takes from undecodable bytes is no Unicode."""
+    """Return whether it is text that can be stored: surrogates from undecodable bytes are not Unicode."""
     if not isinstance(given, str):
         return False
     try:
@@ -108,27 +108,27 @@ def is_text(given: object) -> bool:
 
 
 def view_hold(view: str) -> str:
-    """Return what the holds of a view are called, given its id: a name may change."""
+    """Return the name of a view's holds, from its id: its name may change."""
     return f"{VIEW_HOLD}{view}"
 
 
 def index_hold(index: str) -> str:
-    """Return what the hold of an index is called, given its id."""
+    """Return the name of an index's hold, from its id."""
     return f"{INDEX_HOLD}{index}"
 
 
 def published_hold(table: str) -> str:
-    """Return what the hold of a published table with a change feed is called, given its format."""
+    """Return the name of the hold of a published table with a change feed, from its format."""
     return f"{PUBLISHED_HOLD}{table}"
 
 
 def index_name(collection: str, columns: Iterable[int]) -> str:
-    """Return what an index is called: there is one for each list of columns, which are named by their ids."""
+    """Return the name of an index: there is one for each list of columns, which are named by their ids."""
     return f"{INDEX_PREFIX}{collection}.{'-'.join(map(str, columns))}"
 
 
 def groups_prefix(view: str) -> str:
-    """Return what the views begin with that hold the groups of a view, given its id; a number follows."""
+    """Return the prefix of the views with the groups of a view, from its id; a number follows."""
     return f"{GROUPS_PREFIX}{view}."
 
 

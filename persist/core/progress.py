@@ -1,22 +1,22 @@
-"""What long work says of itself while it is done: a span of OpenTelemetry, and progress to whoever asked for it.
+"""Reports on long work in progress: a span of OpenTelemetry, and progress for a registered watcher.
 
-Each piece of long work is a `task`. It costs a microsecond or two where nobody listens:
+Each piece of long work is a `task`. It costs a microsecond or two without a watcher:
 
 - a span `persist.<what>` of the tracer `persist`, if this process has loaded OpenTelemetry's tracing. This package
-  never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it; a
-  stream, which its reader may leave and come back to, is not, because what is current there belongs to the reader.
+  never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it. A
+      stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
 - what was done so far, to the watcher that `watched` has set for the calls in its block, in this thread or task of
   asyncio.
 
-Commits are spans from the call that asked for them until they are durable, whichever thread they were made by.
+Commits are spans from the call that submitted them until they are durable, in whatever thread.
 
     with persist.progress():
         table = orders.snapshot().to_arrow()
 
 `progress` sets a watcher: calls of one's own, or bars on a terminal or in a notebook. Bars are drawn by the package
-rich on standard error. Where that is no terminal, and this is no notebook, nothing is drawn. Work that is over within a
-second is not shown.
+rich on standard error. Outside of a terminal and a notebook, nothing is drawn. Work that is over within a second is not
+shown.
 """
 
 import logging
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Hears of work: `begun` is told what it is and how much there is, and returns what is called for each bit."""
+    """Receives progress: `begun` gets the kind of work and its amount, and returns a function to call for each bit."""
 
     def begun(self, what: str, total: int | None, unit: str) -> Done:
         """Hear that work has begun; the result is called with how much more of it was done."""
@@ -58,7 +58,7 @@ _watcher: ContextVar[Watcher | None] = ContextVar("persist_watcher", default=Non
 
 @contextmanager
 def watched(watcher: Watcher | None) -> Iterator[None]:
-    """Tell a watcher of the work in this block; None for nobody."""
+    """Report the work in this block to a watcher; None for no watcher."""
     token = _watcher.set(watcher)
     try:
         yield
@@ -68,7 +68,7 @@ def watched(watcher: Watcher | None) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class _Limits:
-    """How long work may go on, and how many bytes this process may take; as numbers, and as they were given."""
+    """The limits of time and of memory of this process; as numbers, and as the caller wrote them."""
 
     until: float
     resident: float
@@ -99,7 +99,7 @@ def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[None]
 
 
 def check_limits() -> None:
-    """Raise LimitReached if the work that calls this has come to a limit."""
+    """Raise LimitReached if the calling work has reached a limit."""
     limits = _limits.get()
     if limits is None:
         return
@@ -110,7 +110,7 @@ def check_limits() -> None:
 
 
 def resident_bytes() -> int:
-    """Return how much memory this process takes; where the system does not say, the most that it ever took."""
+    """Return this process's memory in bytes; on systems that do not report it, the most that it ever used."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -131,7 +131,7 @@ def task(
         what, name: such as "compact" and the name of a collection.
         total: how much there is to do in all; None if that is not known.
         unit: of what.
-        streams: the block is left and entered again, such as that of a generator.
+        streams: the block is left and entered again, such as the body of a generator.
     """
     watcher, api = _watcher.get(), _tracing()
     level = logging.DEBUG if what == "read" else logging.INFO
@@ -165,7 +165,7 @@ def task(
 
 
 def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str, str]) -> None:
-    """Make a span of a commit that was asked for just now: it ends when the future is resolved."""
+    """Make a span of a commit that was just submitted: it ends when the future is resolved."""
     api, is_logged, began_s = _tracing(), logger.isEnabledFor(logging.DEBUG), time.perf_counter()
     if api is None and not is_logged:
         return
@@ -174,7 +174,8 @@ def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str
     span = None if api is None else api.get_tracer(TRACER).start_span("persist.commit", attributes=attributes)
 
     def end(done: "Future[int]") -> None:
-        # Not done.exception(): to look at an error there takes it off the ledger of those that nobody has seen.
+        """Log the outcome of the commit and end its span."""
+        # Not done.exception(): looking at an error there removes it from the ledger of unseen errors.
         error = Future.exception(done, 0)
         seqno = None if error is not None else Future.result(done, 0)
         if is_logged:
@@ -213,7 +214,7 @@ def _spanned(api: Any, what: str, attributes: Mapping[str, str], streams: bool) 
     try:
         with current:
             yield span
-    except Exception as error:  # A stream that is given up is no failure.
+    except Exception as error:  # Giving up a stream is not a failure.
         _failed(api, span, error)
         raise
     finally:
@@ -260,9 +261,9 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     """Show how far long calls in this block have come: reads, compactions, checks, imports, exports and refreshes.
 
     Args:
-        tell: is called with each `Work` as it goes on, instead of drawing bars; by the thread that does the work.
+        tell: called with each `Work` as it proceeds, instead of drawing bars; by the thread that does the work.
 
-    What other threads do is not shown, unless they run in a copy of this context (`contextvars.copy_context`).
+    Work of other threads is not shown, unless they run in a copy of this context (`contextvars.copy_context`).
     """
     if tell is not None:
         if not callable(tell):
@@ -287,6 +288,8 @@ class _Told:
         self._known: dict[Done, Work] = {}
 
     def begun(self, what: str, total: int | None, unit: str) -> Done:
+        """Begin a work, and return the function that adds to it."""
+
         def report(amount: int) -> None:
             self._known[report] = work = replace(self._known[report], done=self._known[report].done + amount)
             self._tell(work)

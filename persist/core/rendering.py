@@ -1,7 +1,7 @@
 """How objects show themselves to a person: in a terminal as text, in a notebook as HTML.
 
-What is shown may come from others, such as names, comments and messages: control characters are shown as escapes, so
-that no terminal obeys them, and HTML gets everything escaped.
+Names, comments and messages may come from others: control characters are shown as escapes, so that no terminal obeys
+them, and HTML gets everything escaped.
 """
 
 import re
@@ -41,13 +41,13 @@ def format_count(number: int, noun: str) -> str:
 
 
 def moment_text(moment: datetime | float, timespec: str = "seconds") -> str:
-    """Return a moment in UTC, which may be given in seconds since 1970, such as 2026-11-21T12:00:00Z."""
+    """Return a moment, or seconds since 1970, as text in UTC, such as 2026-11-21T12:00:00Z."""
     at = moment.astimezone(UTC) if isinstance(moment, datetime) else datetime.fromtimestamp(moment, UTC)
     return at.isoformat(timespec=timespec).replace("+00:00", "Z")
 
 
 def duration(seconds: float) -> str:
-    """Return how long something takes, as people say it: 350 ms, 12 s, 5 min, 3 h or 2 days."""
+    """Return a duration in words: 350 ms, 12 s, 5 min, 3 h or 2 days."""
     if seconds < 0.95:
         return f"{max(0, round(seconds * 1000))} ms"
     for least_s, length_s, unit in ((172_800, 86_400, "days"), (3600, 3600, "h"), (60, 60, "min")):
@@ -96,7 +96,7 @@ def html_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 class Completed:
-    """Mixed into what users complete in a shell: `dir` leaves out what is for the rest of the package."""
+    """Mixed into classes that users complete in a shell: `dir` omits names for the rest of the package."""
 
     __slots__ = ()
     _INTERNAL: ClassVar[frozenset[str]] = frozenset()

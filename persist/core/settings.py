@@ -1,4 +1,4 @@
-"""What a client may be told about time, space and storage, with defaults; and the store that follows from it.
+"""A client's options of time, space and storage, with defaults; and the store that they define.
 
 A client works with a store that is metered, retried and cached:
 
@@ -72,7 +72,7 @@ class Tuning:
 
 
 def _refuse_policy(settings: type[T]) -> type[T]:
-    """Let a class refuse the values of a policy by an error that says where they belong."""
+    """Let a class refuse the values of a policy by an error that names their place."""
     init: Callable[..., None] = settings.__init__
 
     @wraps(init)
@@ -89,7 +89,7 @@ def _refuse_policy(settings: type[T]) -> type[T]:
 @_refuse_policy
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a client behaves; all durations in seconds. What all clients of a location share is in its `Policy`.
+    """How a client behaves; all durations in seconds. All clients of a location share its `Policy`.
 
     Attributes:
         background: whether a writing client renews leases, collects garbage and compacts by itself, in threads of its
@@ -106,12 +106,12 @@ class Settings:
             which the pause grows while nothing happens.
         retry_s: how long a request to the store is repeated if it fails or gets no answer. A request that the store
             throttles is repeated for five minutes at least, unless retry_s is below its default.
-        exit_timeout_s: how long a process that ends without closing a client waits for what was asked of it.
+        exit_timeout_s: how long a process that ends without closing a client waits for its operations.
         tuning: knobs of tests and benchmarks.
 
     Raises:
-        InvalidUsage: a value is no number, negative or too small to work, or a fraction where things are counted; or
-            it belongs to the policy of the location.
+        InvalidUsage: a value is not a number, is negative or too small, or is a fraction of countable things; or it
+            belongs to the policy of the location.
     """
 
     background: bool = True
@@ -155,7 +155,7 @@ def open_storage(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Storage:
-    """Return the store at location, or the given one, in its wrappers.
+    """Return the store at location, or the passed one, in its wrappers.
 
     Raises:
         InvalidUsage: the location, an option or a setting does not fit.
@@ -178,7 +178,7 @@ def open_storage(
 
 
 class _Borrowed:
-    """A store that belongs to somebody else, who closes it."""
+    """A store of another owner, who closes it."""
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner

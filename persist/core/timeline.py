@@ -1,20 +1,20 @@
-"""What the times of a collection mean, if they mean moments: a number of units since 1970-01-01T00:00Z.
+"""The moments of a collection's times: a number of units since 1970-01-01T00:00Z.
 
 This is the one place where moments become times, and times moments. Leap seconds are not counted, as nowhere in Unix.
-A moment rarely is a whole number of units, so each conversion says what happens then: what is written is exact or
-refused, the time of a read is the last one that is not after the moment, and a bound the first that is not before it.
-Text is taken exactly, however many digits it has.
+A moment rarely is a whole number of units, so each conversion has a rule: a written time is exact or refused, a read
+uses the last time that is not after the moment, and a bound is the first that is not before it. Text is taken exactly,
+however many digits it has.
 
-A moment has a zone. Text without one and dates are in UTC; a `datetime`, or a timestamp of NumPy, pandas, Polars or
-Arrow, that has none is refused everywhere, because it may be any of many moments.
+A moment has a zone. Text without one and dates are in UTC. A `datetime`, or a timestamp of NumPy, pandas, Polars or
+Arrow, without a zone is refused everywhere, because it may be any of many moments.
 
-Text is read in one way wherever a time is taken (`parse_time`): digits are a number; "now", "today", "yesterday" and
-"tomorrow", "-1d" and "2 hours ago" are moments by the clock of the client; "latest" is the last sealed time; a day and
-ISO 8601 text are moments; other text is the name of a tag.
+All text for times is parsed in one way (`parse_time`). Digits are a number; "now", "today", "yesterday" and "tomorrow",
+"-1d" and "2 hours ago" are moments by the client's clock. "latest" is the last sealed time; a day and ISO 8601 text are
+moments; other text is the name of a tag.
 
-A retention is a number of times, or a span such as "7 days". A span is of the collection's timeline, and never of a
-clock: what is kept depends on what is sealed, and on nothing else. So two clients keep the same, and a collection into
-which nobody writes loses nothing.
+A retention is a number of times, or a span such as "7 days". A span is on the collection's timeline, and never on a
+clock: retention depends on sealed times only. So two clients retain the same, and a collection without writes loses
+nothing.
 """
 
 import re
@@ -36,14 +36,14 @@ from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
 from persist.core.antichain import Antichain
 from persist.core.names import AGO
 
-Times = Literal["int", "timestamp"]  # How `_time` is given out.
+Times = Literal["int", "timestamp"]  # The form of `_time` in results.
 Moment = datetime | date | str | np.datetime64  # And timestamps of Arrow, whose types no checker knows.
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-NOW = "now"  # As a time to write at: what the clock of the client says.
+NOW = "now"  # As a time to write at: the time of the client's clock.
 _MEANT_S = tuple(int(datetime(year, 1, 1, tzinfo=UTC).timestamp()) for year in (1990, 2200))
 AHEAD_S = 86_400
-_FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Of seconds, and of nothing else.
+_FRACTION = re.compile(r"(\d{4}-?\d\d-?\d\d\D\d\d(:?)\d\d\2\d\d)[.,](\d+)")  # Fractions of seconds only.
 _LIKE_A_MOMENT = re.compile(r"\d{4}-?\d\d|[-+]?\d+$|$")
 _DAYS_FROM_NOW = {"today": 0, "yesterday": -1, "tomorrow": 1}
 _NUMBER = re.compile(r"[-+]?\d+", re.ASCII)
@@ -63,7 +63,7 @@ def begins_with_a_day(text: str) -> bool:
 
 
 def is_column_name(time: object) -> TypeGuard[str]:
-    """Return whether a time to write at names a column: text that is no number, no moment and no word for a time."""
+    """Return whether a time to write at names a column: text that is not a number, a moment or a word for a time."""
     if not isinstance(time, str) or begins_with_a_day(time) or _NUMBER.fullmatch(time.strip()):
         return False
     word = time.strip().lower()
@@ -76,7 +76,7 @@ def is_tag(given: object) -> TypeGuard[str]:
 
 
 def parse_time(given: Any, timeline: "Timeline | None" = None) -> Any:
-    """Return text of digits as the number that it is, and whatever else is given for a time as it is.
+    """Return text of digits as a number, and any other time unchanged.
 
     Args:
         timeline: where there is one, eight digits that begin with a year are a day, as in ISO 8601.
@@ -123,23 +123,23 @@ def read_timeline(schema: CollectionSchema) -> "Timeline | None":
 def time_text(time: int, timeline: "Timeline | None") -> str:
     """Return a time as tables and commands show it: the moment where it is one, else the number.
 
-    The time 0 stands for the beginning, which is no moment that anybody means.
+    The time 0 means the beginning, not a moment.
     """
     return str(time) if timeline is None or not time else timeline.text_of(time)
 
 
 def format_time(time: int, timeline: "Timeline | None") -> str:
-    """Return a time as errors name it, which may have to be given again: the number, and the moment that it is."""
+    """Return a time for an error, to be copied into a call: the number, and its moment."""
     return str(time) if timeline is None else f"{time} ({timeline.text_of(time)})"
 
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """Times that count units since 1970-01-01T00:00Z; `Collection.timeline` has that of a collection.
+    """Times that count units since 1970-01-01T00:00Z; `Collection.timeline` is that of a collection.
 
     Attributes:
         unit: "s", "ms", "us" or "ns".
-        wall_ms: the clock by which words such as "now" are times of updates; None if there are no words.
+        wall_ms: the clock for words such as "now" in times of updates; None allows no words.
     """
 
     unit: str
@@ -150,12 +150,12 @@ class Timeline:
             raise InvalidUsage(f"unit {self.unit!r} is no unit of time: use one of {', '.join(map(repr, TIME_UNITS))}")
 
     def time_of(self, moment: Moment) -> int:
-        """Return the last time that is not after a moment: whose contents are those of that moment.
+        """Return the last time that is not after a moment: its contents are the moment's contents.
 
         Args:
-            moment: a `datetime`, a pandas `Timestamp` or an Arrow timestamp with a time zone; a `date`, whose first
-                moment in UTC is meant; or ISO 8601 text such as "2026-11-21T12:00:00Z", with a blank for the T, without
-                the time of day, or with an offset such as +01:00. Text without an offset is in UTC.
+            moment: a `datetime`, a pandas `Timestamp` or an Arrow timestamp with a time zone; a `date`, which means its
+                first moment in UTC; or ISO 8601 text such as "2026-11-21T12:00:00Z". The text may have a blank for the
+                T, no time of day, or an offset such as +01:00. Text without an offset is in UTC.
 
         Raises:
             InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
@@ -190,10 +190,10 @@ class Timeline:
         return wall_ms * self.per_second // 1000
 
     def check_meant(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
-        """Refuse a time to write at, or to seal to, that nobody is likely to mean.
+        """Refuse an implausible time to write at, or to seal to.
 
         Args:
-            is_number: it was given as a number, and not as a moment; otherwise that is not known.
+            is_number: whether the caller passed a number; False if that is not known.
 
         Raises:
             InvalidUsage: it is before 1990 or after 2199, and a number, or would not be in another unit; or it is more
@@ -218,7 +218,7 @@ class Timeline:
         """Return the times of updates, each an integer or a moment, as integers; what is neither stays as it is.
 
         Raises:
-            InvalidUpdate: a moment is no time, exactly; the message names the index.
+            InvalidUpdate: a moment is between two times; the message names the index.
         """
         integers = []
         for index, time in enumerate(times):
@@ -233,7 +233,7 @@ class Timeline:
 
         Raises:
             SchemaMismatch: its timestamps have no zone.
-            InvalidUpdate: a moment is no time, exactly; the message names the row.
+            InvalidUpdate: a moment is between two times; the message names the row.
         """
         kind = column.type
         if pat.is_dictionary(kind):
@@ -259,10 +259,10 @@ class Timeline:
             ) from error
 
     def column_of_last_times(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
-        """Return a column of text as times: the last one that is not after each moment, NULL for NULL.
+        """Convert a column of text to times: the last one that is not after each moment, NULL for NULL.
 
         Raises:
-            InvalidUpdate: a text is no moment; the message names the row.
+            InvalidUpdate: a text is not a moment; the message names the row.
         """
         coded = column.combine_chunks().dictionary_encode()
         last_times: list[int | None] = []
@@ -298,7 +298,7 @@ class Timeline:
         )
 
     def text_of(self, time: int) -> str:
-        """Return the moment of a time as ISO 8601 text, exactly; of what is no moment, the number."""
+        """Return the moment of a time as exact ISO 8601 text; the number if it is outside of the calendar."""
         seconds, fraction = divmod(time, self.per_second)
         try:
             whole = (_EPOCH + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%S")
@@ -467,7 +467,7 @@ def retention_times(given: Retention, timeline: Timeline | None) -> int:
 
 
 def retention_text(times: int, timeline: Timeline | None) -> str:
-    """Return a retention as people would say it."""
+    """Return a retention in words."""
     if timeline is None:
         return f"{times:,} time{'' if times == 1 else 's'}"
     seconds = Fraction(times, timeline.per_second)

@@ -8,7 +8,7 @@ import pytest
 
 import persist
 from persist.connect.egress.files import FilesConfig, FilesSink
-from persist.engine.collection.failures import failures_of, failures_told
+from persist.engine.collection.failures import failures_told, load_failures
 from persist.errors import TargetUnavailable
 from persist.tools.cli.main import main
 from persist.tools.reports.health import Fed, report_health
@@ -79,7 +79,7 @@ def test_neither_secrets_nor_values_are_kept(place: str, error: Exception, told:
         orders = client.create_or_load("orders", key={"k": str})
         with pytest.raises(type(error)), failures_told([orders.handle]):
             raise error
-        failure = failures_of(orders.handle.contents())[""]
+        failure = load_failures(orders.handle.contents())[""]
     assert failure.error.startswith(told)
     assert len(failure.error) <= 400
     for word in ("Brien", "1971", "secret", "token", "a value"):
@@ -92,7 +92,7 @@ def test_conflicts_the_own_store_and_interrupts_are_no_failures(place: str, erro
         orders = client.create_or_load("orders", key={"k": str})
         with pytest.raises(type(error)), failures_told([orders.handle]):
             raise error
-        assert not failures_of(orders.handle.contents())
+        assert not load_failures(orders.handle.contents())
 
 
 def test_a_property_of_that_name_that_somebody_else_set_stays(place: str) -> None:
@@ -198,4 +198,4 @@ def test_a_target_that_is_away_for_a_while_costs_two_records(tmp_path: Path) -> 
         sink = Flaky(FilesConfig(sink=str(tmp_path / "out"), collections=["numbers"], name="out"))
         persist.egress(client, sink, stop=sink.stop)
         assert client.load("numbers").about.version == 2 + 1, "and the name of the sink"
-        assert not failures_of(client.load("numbers").handle.contents())
+        assert not load_failures(client.load("numbers").handle.contents())

@@ -35,6 +35,7 @@ LAST = {
     8: "39a3cb1df39115190ac86a3fa593ec47a2ca254e",
     9: "5d0d406f81a72829ac6fcfeaa34ab4cf93e9d18c",
     10: "75b9aa7387941c3db6a495e4f4fc554508eff46b",
+    11: "566dfb8f4846e68c079f636f29c39ee5dc6f696d",
 }
 
 WORKER = """

@@ -11,7 +11,7 @@ from persist.api.collection.describing import Described, DescribingCalls, Indexi
 from persist.api.collection.erasing import ErasingCalls, keep_erasures_finished
 from persist.api.collection.reading import KeepingCalls, ReadingCalls
 from persist.api.collection.writing import WritingCalls, write_rows
-from persist.engine.location.opening import Origin, handle_on, origin_of
+from persist.engine.location.opening import Origin, describe_origin, open_handle
 
 
 class Collection(
@@ -32,10 +32,10 @@ class Collection(
     """
 
     def __reduce__(self) -> Any:
-        return _reopen, (origin_of(self.handle.engine, self), self.id, self.name)
+        return _reopen, (describe_origin(self.handle.engine, self), self.id, self.name)
 
 
 def _reopen(origin: Origin, id_: str, name: str) -> Collection:
     engine = origin.open_shared()
     contents = engine.follower.current(id_, name)
-    return Collection(handle_on(engine, contents, contents.schema))
+    return Collection(open_handle(engine, contents, contents.schema))

@@ -156,12 +156,15 @@ class DescribingCalls(CollectionBase, Described):
         columns are only added. Arguments use the old names, except reorder, comments, and defaults, which name added
         columns.
 
+        A name may be a path to a field inside of a column, such as `address.zip`, `items.element.sku` and
+        `prices.value.net`. Quote a name that has dots itself, unless it is that of a column: `'"like.this"'`.
+
         Args:
-            add: value columns with their types, as `create_or_load` takes them, at the end; a name that was dropped
-                before is another column.
+            add: value columns, or fields of structs, with their types, as `create_or_load` takes them, at the end; a
+                name that was dropped before is another column.
             defaults: values of added columns in older records, else NULL. At most 64 KiB for all columns.
             drop: value columns.
-            rename: old names to new ones; they may be exchanged.
+            rename: old names to new ones, of fields the whole paths; they may be exchanged.
             widen: columns with wider types, which hold every value that the present ones hold.
             reorder: all value columns in another order.
             comments: texts for columns, as `describe` takes them.

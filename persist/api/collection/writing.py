@@ -20,7 +20,7 @@ from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit, commit_one
-from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, taken_events
+from persist.engine.collection.keyed_events import AskedEvents, check_upserts, keyed_form, take_events
 from persist.engine.collection.plain_rows import plain_events
 from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
@@ -464,7 +464,7 @@ def _take(
     keyed_form(handle)
     end = _end(handle, action, options, seal, late)
     handle = handle.dating(allow_future=options.allow_future)
-    taken = taken_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
+    taken = take_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
     counts = late_counts if late == "collect" else None
     asked = AskedEvents(taken, end, options.token, tuple(options.notes([handle.id])), late=counts)
     return submit_keyed(handle, action, asked)

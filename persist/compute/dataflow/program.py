@@ -42,7 +42,7 @@ from persist.core.names import check_name
 from persist.core.timeline import Moment
 from persist.engine.collection.descriptions import take_hold
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, drop, engine_of, loaded
+from persist.engine.location.opening import OnEngine, drop, loaded, to_engine
 
 ITERATIONS_MAX = 1000
 
@@ -147,7 +147,7 @@ class Program(Draft):
 
     def using(self, client: OnEngine | Engine) -> "Program":
         """Let `source` look the columns of collections up with a client; returns the program."""
-        self.engine = engine_of("Program.using", client)
+        self.engine = to_engine("Program.using", client)
         return self
 
     def _look_up_columns(self, collection: str) -> pa.Schema:
@@ -188,7 +188,7 @@ class Program(Draft):
 
         Args:
             client: for sources and outputs; None for programs without persisted collections.
-            options: those of `persist.compute.dataflow.running.running.Options`.
+            options: see `persist.compute.dataflow.running.running.Options`.
         """
         self.check()
         return Running(self, engine_or_none(client), Options.of(options))
@@ -200,7 +200,7 @@ class Program(Draft):
         A copy that still runs goes on, but cannot be resumed when its sources have been compacted. A copy with hidden
         collections ends with CollectionNotFound.
         """
-        engine = engine_of("Program.drop", client)
+        engine = to_engine("Program.drop", client)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
@@ -336,7 +336,7 @@ def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
 
 def engine_or_none(client: OnEngine | Engine | None) -> Engine | None:
     """Return the engine of the client that a program is opened with; None without a client."""
-    return None if client is None else engine_of("Program.open", client)
+    return None if client is None else to_engine("Program.open", client)
 
 
 class Together(Draft):

@@ -1,7 +1,7 @@
 """Indexes: collections that keep a collection in a second order, for who looks up by columns that are not its key.
 
-Promises: an index is a hint. What is read through one is what is read without; one that is missing, behind, ahead or
-from before a change of columns makes reads dearer and nothing else. It is never half there: one record makes it.
+Promises: an index is a hint. A read through one has the same result as without; a missing or outdated index only makes
+reads dearer. It is never half there: one record makes it.
 """
 
 from persist.compute.index.indexes import IndexInfo, drop_index, load_indexes, steps_to_drop, steps_to_empty

@@ -1,4 +1,4 @@
-"""What an index is, and how it comes and goes.
+"""The definition of an index, its creation and its removal.
 
     index = a plain collection of the library's own
         name    .index.<id of the collection>.<ids of the indexed columns>
@@ -6,22 +6,22 @@
         value   all other columns of the collection, those of its key first
         view    { version, number, inputs: [id], index: [ids of the columns as the index has them] }
 
-It holds the whole value and not only keys. Facts that touch a dimension lie anywhere in the order of their own key:
-with keys alone, a thousand of them would be looked up in nearly all row groups of a collection of ten million. In the
-index they lie side by side. So an index takes as much room as what it indexes.
+It holds the whole value and not only keys. Facts of a dimension are anywhere in the order of their own key: with keys
+alone, a look-up of a thousand of them would read nearly all row groups of a collection of ten million. In the index
+they lie side by side. So an index takes as much room as what it indexes.
 
-Its contents count as of one time alone, its last sealed one, so its history is given up at once. The contents of the
-collection at any other time are those of the index plus the changes of the collection between, or minus them: diffs are
-a group. So an index never has to be as new as what is read, and whoever refreshes it does so when it pays.
+Its contents are valid as of one time, its last sealed one, so its history is given up at once. The contents of the
+collection at any other time are the index's plus the changes between, or minus them: diffs are a group. So an index may
+be older or newer than the read, and a client refreshes it when it pays.
 
 A permanent hold keeps the changes of the collection after that time. It also keeps the indexed columns from being
-dropped. Columns are known by their ids, so one that is renamed carries over. Where columns were added, dropped or
-widened, what the index holds does not cancel with what comes: the next refresh makes the index anew.
+dropped. Columns are identified by their ids, so a rename needs no change. After columns were added, dropped or widened,
+the index's records do not cancel with new ones: the next refresh rebuilds the index.
 """
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -69,11 +69,11 @@ class Index:
         """Return the columns of a version of the collection's schema that it holds as they are, with its own names."""
         held_names = {
             id_: (name, kind)
-            for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.types, strict=False)
+            for id_, name, kind in zip(self.ids, self.handle.schema.names, self.handle.schema.shapes, strict=True)
         }
         return {
             name: held_names[id_][0]
-            for id_, name, kind in zip(schema.ids, schema.names, schema.types, strict=False)
+            for id_, name, kind in zip(schema.ids, schema.names, schema.shapes, strict=True)
             if id_ in held_names and held_names[id_][1] == kind
         }
 
@@ -95,7 +95,7 @@ class IndexInfo:
     Attributes:
         columns: by which it finds records, as they are called now.
         as_of: the time as of which it holds what its collection held; -1 if nothing is sealed yet.
-        rows: how many it has, those of updates that cancel included.
+        rows: how many it has, including updates that cancel.
         bytes: that it takes in the store.
     """
 
@@ -181,6 +181,9 @@ def draft(handle: CollectionHandle, schema: CollectionSchema, wanted: Sequence[i
     ids = (*wanted, *(id_ for id_ in schema.ids if id_ not in wanted))
     sides = [pa.schema([fields[id_] for id_ in side]) for side in (wanted, ids[len(wanted) :])]
     index_schema = CollectionSchema.of(sides[0], sides[1] if len(sides[1]) else None, schema.timeline)
+    numbers = dict(schema.inner)  # By them it knows the fields inside of columns when these change.
+    inner = tuple((at, numbers[id_]) for at, id_ in enumerate(ids) if id_ in numbers)
+    index_schema = replace(index_schema, inner=inner)
     id_, name = uuid.uuid4().hex, index_name(handle.id, wanted)
     view: dict[str, Any] = {"version": VERSION, "number": 1, "inputs": [handle.id], "index": [*ids]}
     contents = CollectionState(id_, name, index_schema.to_json(), view=view)
@@ -211,7 +214,7 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
 
 
 def steps_to_drop(handle: CollectionHandle, indexes: Sequence[Index]) -> list[Step]:
-    """Return what removes indexes of a collection, which stays."""
+    """Return the steps that remove indexes of a collection, which stays."""
     return [
         step
         for index in indexes
@@ -220,7 +223,7 @@ def steps_to_drop(handle: CollectionHandle, indexes: Sequence[Index]) -> list[St
 
 
 def steps_to_empty(handle: CollectionHandle, indexes: Sequence[Index]) -> tuple[list[Step], dict[str, str]]:
-    """Return what puts empty indexes in the place of those of a collection, and the names of all of them by id.
+    """Return the steps that replace indexes of a collection by empty ones, and all their names by id.
 
     Reads do not use them before a refresh has filled them. An index whose columns are not all there is removed.
     """

@@ -1,7 +1,7 @@
-"""Records found by an index: what it holds of some keys, and what has changed between its time and the one wanted.
+"""Records found by an index: its contents for some keys, and the changes between its time and the requested one.
 
 Steps ask for keys (`Path.records`). Reads ask for what passes a filter (`find_by_index`). An index is cut into ranges
-of its keys, and Arrow is asked whether the filter may be true between the least and the greatest key of each. So any
+of its keys, and Arrow determines whether the filter may be true between the least and the greatest key of each. So any
 filter narrows: by `=`, `in`, bounds, prefixes of several columns, or all that is joined of these by `and` and `or`.
 """
 
@@ -34,7 +34,7 @@ from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_sc
 from persist.engine.read.results.snapshot import Snapshot
 
 PAYS = 2  # An index is used if it reads so many times less.
-LEAST_BYTES = 128 << 10  # Of less, nobody notices that an index was used.
+LEAST_BYTES = 128 << 10  # Below this size, an index makes no noticeable difference.
 PIECES = 32  # An index is cut into so many at a time to see which of them a filter passes.
 
 
@@ -47,7 +47,7 @@ class Path:
         names: of the columns that are read.
         own: what the index calls them.
         contents: of the index.
-        changes: of the collection, between the time of the index and the one that is wanted.
+        changes: of the collection, between the time of the index and the requested one.
         is_ahead: whether the index is the later one.
     """
 
@@ -134,10 +134,11 @@ def plan_paths(
 
 @dataclass(frozen=True)
 class FoundByIndex:
-    """What a scan asks for, found in an index where the filter lets it be. It can be sent to other processes.
+    """The result of a scan, found in an index where the filter allows it. It can be sent to other processes. It can be
+    sent to other processes.
 
     Attributes:
-        scan: what is asked for.
+        scan: the replaced scan.
         path: the index.
         ranges: of what the index holds, that may pass the filter.
         changes: of the collection, that may.
@@ -160,7 +161,7 @@ class FoundByIndex:
 
     @property
     def all_scans(self) -> tuple[Scan, ...]:
-        """What is read of the index and of the collection."""
+        """The scans of the index and of the collection."""
         return (*self.ranges, *(() if self.changes is None else (self.changes,)))
 
     @property
@@ -170,7 +171,7 @@ class FoundByIndex:
 
     @property
     def schema(self) -> CollectionSchema:
-        """What is given out."""
+        """The schema of the results."""
         return self.scan.schema
 
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
@@ -200,7 +201,7 @@ class FoundByIndex:
 
 
 def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max: int) -> FoundByIndex | None:
-    """Return what finds the rows that a scan of a collection asks for by an index; None if that is not much less.
+    """Return a plan that answers the scan by an index; None if it would not read much less.
 
     No I/O but what is known of the indexes.
 
@@ -251,7 +252,7 @@ def _pieces(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
 
 
 def _joined(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
-    """Yield slices in order, those that follow each other as one."""
+    """Merge adjacent slices, in order."""
     at = 0
     while at < len(pieces):
         first = at

@@ -1,12 +1,11 @@
 """Indexes made and brought up to date: what changed in a collection goes to all of its indexes, in one commit.
 
-A refresh reads the changes since the index's last time, puts their columns in its order, and writes them at the times
-that they have, with the seal and the hold that follows. Of two that refresh at once, one is refused, and has nothing
-left to do. What cannot go on from where it is, because columns or history are gone, is made anew in the commit that
-removes the old one.
+A refresh reads the changes since the index's last time, sorts their columns in its order, and writes them at their own
+times, with the next seal and hold. If two clients refresh at once, one is refused, and has nothing left to do. An index
+that cannot continue, because columns or history are gone, is rebuilt in the commit that removes the old one.
 
-Whoever refreshes a view refreshes the indexes of what it reads, after its own commit, and so does a client in the
-background, once so much has changed that reading it costs more than a commit. Writers do not: each write would be made
+A refresh of a view also refreshes the indexes of its inputs, after its own commit. A client does so in the background,
+once there are so many changes that reading them costs more than a commit. Writers do not: each write would be made
 twice before it is acknowledged, and readers find what an index lacks among the changes.
 """
 
@@ -49,14 +48,14 @@ from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import handle_on, loaded_by_id
+from persist.engine.location.opening import loaded_by_id, open_handle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.planning.snapshot_plan import changes_scan
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 
-LAG_ROWS = 10_000  # Of changes that an index lacks, before a client refreshes it in the background.
+LAG_ROWS = 10_000  # The number of missing changes after which a client refreshes an index in the background.
 LAG_PARTS = 16
 CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, CollectionExists, Superseded, ViewRedefined)
 
@@ -64,9 +63,10 @@ CAME_BETWEEN = (UpperMismatch, UpdatesBeyondUpper, HoldMoved, HoldNotFound, Coll
 def create_index(handle: CollectionHandle, columns: Sequence[str]) -> Index:
     """Return the index of a collection by some columns, which is made if there is none; see `Collection.index`."""
     handle.engine.writer("index")
-    handle.engine.settle()  # What was written before is in it.
+    handle.engine.settle()  # It includes all earlier writes.
 
     def plan() -> Index:
+        """Load or build the index, and refresh it."""
         schema = handle.contents().schema
         names = checked_columns(handle, schema, columns)
         requested = [*list_ids(schema, names)]
@@ -87,7 +87,7 @@ def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | No
         old: what it takes the place of.
 
     Raises:
-        CollectionExists: somebody else has made it.
+        CollectionExists: another client has built it.
     """
     drops = [] if old is None else steps_to_drop(handle, [old])
     contents = handle.contents()
@@ -110,7 +110,8 @@ def _make(
     wanted: Sequence[int],
     erasures: int,
 ) -> None:
-    # The hold of an old index is given up last, or since could go on between the two, beyond what the new one keeps.
+    # The hold of an old index is released last. Otherwise since could advance between the two, beyond the new one's
+    # hold.
     late = [step for step in steps if isinstance(step, kinds.ReleaseHold)]
     with Commit(handle.engine) as commit:
         commit.add(handle, [ExpectErasures(handle.id, erasures)])
@@ -123,7 +124,7 @@ def _make(
 
 
 def _written(index: Index, tables: Iterable[pa.Table], names: dict[str, str]) -> list[Step]:
-    """Return what adds updates of a collection to its index; names are those that columns have there."""
+    """Return the writes that add updates of a collection to its index; names maps its columns."""
     source_names = {source_names: name for name, source_names in names.items()}
     schema = index.handle.schema
 
@@ -173,7 +174,7 @@ def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
 
 def _bring_up(handle: CollectionHandle, least_rows: int) -> None:
     contents = handle.contents()
-    schema = handle.schema_in(contents, None)
+    schema = handle.load_schema(contents, None)
     stale = [index for index in load_indexes(handle) if _is_due(index, contents, least_rows)]
     going_on = [index for index in stale if index.fits(schema) and _can_continue(index, contents)]
     for index in stale:
@@ -199,7 +200,7 @@ def _can_continue(index: Index, contents: CollectionState) -> bool:
 def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionState, index: Index) -> None:
     id_, index_id = handle.id, index.handle.id
     until = contents.upper
-    schema = handle.schema_in(contents, None)
+    schema = handle.load_schema(contents, None)
     names = index.map_names(schema)
     commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])
     commit.add(index.handle, [ExpectDefinition(index_id, 1), ExpectUpper(index_id, index.contents.upper_times)])
@@ -224,12 +225,12 @@ def keep_indexes_current(engine: Engine) -> None:
 
 
 def _keep(engine: Engine, contents: CollectionState) -> bool:
-    """Do what is due in a collection; return whether it is an index, which goes when the other collection does."""
+    """Do the due work for a collection; return whether it is an index, which is dropped with its collection."""
     if read_indexed_ids(contents) is not None and contents.view is not None:
         (collection,) = contents.view["inputs"]
         if engine.follower.entry(collection) is None:  # Somebody dropped it, and left its index behind.
             engine.submit("drop_index", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
         return True
     if any(hold.startswith(INDEX_HOLD) for hold in contents.holds):
-        bring_up(handle_on(engine, contents, contents.schema), least_rows=LAG_ROWS)
+        bring_up(open_handle(engine, contents, contents.schema), least_rows=LAG_ROWS)
     return False

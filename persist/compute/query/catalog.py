@@ -53,14 +53,17 @@ def contents_of(engine: Engine) -> list[CollectionState]:
 
 def tables_there(engine: Engine) -> list[TableAbout]:
     """Return all collections, by schema and table."""
-    tables = []
-    for contents in contents_of(engine):
-        schema, _, table = contents.name.rpartition(".")
-        known = contents.schema
-        columns = pa.schema([known.arrow.field(name) for name in known.columns])
-        key = () if contents.keyed is None else known.key_names
-        tables.append(TableAbout(schema or MAIN, table, contents.view is not None, key, columns))
+    tables = map(table_about, contents_of(engine))
     return sorted(tables, key=lambda about: (about.schema, about.table))
+
+
+def table_about(contents: CollectionState) -> TableAbout:
+    """Return what a collection is as a table."""
+    schema, _, table = contents.name.rpartition(".")
+    known = contents.schema
+    columns = pa.schema([known.arrow.field(name) for name in known.columns])
+    key = () if contents.keyed is None else known.key_names
+    return TableAbout(schema or MAIN, table, contents.view is not None, key, columns)
 
 
 def asks_what_there_is(parsed: Any) -> bool:

@@ -9,14 +9,14 @@ from persist.core.errors import InvalidUsage
 
 # By the kind of a statement, or by its first word where the kind has several.
 _INSTEAD = {
-    "CREATE": "make a collection with client.write(name, rows, key=[…]) or client.create_or_load(…), and a view with "
-    "client.create_view(name, query)",
-    "DROP": "drop a collection or a view with client.drop(name)",
-    "ALTER": "change the columns of a collection with its evolve(…), and its name with rename(…)",
-    "COMMENT": "say what a collection and its columns are with its describe(…)",
+    "CREATE": "CREATE TABLE and CREATE VIEW make collections, collection.index(columns) an index, and "
+    "client.create_function() a function. A schema needs nothing: it is what a name has before its dot",
+    "DROP": "DROP TABLE and DROP VIEW drop collections, and collection.drop_index() an index",
+    "ALTER": "ALTER TABLE changes the columns of a collection and its name",
+    "COMMENT": "COMMENT ON TABLE, VIEW and COLUMN describe collections, and client.describe() the location",
+    "REFRESH": "REFRESH VIEW brings a view up to date",
     "EXPLAIN": "ask client.sql(query).explain(), which tells what is read",
     "MULTI": "PIVOT needs its values in the query: write PIVOT … ON column IN (1, 2) USING …",
-    "COPY": "take the answer of a query with to_arrow(), to_pandas() or `persist sql --format`",
     "EXPORT": "copy a location with backup, or publish its collections",
     "SET": "DuckDB's settings are those of persist",
     "PRAGMA": "ask SHOW TABLES, DESCRIBE or information_schema",
@@ -51,11 +51,7 @@ def parsed_query(query: str, connection: Any) -> Any:
             f"this is not one query that begins with SELECT, FROM or WITH: there are {len(kinds)} of them"
         )
     if kinds != ["SELECT"]:
-        word = (query.split() or [""])[0].upper()
-        word = word if word in _INSTEAD else kinds[0]
-        shown = {"MULTI": "PIVOT", "MERGE_INTO": "MERGE"}.get(word, word)
-        instead = _INSTEAD.get(word, "ask a query, or change a collection")
-        raise InvalidUsage(f"{shown} is no query, and no statement that changes the rows of a collection: {instead}")
+        raise refuse_statement(query, kinds[0])
     with connection.cursor() as parser:
         parsed = json.loads(parser.execute("SELECT json_serialize_sql($1)", [query]).fetchone()[0])
     if parsed["error"]:
@@ -63,6 +59,19 @@ def parsed_query(query: str, connection: Any) -> Any:
             f"this is not one query that begins with SELECT, FROM or WITH: {parsed.get('error_message')}"
         )
     return parsed
+
+
+def refuse_statement(sql: str, kind: str = "") -> InvalidUsage:
+    """Return why a statement is not run, with the call that does the same.
+
+    Args:
+        kind: of the statement, as DuckDB calls it.
+    """
+    word = (sql.split() or [""])[0].upper()
+    word = word if word in _INSTEAD else kind
+    shown = {"MULTI": "PIVOT", "MERGE_INTO": "MERGE"}.get(word, word)
+    instead = _INSTEAD.get(word, "ask a query, or change a collection")
+    return InvalidUsage(f"{shown} is no query, and no statement that changes a collection here: {instead}")
 
 
 def every_node(parsed: Any) -> Iterator[dict[str, Any]]:

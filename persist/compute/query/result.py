@@ -58,6 +58,7 @@ INTERRUPT_AGAIN_S = 0.05
 QUERIES_MAX = 8  # Queries that run at a time.
 TURN_S = 10.0
 
+_CHANGING = re.compile(r"(?:\s|--[^\n]*\n|/\*.*?\*/)*(?:ALTER|COMMENT|COPY|CREATE|DROP|REFRESH)\b", re.I | re.S)
 _WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
 
 AsOf = int | Moment | Mapping[str, int | Moment] | None
@@ -178,7 +179,7 @@ class QueryResult(ArrowResult):
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
                 relation = self._relation()
-                _check_arrow_types(relation)
+                check_arrow_types(relation)
                 types = relation.limit(0).to_arrow_table().schema.types
             except self._refusals as error:
                 self._refuse(error)
@@ -345,7 +346,7 @@ def _bound(
     return bound
 
 
-def _check_arrow_types(relation: Any) -> None:
+def check_arrow_types(relation: Any) -> None:
     """Raise InvalidUsage for a column whose values would change, because Arrow has no type for them."""
     for name, kind in zip(relation.columns, relation.types, strict=True):
         text = str(kind).rstrip("[]")
@@ -417,7 +418,7 @@ class Queries:
         as_of: int | Moment | None = None,
     ) -> QueryResult:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
-        _check_reads(sql)
+        check_reads(sql)
         return QueryResult(
             self._engine,
             sql,
@@ -434,7 +435,7 @@ class Queries:
         Raises:
             InvalidUsage: DuckDB cannot read it, or its parameters have names.
         """
-        _check_reads(sql)
+        check_reads(sql)
         duckdb = required(DUCKDB)
         with duckdb.connect(config=SEALED_OFF) as connection:
             try:
@@ -456,8 +457,13 @@ class Queries:
         return tables_there(self._engine)
 
 
-def _check_reads(sql: str) -> None:
-    if is_statement(sql):
+def check_reads(sql: str, place: str = "this server") -> None:
+    """Raise InvalidUsage if a text begins like a statement that changes or copies collections.
+
+    Args:
+        place: what runs queries only.
+    """
+    if is_statement(sql) or _CHANGING.match(sql):
         raise InvalidUsage(
-            "this server only reads. Change collections with client.sql() or `persist sql`, where the location is"
+            f"{place} only reads. Change collections with client.sql() or `persist sql`, where the location is"
         )

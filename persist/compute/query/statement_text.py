@@ -196,6 +196,15 @@ def is_statement(sql: str) -> bool:
     return isinstance(sql, str) and _BEGINNING.match(sql) is not None
 
 
+def split_text(sql: str, word: str) -> tuple[str, str] | None:
+    """Return what comes before and after the first such keyword outside of brackets; None if there is none."""
+    text = sql.encode()
+    for token in _tokens(sql):
+        if token.text == word and token.is_outside:
+            return text[: token.at].decode(), text[token.at + len(word) :].decode()
+    return None
+
+
 def _tokens(sql: str) -> list[_Token]:
     text, made, depth = sql.encode(), list[_Token](), 0
     tokens = required(DUCKDB).tokenize(sql)

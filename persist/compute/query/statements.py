@@ -83,11 +83,15 @@ class Changed:
 
 
 class Outcome(ArrowResult):
-    """What a statement has done, as one row."""
+    """The effect of a statement, as one row.
 
-    def __init__(self, changed: Changed) -> None:
-        types = {"collection": pa.string(), "rows": pa.int64(), "seqno": pa.int64(), "time": pa.int64()}
-        self._table = pa.table({name: pa.array([getattr(changed, name)], kind) for name, kind in types.items()})
+    Args:
+        facts: names of columns, with a text, or a number or None.
+    """
+
+    def __init__(self, facts: Mapping[str, str | int | None]) -> None:
+        kinds = {name: pa.string() if isinstance(fact, str) else pa.int64() for name, fact in facts.items()}
+        self._table = pa.table({name: pa.array([fact], kinds[name]) for name, fact in facts.items()})
 
     def __repr__(self) -> str:
         row = self._table.to_pylist()[0]
@@ -95,7 +99,7 @@ class Outcome(ArrowResult):
 
     @property
     def schema(self) -> pa.Schema:
-        """Columns `collection`, `rows`, `seqno` and `time`, as of `Changed`."""
+        """Columns such as `collection`, `rows`, `seqno` and `time`, as of `Changed`."""
         return self._table.schema
 
     def close(self) -> None:

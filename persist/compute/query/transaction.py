@@ -68,6 +68,8 @@ from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import required
 from persist.engine.read.results.snapshot import Snapshot
 
+Running = Callable[[Callable[[], object]], object]  # Takes a function that ends a statement.
+
 
 @dataclass
 class _Table:
@@ -328,7 +330,12 @@ class ServedSql(Queries):
 
     Args:
         limits: of each query.
+        define: runs a statement that defines a collection, and returns its command tag.
     """
+
+    def __init__(self, engine: Engine, limits: QueryLimits, define: Callable[[str, Running], str]) -> None:
+        super().__init__(engine, limits)
+        self.define = define
 
     def execute(self, sql: str, running: Callable[[Callable[[], object]], object]) -> int:
         """Run a statement that changes a collection, as one commit; return how many rows it touched. See `execute`."""

@@ -1,8 +1,8 @@
 """Views: queries whose answers are collections that are kept up to date; see `docs/use/views.md`.
 
-Promise to those above: what a view holds at a time is what its query gives on its inputs at that time, by DuckDB's
-semantics; its definition is stored with it, and needs no DuckDB; views that read each other move in one commit.
-Statements that change collections, and queries that are answered once, are in `persist.compute.query`.
+Promise: a view's contents at a time are its query's result on its inputs at that time, by DuckDB's semantics. Its
+definition is stored with it, and needs no DuckDB. Views that read each other move in one commit. Statements that change
+collections, and queries that are answered once, are in `persist.compute.query`.
 
 A query has these forms, one after the other:
 

@@ -49,7 +49,8 @@ from persist.core.expression.evaluation import conjuncts, join_with_and
 from persist.core.expression.term import Call, Lit, Place, Term, list_places, shifted, sql_call
 
 _SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
-_ROW_ID = 2**63  # Column numbers from here on are no columns: the query reads none, since tables have a `rowid`.
+# Column numbers from here on are not columns: a query without columns has them, since tables have a `rowid`.
+_ROW_ID = 2**63
 _HOW = {
     "INNER": "inner", "LEFT": "left", "RIGHT": "right", "OUTER": "full", "FULL": "full", "SEMI": "semi",
     "ANTI": "anti", "MARK": "mark", "SINGLE": "single",
@@ -110,6 +111,7 @@ class Adapter:
             raise InvalidUsage(f"a view reads collections, and {name}() is none: write its rows to a collection first")
 
     def scan(self, plan: Json) -> Node:
+        """Translate the scan of a table or of a table function."""
         if read_function_name(plan) in _SERIES:
             return self._series(plan)
         table = plan["function_data"]["table"]
@@ -125,7 +127,7 @@ class Adapter:
         return node if requested else Project(node, (TRUE,))
 
     def _series(self, plan: Json) -> Node:
-        """Return rows that a function makes of each row: the columns that are asked for, and those that pass."""
+        """Return the rows of a table function on each row: the requested columns of both."""
         rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
         width = count_columns(rows)
         numbers = [column["index"] for column in plan.get("column_indexes", ())]
@@ -142,6 +144,7 @@ class Adapter:
         return Unnest(self._child(plan), self._of.translate_all(node["child"] for node in plan["expressions"]))
 
     def project(self, plan: Json) -> Node:
+        """Translate a projection."""
         child = self._child(plan)
         self._of.table = plan["children"][0].get("table_index")
         outputs = self._of.translate_all(plan["expressions"])
@@ -149,6 +152,7 @@ class Adapter:
         return Project(child, outputs)
 
     def filter(self, plan: Json) -> Node:
+        """Translate a filter; conditions on `_now()` become bounds of time."""
         node = self._child(plan)
         conditions = [
             part for condition in self._of.translate_all(plan["expressions"]) for part in conjuncts(condition)
@@ -162,6 +166,7 @@ class Adapter:
         return Join("inner", self._child(plan), self._child(plan, 1))
 
     def join(self, plan: Json) -> Node:
+        """Translate a join of any kind."""
         left, right = self._child(plan), self._child(plan, 1)
         width, right_width = count_columns(left), count_columns(right)
         how: Any = _HOW.get(plan["join_type"])
@@ -200,9 +205,9 @@ class Adapter:
     def asof(self, plan: Json) -> Node:
         """Return each row of the left with the row of the right that is next to it in an order, and not beyond it.
 
-        Both are put into one order, and each row of the left has what the last row of the right before it says. Rows
-        that agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the
-        next row is one of the left, which has a key.
+        Both sides are sorted together, and each left row gets the values of the last right row before it. Rows that
+        agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the next row
+        is one of the left, which has a key.
         """
         left, right = self._child(plan), self._child(plan, 1)
         how, width, right_width = plan["join_type"], count_columns(left), count_columns(right)
@@ -268,6 +273,7 @@ class Adapter:
         return _united([pairs, alone, keyless])
 
     def aggregate(self, plan: Json) -> Node:
+        """Translate a GROUP BY, with its grouping sets."""
         node = self._child(plan)
         keys = self._of.translate_all(plan.get("groups"))
         nodes = plan.get("expressions") or []
@@ -297,7 +303,7 @@ class Adapter:
         return Project(made, tuple(outputs))
 
     def distinct(self, plan: Json, order: tuple[Order, ...] = ()) -> Node:
-        """Return each row once; what the rows are in the order of by columns beside them, the first one says."""
+        """Return each row once; with an order by other columns, the first row in that order."""
         node = self._child(plan)
         targets = self._of.translate_all(plan["distinct_targets"])
         if plan.get("distinct_type") == "DISTINCT_ON":
@@ -311,6 +317,7 @@ class Adapter:
         return _pick_columns(self._child(plan), plan.get("projection_map"))
 
     def limit(self, plan: Json) -> Node:
+        """Translate a LIMIT with its ORDER BY, or a DISTINCT ON."""
         ordered = plan["children"][0]
         order: tuple[Order, ...] = ()
         map_ = None
@@ -337,7 +344,7 @@ class Adapter:
         return node if plan.get("setop_all") else Distinct(node)
 
     def _parts(self, plan: Json, is_all: bool) -> list[Node]:
-        """Return what a UNION is made of, through those below it that change nothing: all are one of many parts."""
+        """Return the parts of a UNION, including those of nested ones with the same result."""
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
         through = [child for child in below if bool(child.get("setop_all")) or not is_all]
         for child in through:
@@ -382,6 +389,7 @@ class Adapter:
         return Ref(plan["cte_index"], types)
 
     def recursive(self, plan: Json) -> Node:
+        """Translate a recursive query."""
         if plan.get("key_targets") or plan.get("payload_aggregates"):
             raise InvalidUsage("WITH RECURSIVE … USING KEY is not supported in a view")
         anchor, step = self._child(plan), self._child(plan, 1)
@@ -430,7 +438,7 @@ _ADAPTED: dict[str, Any] = {
 
 
 def _united(parts: Sequence[Node]) -> Node:
-    """Return the rows of all parts, as a tree that is no deeper than it must be."""
+    """Return the rows of all parts, as a tree of the least depth."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
@@ -479,7 +487,7 @@ def _determines(targets: Sequence[Term], node: Node) -> bool:
 
 
 def _pick_columns(node: Node, places: Sequence[int] | None) -> Node:
-    """Return some columns of a relation; all of them if it is not said which."""
+    """Return some columns of a relation; without places, all of them."""
     if not places or list(places) == list(range(count_columns(node))):
         return node
     return Project(node, tuple(map(Place, places)))

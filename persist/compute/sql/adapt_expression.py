@@ -1,4 +1,4 @@
-"""Expressions of DuckDB 2.0's bound plans, as those of our plans. What is not known is refused with its place."""
+"""Translate expressions of DuckDB 2.0's bound plans. An unknown one is refused with its place."""
 
 from collections.abc import Sequence
 from decimal import Decimal
@@ -19,7 +19,7 @@ from persist.core.expression.term import Call, Lit, Place, Term, calls, sql_call
 
 Json = dict[str, Any]
 
-# What our plans call the functions of DuckDB that they have themselves. It computes all others itself.
+# Our names for the DuckDB functions that plans have themselves. DuckDB computes all others.
 FUNCTIONS = {
     "+": "add", "add": "add", "-": "subtract", "subtract": "subtract", "*": "multiply", "multiply": "multiply",
     "/": "divide", "//": "divide_whole", "divide": "divide_whole", "%": "remainder", "mod": "remainder",
@@ -31,8 +31,10 @@ FUNCTIONS = {
     "year": "year", "quarter": "quarter", "month": "month", "day": "day", "dayofmonth": "day", "hour": "hour",
     "minute": "minute", "second": "second", "date_part": "date_part", "datepart": "date_part",
 }  # fmt: skip
-_JSON_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")  # Of json_each and json_tree.
-_OF_PATTERN = ("like", "not_like", "ilike", "not_ilike", "prefix", "suffix", "contains")  # Which is a constant.
+# The columns of json_each and json_tree.
+_JSON_COLUMNS = ("key", "value", "type", "atom", "id", "parent", "fullkey", "path")
+# Functions with a constant pattern.
+_OF_PATTERN = ("like", "not_like", "ilike", "not_ilike", "prefix", "suffix", "contains")
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 COMPARISONS = {
     "COMPARE_EQUAL": "equal", "COMPARE_NOTEQUAL": "not_equal", "COMPARE_LESSTHAN": "less",
@@ -59,14 +61,14 @@ AGGREGATES = {
     "regr_r2": "regr_r2", "regr_slope": "regr_slope", "regr_sxx": "regr_sxx", "regr_sxy": "regr_sxy",
     "regr_syy": "regr_syy",
 }  # fmt: skip
-OF_LISTS = ("entropy", "product", "histogram_exact")  # What DuckDB computes of the values of a group.
+OF_LISTS = ("entropy", "product", "histogram_exact")  # Aggregates that DuckDB computes on the list of a group's values.
 WINDOWS = {
     "WINDOW_ROW_NUMBER": "row_number", "WINDOW_RANK": "rank", "WINDOW_RANK_DENSE": "dense_rank",
     "WINDOW_PERCENT_RANK": "percent_rank", "WINDOW_CUME_DIST": "cume_dist", "WINDOW_NTILE": "ntile",
     "WINDOW_LAG": "lag", "WINDOW_LEAD": "lead", "WINDOW_FIRST_VALUE": "first_value", "WINDOW_LAST_VALUE": "last_value",
     "WINDOW_NTH_VALUE": "nth_value", "WINDOW_AGGREGATE": "aggregate",
 }  # fmt: skip
-_BETWEEN = ("DOUBLE", "FLOAT", "DECIMAL", "TIME")  # What medians are of that may lie between two values.
+_BETWEEN = ("DOUBLE", "FLOAT", "DECIMAL", "TIME")  # Types whose medians may lie between two values.
 _BITS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT")
 _OF_INTERVALS = (
     *("first", "last", "any", "min", "max", "arg_min", "arg_max"),
@@ -82,7 +84,7 @@ class Expressions:
         sql: its text, for messages.
 
     Attributes:
-        table: what DuckDB numbers the relation below, of which an expression may name the columns so.
+        table: DuckDB's number of the relation below, by which an expression may name its columns.
     """
 
     def __init__(self, sql: str) -> None:
@@ -90,12 +92,12 @@ class Expressions:
         self.table: int | None = None
 
     def refuse(self, what: str, node: Json) -> NoReturn:
-        """Raise InvalidUsage that says what is not supported, and where."""
+        """Raise InvalidUsage with the unsupported expression and its place."""
         at = node.get("query_location")
         raise InvalidUsage(what + place(self.sql, None if at == NOWHERE else at))
 
     def check(self, node: Json) -> None:
-        """Refuse an expression that says something that is not understood here."""
+        """Refuse an expression with unknown members."""
         try:
             check_members(node)
         except InvalidUsage as error:
@@ -158,15 +160,17 @@ class Expressions:
         """Return one expression as what it is compared by: of an interval, its microseconds."""
         if not _is_interval(node):
             return self.translate(node)
-        # DuckDB puts this around intervals that it compares: months become days there, which these have, too.
+        # DuckDB calls this on intervals that it compares: it turns months into days, as these are already.
         bare_ = node["children"][0] if read_function_name(node) == "normalized_interval" else node
         return sql_call(
             "duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.translate(bare_), at=self._at(node)
         )
 
     def _is_by_duckdb(self, node: Json) -> bool:
-        """Return whether DuckDB computes a call itself: what views have no function for, and what is of lists, structs
-        and maps, or casts JSON."""
+        """Return whether DuckDB computes a call.
+
+        It computes the functions that views do not have, functions of lists, structs and maps, and casts of JSON.
+        """
         if _of_python(node) is not None:
             return False
         kind, child_types = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
@@ -198,9 +202,9 @@ class Expressions:
         return text if named == name_type(kind) else f"CAST({text} AS {named})", arrow
 
     def series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
-        """Return the lists of which a table function gives the elements: one for each column that is asked for.
+        """Return the lists of a table function's elements: one for each requested column.
 
-        With ordinality, the last one says the number of each element.
+        With ordinality, the last one has the number of each element.
         """
         name, kinds = read_function_name(plan), plan["input_table_types"]
         text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
@@ -289,7 +293,7 @@ class Expressions:
         )
 
     def _extreme(self, node: Json, function: str, arguments: tuple[Term, ...]) -> tuple[str, tuple[Term, ...]]:
-        """Return an aggregate and its arguments: the least of intervals is that of the least length."""
+        """Return an aggregate and its arguments: the least interval is the one of least length."""
         if function not in ("min", "max") or not _is_interval(node):
             return function, arguments
         return f"arg_{function}", (*arguments, self.compared(node["children"][0]))
@@ -329,8 +333,11 @@ class Expressions:
         return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._at(node))
 
     def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
-        """Return the arguments of an aggregate: those that are computed, then its constants. Those of a
-        quantile are whether a value may lie between two, whether the order is descending, and the shares."""
+        """Return the arguments of an aggregate: the computed ones, then its constants.
+
+        A quantile's constants are: whether it may lie between two values, whether the order is descending, and the
+        shares.
+        """
         function, data = AGGREGATES[name], node.get("function_data") or {}
         if function.startswith("bit_") and node["return_type"]["id"] not in _BITS:
             self.refuse(f"{name}() of {node['return_type']['id']} is not supported in a view: cast to BIGINT", node)

@@ -2,11 +2,11 @@
 
 This, and not the text of the query, is what a view means. It is written once, when the view is created, and read at
 every start; so another release of DuckDB, or none, changes nothing. Every value has a `kind` in the JSON, and the whole
-stands in a `Definition` with a version (`persist.compute.sql.definition`).
+is part of a `Definition` with a version (`persist.compute.sql.definition`).
 
-Expressions are terms (`persist.core.expression`). Their columns are numbered from 0, and are those of the node's
-input; for the condition of a join those of the left, and behind them those of the right. Relations are multisets:
-nothing is in an order.
+Expressions are terms (`persist.core.expression`). Their columns are numbered from 0, and are the columns of the node's
+input; in the condition of a join, the left columns and then the right ones. Relations are multisets: nothing is in an
+order.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,7 +31,7 @@ class Order(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """One value for a group of rows; where is the condition of its FILTER, and order that of its own ORDER BY."""
+    """One value for a group of rows; where is the condition of its FILTER, and order its own ORDER BY."""
 
     function: str
     type: str
@@ -42,10 +42,11 @@ class Aggregation(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class Frame(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Which rows of a partition a window function sees from a row: from start to end, both inclusive.
+    """The rows of a partition that a window function uses for a row: from start to end, both inclusive.
 
-    A bound is (mode, offset): mode "rows" counts rows, "groups" rows that agree in the order, "range" is 0, for all of
-    those of the row, and "value" is up to the value of start_at or end_at; None is the end of the partition.
+    A bound is (mode, offset). Mode "rows" counts rows, "groups" counts groups of rows that are equal in the order,
+    "range" is 0, for all rows equal to the present one, and "value" is up to the value of start_at or end_at; None is
+    the end of the partition.
 
     Attributes:
         exclude: which rows are left out: "current row", "group", "ties".
@@ -107,7 +108,7 @@ class Filter(_Node, frozen=True, tag="filter"):
 
 
 class Temporal(_Node, frozen=True, tag="temporal"):
-    """Each row at the times in [lower, upper), which it says itself; a row whose bound is NULL is never there."""
+    """Each row at the times in [lower, upper), which are its own columns; a row with a NULL bound never appears."""
 
     input: "Node"
     lower: Term | None = None
@@ -134,7 +135,7 @@ class Join(_Node, frozen=True, tag="join"):
 
 
 class Aggregate(_Node, frozen=True, tag="aggregate"):
-    """Keys and aggregates of each group, and then what GROUPING says.
+    """Keys and aggregates of each group, and then the GROUPING values.
 
     Attributes:
         sets: numbers of keys, for each grouping set. One set without keys has one group, even of no rows.
@@ -248,13 +249,13 @@ _PARTS = ("input", "left", "right", "value", "body", "anchor", "step")
 
 
 def children(node: Node) -> tuple[Node, ...]:
-    """Return the relations that a node is made of."""
+    """Return the inputs of a node."""
     parts = (getattr(node, name, None) for name in _PARTS)
     return tuple(part for part in parts if part is not None)
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """Yield a relation, and all that it is made of."""
+    """Yield a relation, and all relations below it."""
     yield node
     for child in children(node):
         yield from walk(child)
@@ -266,13 +267,13 @@ def crosses(plan: Node) -> int:
 
 
 def map_children(node: Node, by: Callable[[Any], Node]) -> Any:
-    """Return a node with each of its relations given to a function, and replaced by what that returns."""
+    """Apply a function to each input of a node."""
     changes = {name: by(getattr(node, name)) for name in _PARTS if getattr(node, name, None) is not None}
     return msgspec.structs.replace(node, **changes) if changes else node
 
 
 def list_terms(node: Node) -> list[Term]:
-    """Return the terms of a node itself, without those of the relations that it is made of."""
+    """Return the terms of a node itself, without those of its inputs."""
     terms: list[Term] = []
 
     def collect(term: Term) -> Term:
@@ -290,7 +291,7 @@ def iterate_terms(node: Node) -> Iterator[Term]:
 
 
 def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
-    """Return a node with each of its own terms given to a function, and replaced by what that returns."""
+    """Apply a function to each term of a node itself."""
     if isinstance(value, Term):
         return by(value)
     if isinstance(value, tuple):
@@ -307,7 +308,7 @@ def filtered(node: Node, conditions: Sequence[Term]) -> Node:
 
 
 def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
-    """Return the conditions that read the left only, those that read the right only, by its columns, and the rest."""
+    """Split conditions into those on left columns only, those on right columns only (renumbered), and the others."""
     lefts, rights, crossing = [], [], []
     for part in conditions:
         reads = list_places(part)
@@ -340,7 +341,7 @@ def inner_join(
     equal: Sequence[tuple[Term, Term]] = (),
     same: Sequence[tuple[Term, Term]] = (),
 ) -> Join:
-    """Return a join under some conditions, whose keys are those of them that say what is equal in both sides."""
+    """Return an inner join under some conditions; equalities between the sides become its keys."""
     pairs = [equality(part, count_columns(left)) for part in conditions]
     residual = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
     keys = (*equal, *(pair for pair in pairs if pair is not None))
@@ -382,7 +383,7 @@ def infer_types(node: Node) -> tuple[str, ...]:
 
 
 def infer_term_types(expressions: Iterable[Term], given: Sequence[str]) -> tuple[str, ...]:
-    """Return the types of expressions over columns of given types."""
+    """Return the types of expressions; given: the types of the columns."""
     return tuple(
         given[term.index] if isinstance(term, Place) else name_arrow_type(infer_arrow_type(term))
         for term in expressions
@@ -414,7 +415,7 @@ def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
 
 
 def unique_columns(node: Node) -> list[frozenset[int]]:
-    """Return sets of columns in which no two rows agree, as far as the plan tells."""
+    """Return sets of columns in which no two rows are equal, as far as the plan shows."""
     match node:
         case Aggregate(_, keys, _, sets) if len(sets) == 1:
             return [frozenset(range(len(keys)))]

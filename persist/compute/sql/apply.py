@@ -1,4 +1,4 @@
-"""Bring the views of a location to what their definitions say: a plan that can be looked at, then one commit.
+"""Change the views of a location to a set of definitions: a plan for inspection, then one commit.
 
 A view whose definition has changed is dropped and made anew, and with it all views that read it, because a view's
 times must all come from one definition. Nothing else is touched. The commit makes and drops; a refresh, which
@@ -19,7 +19,7 @@ from persist.compute.sql.view import LiveView, ViewsTogether, live_view
 from persist.core.errors import InvalidUsage
 from persist.core.names import VIEW_HOLD, check_free_name, owner_of_groups
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, engine_of, loaded, loaded_by_id
+from persist.engine.location.opening import OnEngine, loaded, loaded_by_id, to_engine
 from persist.engine.write.operations import Step
 
 Found = TypeVar("Found")
@@ -28,9 +28,9 @@ Action = Literal["create", "replace", "keep", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a view shall be: its query, its key if that is not to be found from the query, and where it begins.
+    """The definition of a view to have: its query, its key if the query does not determine it, and its start.
 
-    A view that is there may begin anywhere if this says nothing of it, or "now".
+    An existing view may have any start if this is None or "now".
     """
 
     sql: str
@@ -40,7 +40,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What becomes of one view, and why."""
+    """The change of one view, and its reason."""
 
     view: str
     action: Action
@@ -48,7 +48,7 @@ class Change:
 
 
 class ViewsPlan:
-    """What has to be done; make it with `plan_views`.
+    """The changes to make; create it with `plan_views`.
 
     Attributes:
         changes: of each view, in the order in which they read each other; what goes comes first.
@@ -67,7 +67,7 @@ class ViewsPlan:
         """Make it so, in one commit; return its seqno, None if there is nothing to do.
 
         Raises:
-            CollectionExists, CollectionNotFound, CollectionNeeded: somebody else changed what the plan is about. Then
+            CollectionExists, CollectionNotFound, CollectionNeeded: another client changed one of the views. Then
                 nothing was done: plan again.
         """
         if self.is_empty:
@@ -87,15 +87,15 @@ def plan_views(client: OnEngine | Engine, wanted: Mapping[str, Wanted], *, prune
 
     Args:
         wanted: definitions by name; they may read each other.
-        prune: drop views that are not wanted, too. Other collections are never touched.
+        prune: also drop views without a wanted definition. Other collections are never touched.
 
     Cost: what `create_view` costs for each definition; with prune one GET for each collection.
 
     Raises:
-        InvalidUsage: a definition is none, they read each other in a circle, a collection that is no view has such a
-            name, or a view that is not wanted reads one that has to be replaced.
+        InvalidUsage: a definition is invalid, they read each other in a circle, such a name belongs to a plain
+            collection, or an unlisted view reads one that must be replaced.
     """
-    return _Planner(engine_of("plan_views", client), wanted).plan(prune)
+    return _Planner(to_engine("plan_views", client), wanted).plan(prune)
 
 
 class _Planner:
@@ -108,12 +108,13 @@ class _Planner:
         self._drafts: list[Draft] = []
 
     def plan(self, prune: bool) -> ViewsPlan:
+        """Plan the drops and the creations, in an order that the commit allows."""
         dropped = self._unwanted() if prune else {}
         for name, view in dropped.items():
             self._remove(name, view)
         planned = [self._planned(name) for name in self._sort_names()]
         self._check_readers()
-        # Who reads comes before what is read.
+        # A reader is dropped before its inputs.
         going = {view.handle.id for view in self._gone.values()}
         dropped_views = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
         steps: list[Step] = [step for view in dropped_views for step in steps_to_drop(view.handle, view.definition)]
@@ -143,7 +144,7 @@ class _Planner:
         return unwanted
 
     def _sort_names(self) -> list[str]:
-        """Return the names of the wanted views, each after those that it reads."""
+        """Return the names of the wanted views, each after its inputs."""
         names = list(dict.fromkeys([*self._catalog.names, *self._wanted]))
         reads: dict[str, list[str]] = {}
         for name, view in self._wanted.items():
@@ -173,7 +174,7 @@ class _Planner:
         self._catalog.remove(name)
 
     def _check_readers(self) -> None:
-        """Raise InvalidUsage if a view stays that reads one that goes."""
+        """Raise InvalidUsage if a remaining view reads a dropped one."""
         going = {view.handle.id for view in self._gone.values()}
         for view in self._gone.values():
             for hold in view.handle.contents().holds:

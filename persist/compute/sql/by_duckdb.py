@@ -17,7 +17,7 @@ from persist.core.expression.term import Term
 
 Json = dict[str, Any]
 
-# What depends on the connection, on DuckDB's version, or on types that columns cannot have.
+# These depend on the connection, on DuckDB's version, or on types that columns cannot have.
 _NOT_DEFINITE = frozenset(
     (
         *("alias", "combine", "create_sort_key", "finalize", "hash", "in_search_path", "index_key"),
@@ -28,7 +28,7 @@ _NOT_DEFINITE = frozenset(
 _OF_OTHER_TYPES = ("collate_", "icu_collate_", "__", "st_", "uuid_extract", "variant_")
 # Types that no column has: values of them stand within what DuckDB computes, and nowhere else.
 _WITHIN = {"BIT": "BIT", "UHUGEINT": "UHUGEINT", "BIGNUM": "BIGNUM"}
-# What date_part() of a constant is called in plans.
+# The names of date_part() with a constant in plans.
 _PARTS = (
     *("dayofyear", "dayofweek", "isodow", "decade", "century", "millennium", "week", "isoyear", "yearweek", "era"),
     *("millisecond", "microsecond", "nanosecond", "julian", "epoch"),
@@ -90,7 +90,7 @@ def is_json(kind: Json) -> bool:
 
 
 def casts(given: Json, kind: Json) -> bool:
-    """Return whether DuckDB casts values of a type of a plan to another one, which it tells only when it has some."""
+    """Return whether DuckDB casts values between two types of a plan, which it only reports for actual values."""
     names = given.get("id"), kind.get("id")
     special = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
     if special and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
@@ -112,7 +112,7 @@ def casts(given: Json, kind: Json) -> bool:
 
 
 def _list_parts(kind: Json) -> list[Json]:
-    """Return the types inside of a nested one; of a map, that of its entries, which are structs."""
+    """Return the inner types of a nested type; for a map, the type of its entries, which are structs."""
     if not is_nested(kind):
         return []
     info = kind["type_info"]
@@ -120,7 +120,8 @@ def _list_parts(kind: Json) -> list[Json]:
 
 
 def name_type(kind: Json, *, is_named: bool = False) -> str:
-    """Return what DuckDB calls a type of a plan; if asked, that of its values in Arrow, where fields have names.
+    """Return DuckDB's name of a type of a plan; with is_named, the type of its values in Arrow, where fields have
+    names.
 
     Raises:
         InvalidUsage: queries here cannot have such values.
@@ -164,8 +165,8 @@ class Text:
     Args:
         term: makes a term of a node.
         refuse: raises for one.
-        is_own: tells whether DuckDB computes one.
-        check: refuses one that says what is not understood.
+        is_own: returns whether DuckDB computes a node.
+        check: refuses a node with unknown members.
     """
 
     def __init__(
@@ -180,7 +181,7 @@ class Text:
         self._term = term
         self._refuse = refuse
         self._is_own = is_own
-        self._names: list[list[str]] = []  # Of the columns of the lambdas around.
+        self._names: list[list[str]] = []  # The parameters of the enclosing lambdas.
         self._is_whole = False  # Inside of TRY, all is computed here.
 
     def of(self, node: Json) -> str:
@@ -302,7 +303,7 @@ class Text:
         return [*texts[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, texts[first:], strict=True))]
 
     def _with_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
-        """Return arguments with a lambda, and as many more; what it takes from outside stands behind them."""
+        """Return arguments with a lambda, and more arguments after it; its outer columns come last."""
         function = children[at]
         self._check(function)
         count = function["parameter_count"]

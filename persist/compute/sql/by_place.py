@@ -1,12 +1,12 @@
 """Window functions whose number is a column: `lag(x, n)`, `lead(x, n)`, `nth_value(x, n)` and `ntile(n)`.
 
-What a row shows then stands at a place that the row itself says. So its partition is numbered, and joined with itself:
+The displayed value then is at a position that the row determines. So its partition is numbered, and joined with itself:
 the place that is wanted equals the number of the row that has it. Ties of the order are broken by all columns, on both
 sides in the same way, so the places of a partition are 1, 2, 3 and so on. The first place of a frame is known only
 where frames begin with their partitions, and `nth_value` over others is refused. `ntile` is arithmetic on the number of
 the row and the count of its partition.
 
-Cost: that of `row_number`, and of a join by partition and place.
+Cost: a `row_number`, and a join by partition and position.
 """
 
 from collections.abc import Callable, Sequence
@@ -33,7 +33,7 @@ _NTILE = (
 
 
 def is_by_place(node: Json) -> bool:
-    """Return whether a window function has a number that is no constant."""
+    """Return whether a window function has a position that is not constant."""
     at, children = _NUMBER.get(node["type"]), node.get("children") or []
     return at is not None and len(children) > at and _constant_below(children[at]) is None
 
@@ -118,7 +118,7 @@ def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
 
 
 def _value_at_position(node: Json, wanted: Term, count: Place, place: Place, of: Expressions) -> Term:
-    """Return what a row shows of the row that has the wanted place, which has its value behind its place."""
+    """Return the value of the row at the wanted position, which follows its position; otherwise the default."""
     kind = of.infer_type(node["return_type"], node)
     default: Term = constant(kind, None)
     if len(node["children"]) > 2:

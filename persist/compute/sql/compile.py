@@ -47,7 +47,7 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     """Return the collections that a query mentions.
 
     Raises:
-        InvalidUsage: one of them is not there, or it cannot be told which one is meant.
+        InvalidUsage: one of them does not exist, or its name is ambiguous.
     """
     collections = []
     with _deep_is_refused():
@@ -102,10 +102,10 @@ def planned(
     """Return the plan of a query over some collections, and its columns.
 
     Args:
-        keyed: how those of the collections resolve events that do.
+        keyed: the declarations of keyed collections.
 
     Raises:
-        InvalidUsage: it is no query, or needs what is not there or not supported.
+        InvalidUsage: it is not a query, or uses something missing or unsupported.
     """
     with _deep_is_refused():
         return _planned(sql, schemas, keyed)
@@ -134,12 +134,13 @@ def _planned(
 
 
 def _with_constants(plan: Node) -> Node:
-    """Return a plan in which what is made of constants only is computed: a refresh then begins without DuckDB.
+    """Return a plan with its constant expressions computed: a refresh then begins without DuckDB.
 
     A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
     """
 
     def computed(term: Term) -> Term:
+        """Fold a term if its value can be stored exactly."""
         if not isinstance(term, Call):
             return term
         call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
@@ -201,12 +202,12 @@ def check_columns(columns: Sequence[tuple[str, str]]) -> None:
 
 
 def parse_key(asked: Sequence[str]) -> tuple[str, ...]:
-    """Return the columns that a caller wants for the key; one may be given by its name alone."""
+    """Return a caller's key columns as a tuple; a single name is allowed."""
     return tuple([asked] if isinstance(asked, str) else asked)
 
 
 def choose_key(plan: Node, columns: Sequence[tuple[str, str]], asked: Sequence[str] | None) -> tuple[str, ...]:
-    """Return which columns are the key: those asked for, or what the query groups by, or all."""
+    """Return the key columns: the caller's, or the query's groups, or all."""
     names = [name for name, _ in columns]
     if asked is not None:
         key = parse_key(asked)

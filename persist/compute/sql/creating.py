@@ -27,11 +27,11 @@ def load_or_create_view(
     *,
     keeps_groups: bool = False,
 ) -> LiveView:
-    """Return a view, which is created if there is none; arguments and errors are those of `Client.create_view`."""
+    """Load the view of a name, or create it; see `Client.create_view` for arguments and errors."""
     check_free_name(name)
 
     def plan() -> LiveView:
-        if engine.follower.newest_id_of(name) is not None:
+        if engine.newest_id_of(name) is not None:
             return _existing(engine, name, sql, key, start, options)
         return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
 
@@ -75,9 +75,9 @@ def _created(
 ) -> LiveView:
     draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
     for reason in unbounded(draft.bound, estimate_sizes(engine, draft.definition.reads)):
-        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # Of whoever calls the client.
+        warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # At the client's caller.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.readable.id, name, draft.readable.schema), draft.definition, options)
-    if start is None:  # Otherwise somebody knows what they ask for.
+    if start is None:  # With a start, the user has decided.
         live.warn_of_behind(is_new=True)
     return live

@@ -46,11 +46,11 @@ def forbid_indefinite(connection: Any) -> None:
     for name in sorted(indefinite_functions()):
         body = f"{quoted(_REFUSED + name)}()"
         overloads = [f"({', '.join(letters[:count])}) AS {body}" for count in range(len(letters) + 1)]
-        if name == "age":  # Of two moments it is the distance between them; of one, until today.
+        if name == "age":  # With two moments it is their distance; with one, the distance to today.
             overloads = [f"(a) AS {body}", "(a, b) AS system.main.age(a, b)"]
         statements += [f"CREATE MACRO {body} AS 1", f"CREATE MACRO {quoted(name)} {', '.join(overloads)}"]
         statements.append(f"DROP MACRO {quoted(_REFUSED + name)}")
-    # A query in a text can be seen by nobody else.
+    # A query in a text is invisible to the caller.
     table = quoted(f"{_REFUSED}query")
     statements.append(
         f"CREATE MACRO {table}() AS 1; CREATE MACRO query(a) AS TABLE SELECT {table}(); DROP MACRO {table}"

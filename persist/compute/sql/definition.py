@@ -1,4 +1,4 @@
-"""What a view is: the text of its query, and the plan that it was bound to. It is stored with the collection.
+"""The definition of a view: the text of its query, and the plan that it was bound to. It is stored with the collection.
 
     definition = { version, sql, inputs, reads, columns, key, plan, number, since, earlier }
 
@@ -16,18 +16,18 @@ Fields:
     start    the time at which the view begins: before it there are no answers
     program  the plan that refreshes run (`persist.compute.sql.stored`); without it, each makes one of the relation
 
-A relation is stored as its `kind` and those of its members that are no defaults; each of its expressions as one of
+A relation is stored as its `kind` and its members without defaults; each of its expressions as one of
 
     { kind: "column", index }
     { kind: "constant", type, value }            value as text; without it, NULL
     { kind: "call", function, type, arguments, at }
 
-A view begins at the earliest time at which all that it reads can be read. Where it reads another view, that is where
-that one begins, or where it has got the definition that it has now: what it held before, no program computes any more.
+A view begins at the earliest time at which all that it reads can be read. If it reads another view, it begins at that
+view's start, or at its last change of definition: no program computes the earlier contents any more.
 
-The answer at a time needs all inputs to have sealed it. Times of inputs that have nothing to do with each other, such
-as those of a timeline and those that only count, may be so far apart that a view sees nothing of one of them, for ever.
-That is right by all rules, and never what was meant, so whoever creates or refreshes such a view is warned.
+The answer at a time needs all inputs to have sealed it. The times of unrelated inputs, such as timestamps and counters,
+may be so far apart that a view never uses one of them. That is correct but never intended, so creating or refreshing
+such a view warns.
 """
 
 from collections.abc import Iterable, Sequence
@@ -134,7 +134,7 @@ def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
 
 
 def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
-    """Return the term that was stored; for msgspec, which asks for a type that it does not know.
+    """Return a stored term; a hook for msgspec, which does not know the type.
 
     Raises:
         ValueError: it is none.
@@ -190,7 +190,7 @@ def shared_timeline(inputs: Iterable[Readable]) -> str | None:
 
 
 def parse_start(start: Start, unit: str | None) -> int | None:
-    """Return a time that a user has given for the beginning of a view; None for "now" and "latest".
+    """Parse a user's start of a view; None for "now" and "latest".
 
     Raises:
         InvalidUsage: it is none.
@@ -215,11 +215,11 @@ def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> 
     """Return the time at which a view of some inputs begins.
 
     Args:
-        start: as a user gives it: None for the earliest time, "now" for the last one that all inputs have sealed.
+        start: the user's argument: None for the earliest time, "now" for the last time that all inputs have sealed.
         unit: of the timeline of the view.
 
     Raises:
-        InvalidUsage: an input cannot be read then, or it is no time.
+        InvalidUsage: an input cannot be read at that time, or it is not a time.
     """
     earliest = max((readable.since for readable in inputs), default=0)
     if start is None:
@@ -246,7 +246,7 @@ def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | No
 
     Args:
         start: where the view begins.
-        inputs: all that it reads that are no views, as they are now.
+        inputs: all its plain collections, as they are now.
     """
     sealed = {contents.name: contents.upper for contents in inputs}
     if not sealed:

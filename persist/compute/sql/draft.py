@@ -53,7 +53,7 @@ class Draft:
 
 
 class Catalog:
-    """What a view may read: the collections of a location, as a commit that is planned leaves them."""
+    """The collections that a view may read, as they are after the planned commit."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -151,7 +151,7 @@ def drafted(
 
     Args:
         keeps_groups: make the views that hold its groups, too (`persist.compute.sql.groups`).
-        replaces: the definition that a view has: what holds the groups of that holds those of this one, if it can.
+        replaces: the present definition of the view, whose groups the new one reuses if it can.
 
     Raises:
         InvalidUsage: as `Client.create_view`.
@@ -213,7 +213,7 @@ def _draft_collection(
     Args:
         reads: what it may scan, by name.
         every: what it may depend on, by id.
-        known: what is known of the sizes of what it may scan.
+        known: the statistics of the collections that it may scan.
         relation: the plan as it is rewritten, if that was done.
         keeps_plan: store the plan that refreshes run.
     """
@@ -245,7 +245,7 @@ def _draft_collection(
 def _check_together(
     catalog: Catalog, name: str, own: Mapping[str, Mapping[str, str]], every: Mapping[str, Readable]
 ) -> None:
-    """Raise InvalidUsage if a collection has evolved between what the view reads of it and what views below it read.
+    """Raise InvalidUsage if a collection has evolved between the schemas that the view and the views below it use.
 
     All views of a graph are refreshed by one program, which reads a collection once.
     """
@@ -258,7 +258,7 @@ def _check_together(
         columns = set().union(*(names for _, _, names in parts))
         for reader, schema, _ in parts[1:]:
             then, now = (
-                dict(zip(s.names, zip(s.ids, s.types, strict=False), strict=True)) for s in (schema, parts[0][1])
+                dict(zip(s.names, zip(s.ids, s.shapes, strict=True), strict=True)) for s in (schema, parts[0][1])
             )
             if differing := sorted(column for column in columns if then.get(column) != now.get(column)):
                 raise InvalidUsage(
@@ -279,8 +279,8 @@ def _holds(
 ) -> list[record_kinds.SetHold]:
     """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
 
-    Its program begins where the view does. What views hold is computed again, and not read, so their history is not
-    kept; the hold says only that they are needed.
+    Its program begins where the view does. Contents of views are computed again, and not read, so their history is not
+    kept; the hold only records the dependency.
     """
     return [
         record_kinds.SetHold(

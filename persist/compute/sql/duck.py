@@ -33,7 +33,7 @@ class Bound:
     described: tuple[tuple[str, str], ...]
 
     def columns(self, kinds: Sequence[str]) -> list[tuple[str, str]]:
-        """Return the columns of the query, with their types; kinds are those that its plan gives.
+        """Return the columns of the query, with their types; kinds are the types in its plan.
 
         Raises:
             InvalidUsage: one is of a type that is not supported.
@@ -47,9 +47,9 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
 
     Args:
         tables: the columns of each, with their types (`persist.compute.sql.types`).
-        now: what `_now()` stands for.
-        late_by: of windows that are given when they are final, how far behind their ends
-        (`persist.compute.sql.emission`).
+        now: the expression for `_now()`.
+        late_by: for windows that are emitted when final, the distance behind their ends
+            (`persist.compute.sql.emission`).
 
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
@@ -125,7 +125,7 @@ def walk_parts(parsed_query: Any) -> Iterator[dict[str, Any]]:
 
 
 def parsed(sql: str) -> Any:
-    """Return the one statement of a text, as DuckDB parses it; nobody may change it.
+    """Return the one statement of a text, as DuckDB parses it; callers must not change it.
 
     Raises:
         InvalidUsage: it is not a query that can be parsed.
@@ -134,7 +134,7 @@ def parsed(sql: str) -> Any:
     return _statement(sql)
 
 
-@lru_cache(maxsize=4)  # What makes a view looks at the statement three times.
+@lru_cache(maxsize=4)  # Creating a view needs the statement three times.
 def _statement(sql: str) -> Any:
     with _binder(sql) as connection:
         answer = _json(_first(connection, _PARSE, sql, sql))
@@ -171,7 +171,7 @@ def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) 
         )
     if node.get("type") == "VALUE_PARAMETER":
         where = place(sql, node.get("query_location", 0))
-        raise InvalidUsage(f"the query has a parameter, and nobody gives it a value: write the value instead{where}")
+        raise InvalidUsage(f"the query has a parameter without a value: write the value instead{where}")
     path = windowed_table(node)
     if node.get("type") == "BASE_TABLE":
         path = tuple(node["qualified_name"]["path"])
@@ -211,7 +211,7 @@ def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
 
 
 def _json(text: str) -> Any:
-    """Return what DuckDB says of a query. Values of some types it writes in a way that is no JSON."""
+    """Parse DuckDB's JSON of a query. For values of some types, DuckDB's text is not valid JSON."""
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
@@ -222,6 +222,7 @@ def _json(text: str) -> Any:
 
 
 def loaded_duckdb() -> Any:
+    """Import DuckDB, and check its version."""
     try:
         import duckdb
     except ImportError as error:
@@ -246,7 +247,7 @@ def _binder(sql: str) -> Iterator[Any]:
     one, which holds nothing: each use is a transaction that is rolled back, and they come one after another.
 
     Raises:
-        InvalidUsage: what was given is no text; or DuckDB is missing or of another version.
+        InvalidUsage: the argument is not text; or DuckDB is missing or of another version.
     """
     duckdb = loaded_duckdb()
     _check_text(sql)
@@ -265,7 +266,7 @@ _one_at_a_time = threading.Lock()
 @cache
 def _database(duckdb: Any) -> Any:
     database = duckdb.connect(":memory:", config={"enable_external_access": "false", "threads": "1"})
-    database.execute("SET GLOBAL TimeZone = 'UTC'")  # As where a view is computed; else it is that of the machine.
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # As in the computation of a view; otherwise it is the machine's.
     forbid_indefinite(database)
     return database
 

@@ -7,16 +7,16 @@ greatest time seen. So a window is final when its end lies that far behind the g
 `EMIT FINAL` leaves out the rows of all others: `window_end <= (SELECT max(at) - distance FROM bids)`. That is a
 comparison with one value, which views keep in order, so nothing here is computed but for what a refresh changes.
 
-A view holds at each time what its query gives on its inputs at that time, and this one follows from that alone. What is
-shown stays only if more holds, which is checked when the view is made:
+A view's contents at each time are its query's result on its inputs at that time, and these rules follow from that
+alone. A displayed row only stays under more conditions, which are checked when the view is created:
 
-- The collection has such a bound, of the column that the windows are of, and events are its only way to change: none
-  replaces or deletes a row (`InsertIfAbsent`, and no tombstones).
-- The query reads nothing else, and each row of its answer is made of the rows of one window: it groups by a bound of
+- The collection has such a bound, of the column that the windows use, and events are its only changes: none replaces or
+  deletes a row (`InsertIfAbsent`, and no tombstones).
+- The query reads nothing else, and each row of its answer comes from the rows of one window: it groups by a bound of
   the window, and its window functions have partitions of such a bound. It has no LIMIT, and does not ask `_now()`.
 
-The bound holds in the order in which events arrive. An event that was given a later time than one that arrived behind
-it, or a statement that overwrites rows, still changes the windows that it touches, as an exact correction.
+The bound holds in the order in which events arrive. An event with a later time than one that arrived after it, or a
+statement that overwrites rows, still changes its windows, as an exact correction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[s
 
     Args:
         sql: the query without `EMIT FINAL`.
-        keyed: how those of the collections resolve events that do.
+        keyed: the declarations of keyed collections.
 
     Raises:
         InvalidUsage: what the query shows of a window could change after that.
@@ -125,7 +125,7 @@ def _check_groups(node: Json, columns: Sequence[str]) -> None:
     """Raise InvalidUsage if the groups of a query are not of one window each.
 
     Args:
-        columns: those of its collection, which count before the aliases of the query.
+        columns: the columns of its collection, which precede the aliases of the query.
     """
     items = node.get("select_list") or []
     aliases = {sql_name(item["alias"]): item for item in items if item.get("alias")}

@@ -1,7 +1,7 @@
 """Views as one program: a view, and the views that it reads, in the order in which they depend on each other.
 
 All of them are outputs of the program, so a step of it is one commit. A view that another one reads is not read back
-from the store: what is written of it is what the other one takes in.
+from the store: its output is the other one's input.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -56,7 +56,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
 
     Args:
         columns: of the answer, with their types; without them, they are called c0, c1, …
-        optimise: let operators become one. Otherwise, only columns and records that nobody reads are left out.
+        optimise: let operators become one. Otherwise, only unused columns and records are left out.
 
     Raises:
         InvalidUsage: it cannot be computed on any rows.
@@ -104,10 +104,10 @@ class Defined:
 
 
 class ViewProgram(Program):
-    """The program of some views: the plans that are stored with them, or made of their definitions if one does not fit.
+    """The program of some views: from their stored plans, or from their definitions if a plan does not fit.
 
     Args:
-        views: each after those that it reads.
+        views: each after the views that it reads.
         is_rehearsal: keep what they hold nowhere, only compute it.
     """
 
@@ -117,7 +117,7 @@ class ViewProgram(Program):
         self.using(engine)
         self._views = views
         self._is_rehearsal = is_rehearsal
-        self._ids: dict[str, str] = {}  # Of what is read, by the names that it has now.
+        self._ids: dict[str, str] = {}  # The ids of the inputs, by their present names.
         self._stored = [_find_fitting_plan(engine, view.definition) for view in views]
         self._optimised: Plan | None = None
         for view, stored in zip(views, self._stored, strict=True):
@@ -127,7 +127,7 @@ class ViewProgram(Program):
 
     @property
     def plan(self) -> Plan:
-        """The plan as the definitions say it, whose operators are not put together; it is made when it is needed."""
+        """The plan from the definitions, without merged operators; computed at its first use."""
         if self._as_defined is None:
             self._as_defined = self._together([self._lower(view, optimise=False) for view in self._views])
         return self._as_defined
@@ -207,7 +207,7 @@ class ViewProgram(Program):
         )
 
     def holders(self, collection: str) -> list[str]:
-        """Return what the permanent holds on a source are called: those of the views that depend on it."""
+        """Return the names of the permanent holds on a source: one for each view that depends on it."""
         id_ = self._ids[collection]
         return [view_hold(view.handle.id) for view in self._views if id_ in view.definition.inputs]
 
@@ -243,9 +243,9 @@ def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
 
 
 def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statistics]:
-    """Return what is known of the sizes of collections, by their names, of which reads has the ids.
+    """Estimate the statistics of collections, by their names; reads: their ids.
 
-    Of one that is not there, nothing is known: whoever opens it says so.
+    A missing collection has no statistics: opening it raises the error.
     """
     sizes = {}
     for name, id_ in reads.items():
@@ -255,18 +255,19 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
 
 
 def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
-    """Return views and all views that they depend on, each after those that it reads.
+    """Return views and all views that they depend on, each after its inputs.
 
     Args:
         wanted: the names of the views, by id.
 
     Raises:
-        InvalidUsage: it is no view.
+        InvalidUsage: it is not a view.
         CollectionNotFound: it was dropped.
     """
     views: dict[str, Defined] = {}
 
     def visit(handle: CollectionHandle) -> bool:
+        """Add a view after its inputs; return whether it is one."""
         definition = load_definition(handle)
         if definition is None:
             return False

@@ -1,8 +1,8 @@
-"""What a view keeps of its groups, so that a step reads of them what it needs: counts and totals, in views of its own.
+"""The stored groups of a view: counts and totals, in views of its own, which a step reads instead of the inputs.
 
-A sum of a case, an average or a share does not tell what its group was, nor do rows that a LIMIT leaves. So a view that
-is made with `indexes="auto"` is cut at its aggregates. Each GROUP BY of counts, exact sums and means becomes a view of
-the library's own, and what reads it computes from that what was asked for:
+The groups cannot be derived from a sum of a case, an average or a share, nor from the rows that a LIMIT leaves. So a
+view that is made with `indexes="auto"` is cut at its aggregates. Each GROUP BY of counts, exact sums and means becomes
+a view of the library's own, and its readers compute the original result from it:
 
     SELECT k, avg(v) FROM t GROUP BY k    =    SELECT k, mean(lower, upper, c) FROM groups WHERE n <> 0
     groups(k, n, c, lower, upper)         =    SELECT k, count(*), count(v), total(v % 2**62), total(v // 2**62) …
@@ -12,13 +12,14 @@ the library's own, and what reads it computes from that what was asked for:
         plan    an aggregate that is `complete` (`persist.compute.sql.algebra`)
 
 All of these are outputs of one program and move in one commit with the view, as views that read each other do. Such a
-view holds all that the state of a group is, also where multiplicities are negative: what a step goes on from is exact,
-and nothing has to be known of the inputs (`persist.compute.dataflow.running.partial`). Who reads it wants the last time
-alone, so its history is given up at each commit. It goes when its view goes. It stays when its view gets another query
-that has the same groups, of which it wants no more than is kept; other groups of that query are not kept.
+view has the complete state of a group, even with negative multiplicities: a step continues from it exactly, and needs
+no facts about the inputs (`persist.compute.dataflow.running.partial`). Its readers only need the last time, so its
+history is given up at each commit. It goes when its view goes. It stays when its view gets another query that has the
+same groups, of which it wants no more than is kept; other groups of that query are not kept.
 
-Sums of floats are rounded when they are read, and a least value does not tell which comes next, so a GROUP BY with one
-of these stays as it is. So does one that reads what a correlated subquery binds: it is no relation by itself.
+A GROUP BY with a sum of floats, which is rounded when it is read, or with a minimum, which does not determine its
+successor, stays as it is. The same holds for an aggregate that reads a correlated subquery's columns: it is not a
+relation by itself.
 """
 
 from collections.abc import Sequence
@@ -70,7 +71,7 @@ class Groups:
 
 
 def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
-    """Return a plan that reads its groups from views, and these, each after those that it reads.
+    """Return a plan that reads its groups from views, and these groups, each after its inputs.
 
     Args:
         plan: as it is rewritten.
@@ -82,6 +83,7 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
     groups: list[Groups] = []
 
     def below(node: Node) -> Node:
+        """Replace the aggregates of a relation from the bottom up."""
         node = map_children(node, below)
         if not isinstance(node, Aggregate) or not _can_be_kept(node):
             return node
@@ -97,7 +99,7 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
 
 
 def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
-    """Return an aggregate as what is made of groups that are kept, and these; None if none of them has all it wants."""
+    """Return an aggregate computed from stored groups, and these; None if no stored groups suffice."""
     for groups in kept:
         stored = groups.plan
         if isinstance(stored, Aggregate) and (stored.input, stored.keys, stored.sets) == (
@@ -126,7 +128,7 @@ def _can_be_kept(node: Aggregate) -> bool:
 
 
 def _is_told(aggregation: Aggregation, given: Sequence[str]) -> bool:
-    """Whether an aggregate is told by counts and totals of whole numbers."""
+    """Whether counts and totals of whole numbers determine an aggregate."""
     if aggregation.distinct or aggregation.order:
         return False
     if aggregation.function in ("count_star", "count"):
@@ -140,10 +142,10 @@ def _is_told(aggregation: Aggregation, given: Sequence[str]) -> bool:
 
 @dataclass
 class _Cut:
-    """One aggregate, taken apart: what its groups are, and what is made of them.
+    """One aggregate in two parts: its stored groups, and the terms computed from them.
 
     Attributes:
-        given: the types of its input.
+        input_types: the types of its input.
         kept: the counts and totals, each once.
     """
 
@@ -157,6 +159,7 @@ class _Cut:
         self.outputs += [self._rebuild_aggregate(aggregation) for aggregation in self.node.aggregates]
 
     def groups(self, name: str) -> Groups:
+        """Return the stored groups as a view of a name."""
         keys = [(f"k{at}", kind) for at, kind in enumerate(infer_term_types(self.node.keys, self.input_types))]
         columns = (*keys, *((f"v{at}", aggregation.type) for at, aggregation in enumerate(self.stored)))
         plan = Aggregate(self.node.input, self.node.keys, tuple(self.stored), self.node.sets, complete=True)
@@ -168,7 +171,7 @@ class _Cut:
         return Project(Filter(Scan(groups.name, names, kinds), is_there), tuple(self.outputs))
 
     def _rebuild_aggregate(self, aggregation: Aggregation) -> Term:
-        """Return an aggregate as what is made of counts and totals."""
+        """Return the term of an aggregate over counts and totals."""
         if aggregation.function == "count_star" and aggregation.where is None:
             n = Place(len(self.node.keys))
             return n if self.node.keys else sql_call("subtract", pa.int64(), n, Lit(pa.scalar(1, pa.int64())))

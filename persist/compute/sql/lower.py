@@ -218,7 +218,9 @@ def _top(node: TopK, rows: Rows) -> Stream:
 
 
 def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
-    """Return the first rows of each of some parts, among which those of the whole are: a change then costs its part."""
+    """Return the first rows of each of some parts, which include the first of the whole: a change then only costs its
+    part.
+    """
     columns = list(stream.columns)
     part = sql_call("bucket", pa.int64(), *map(Col, columns))
     order = dict(zip(reversed(by), reversed(node.order), strict=True))
@@ -251,7 +253,7 @@ def _windowed(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
 
 
 class _Computed:
-    """What functions over the same partitions read, computed once: in columns of the rows, and not in the key."""
+    """The arguments of functions over the same partitions, each computed once, in columns outside of the key."""
 
     def __init__(self, keys: Sequence[str], rows: Rows) -> None:
         self.rows = rows
@@ -264,7 +266,7 @@ class _Computed:
         return self.rows.stream.schema
 
     def add(self, terms: Iterable[Term]) -> list[str]:
-        """Return the columns that hold values, after those that lack are added."""
+        """Return the columns of values, after adding the missing ones."""
         new, names = dict[str, Term](), list[str]()
         for term in terms:
             if isinstance(term, Col) and term.name not in self._keys:
@@ -280,7 +282,7 @@ class _Computed:
 
 # Functions of the place of a row in its partition, whatever its frame is.
 _UNFRAMED = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "ntile", "lag", "lead")
-# Aggregates of which that of a frame is made of running ones, and to which NULL is nothing.
+# Aggregates of a frame that follow from running ones and ignore NULL.
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
 
@@ -341,7 +343,7 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     """Return the answer of a query in DuckDB's SQL, as a stream of a program; see `docs/use/views-sql.md`.
 
     Args:
-        streams: what the query calls by these names. Other names are those of collections, which are sources of the
+        streams: what the query calls by these names. Other names are names of collections, which are sources of the
             program: `Program("name").using(client)` finds their columns.
     """
     names = [*streams, *(program.engine.names() if program.engine is not None else ())]

@@ -1,9 +1,10 @@
 """GROUP BY: aggregates with FILTER and DISTINCT, grouping sets, and the one row of a group of nothing.
 
-Aggregates that are sums cost what a change touches; minima and maxima cost their group. What picks one record of its
-group by an order is the first of it (`PICKED`), and what needs all of them is a fold (`FOLDED`). An aggregate over
-distinct values is one over a distinct collection. These are joined to the others by the key, where NULL equals NULL. A
-query without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group there.
+Aggregates that are sums cost what a change touches; minima and maxima cost their group. An aggregate that picks one
+record of its group by an order is the first of it (`PICKED`), and one that needs all of them is a fold (`FOLDED`). An
+aggregate over distinct values is one over a distinct collection. These are joined to the others by the key, where NULL
+equals NULL. A query without keys has one row even of nothing: a row of NULLs, which counts for nothing, keeps its group
+there.
 """
 
 import re
@@ -27,7 +28,7 @@ from persist.core.expression.term import Aggregate as Summary
 from persist.core.expression.term import Col, Lit, Term, sql_call
 
 NARROW = 18  # Digits of a decimal that fit one word.
-_COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # What columns of aggregates are called here.
+_COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # Names of computed columns in this module.
 
 
 def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
@@ -57,7 +58,7 @@ def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
 
 
 def is_picked(aggregation: Aggregation) -> bool:
-    """Return whether an aggregate is the value of one record of its group, which an order says."""
+    """Return whether an aggregate is the value of one record of its group, by an order."""
     return aggregation.function in ("arg_min", "arg_max") or bool(aggregation.order and aggregation.function in PICKED)
 
 
@@ -104,7 +105,7 @@ def build_fold(
 
 
 def _without_count_if(aggregation: Aggregation) -> Aggregation:
-    """Return count_if as what it is in DuckDB: a sum of 1 and 0, which is NULL if there is none of either."""
+    """Return count_if as DuckDB defines it: a sum of 1 and 0, which is NULL without either."""
     return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
 
 
@@ -117,7 +118,7 @@ def _value(aggregation: Aggregation, rows: Rows) -> Term:
 
 
 def summable(value: Term, schema: pa.Schema, function: str) -> Term:
-    """Return a value of a type that sums are made of."""
+    """Convert a value to a type that can be summed."""
     kind = infer_type(value, schema, "map")
     if pat.is_boolean(kind) or pat.is_uint64(kind):
         return sql_call("cast", pa.int8() if pat.is_boolean(kind) else pa.decimal128(20, 0), value)
@@ -218,7 +219,7 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
         columns, constants = split(aggregation.function, aggregation.arguments)
         arguments = tuple(f"v{number}_{at}" for at in range(len(columns)))
         within = tuple((f"o{number}_{at}", key.descending, key.nulls_first) for at, key in enumerate(aggregation.order))
-        # The row of NULLs that keeps a group of nothing is no row of it; most folds leave NULLs out.
+        # The row of NULLs that keeps an empty group is not a row of the group; most folds skip NULLs.
         is_needed = not keys and aggregation.function == "list"
         where = f"w{number}" if aggregation.where is not None else "there" if is_needed else ""
         kinds = [rows.schema.field(argument).type for argument in arguments]
@@ -230,7 +231,7 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
 
 
 def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
-    """Return a row per key with aggregates. Sums of wide decimals are those of their limbs, put together."""
+    """Return a row per key with aggregates. Sums of wide decimals are computed from the sums of their limbs."""
     summaries: dict[str, Summary] = {}
     outputs: dict[str, Term] = {key: Col(key) for key in keys}
     for name, aggregation in wanted.items():
@@ -254,7 +255,7 @@ def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *
 
 
 def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
-    """Return a row per key with counts and totals that say all of a group. The row of NULLs counts as one more."""
+    """Return a row per key with counts and totals that determine the group. The row of NULLs counts as one more."""
     summaries = {
         name: Summary("count", Lit(pa.scalar(1)))
         if aggregation.function == "count_star" and aggregation.where is None

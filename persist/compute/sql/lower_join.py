@@ -1,4 +1,4 @@
-"""All kinds of joins, made of the dataflow's inner join, distinct and difference.
+"""All kinds of joins, from the dataflow's inner join, distinct and difference.
 
 Let `semi` be the rows of the left with a partner. Then
 
@@ -23,11 +23,11 @@ from persist.core.expression.term import Call, Col, Lit, Place, Term, list_place
 
 @dataclass(frozen=True, slots=True)
 class On:
-    """What partners agree in.
+    """The condition for partners.
 
     Attributes:
         keys: a term over each side, and whether NULL equals NULL in them.
-        rest: conditions over the columns of the left, and behind them those of the right.
+        residual: conditions over the columns of the left, followed by those of the right.
     """
 
     keys: tuple[tuple[Term, Term, bool], ...] = ()
@@ -44,7 +44,7 @@ class On:
 
 
 def joined(join: Join, left: Rows, right: Rows) -> Rows:
-    """Return a join, with the columns of the left and then those of the right."""
+    """Return a join, with the left columns and then the right ones."""
     width, right_width = len(left.columns), len(right.columns)
     conditions = conjuncts(join.condition)
     lefts, rights, crossing = by_side(conditions, width)
@@ -82,7 +82,7 @@ def _minus(rows: Rows, others: Rows) -> Rows:
 
 
 def _with_nulls(rows: Rows, schema: pa.Schema) -> Stream:
-    """Return rows with the columns of a schema, of which those that they lack are NULL."""
+    """Return rows with the columns of a schema; missing columns are NULL."""
     has = {*rows.columns}
     return select(
         rows.stream, {field.name: Col(field.name) if field.name in has else make_null(field.type) for field in schema}
@@ -140,7 +140,7 @@ def _sides(left: Rows, right: Rows, on: On) -> _Sides:
 
 
 def inner(left: Rows, right: Rows, on: On) -> Rows:
-    """Return the pairs that agree: the columns of the left, then those of the right."""
+    """Return the matching pairs: the left columns, then the right ones."""
     sides = _sides(left, right, on)
     if sides.pairs:
         pairs = sides.left.join(sides.right, sides.pairs, null_equals=sides.nulls)
@@ -150,9 +150,9 @@ def inner(left: Rows, right: Rows, on: On) -> Rows:
 
 
 def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
-    """Return the rows of the left that have a partner; has_one says that none has two."""
+    """Return the left rows with a partner; has_one: whether none has two."""
     if on.residual:
-        # Records that agree in what is asked of them have partners all, or none.
+        # Records that are equal in the columns of the condition all have a partner, or none has.
         width = len(left.columns)
         places = set[int]().union(*map(list_places, (*(left_key for left_key, _, _ in on.keys), *on.residual)))
         key_places = [Place(at) for at in range(width) if at in places] or [*map(Place, range(width))]

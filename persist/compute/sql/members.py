@@ -1,7 +1,7 @@
-"""What DuckDB's plans may say: the members of each node that are translated, or mean nothing here; no others.
+"""The known members of each node in DuckDB's plans: those that are translated or have no effect here.
 
-A member that is not listed is refused unless it is empty, and so is a value of one that may have a few only. So what
-a release of DuckDB adds to a plan is refused until somebody translates it.
+Any other member is refused unless it is empty, and so is an unknown value of a member with few values. So a release's
+additions to plans are refused until they are translated.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ NOWHERE = 2**64 - 1  # A place in the text, or a number of a table, that is not 
 _EVERY = "expression_class type alias query_location query_location_length return_type"
 _CALL = "arguments children function_data has_serialize named_arguments positional_arguments qname"
 _RANGE = (
-    # As start_expr and end_expr say, and the casts in the order.
+    # As in start_expr and end_expr, and the casts in the order.
     "sql_range_start sql_range_end sql_range_start_boundary sql_range_end_boundary sql_range_order_casts "
     "sql_range_order_type"
 )
@@ -59,7 +59,7 @@ _RELATIONS = {
     "LOGICAL_MATERIALIZED_CTE": f"{_RUNS} ctename materialize",
     "LOGICAL_CTE_REF": f"{_RUNS} bound_columns chunk_types cte_index is_recurring",
     "LOGICAL_RECURSIVE_CTE": f"{_RUNS} ctename internal_types ref_recurring union_all key_targets "
-    "payload_aggregates",  # What reads the rows that recur is refused where it stands.
+    "payload_aggregates",  # A reader of the recursive rows is refused at its own node.
     "LOGICAL_DUMMY_SCAN": _RUNS,
     "LOGICAL_EXPRESSION_GET": f"{_RUNS} expr_types expressions",
     "LOGICAL_ASOF_JOIN": f"{_JOIN} delim_flipped",
@@ -97,13 +97,13 @@ _VALUES: dict[tuple[str, str], tuple[Any, ...]] = {
     **{(part, "null_order"): ("NULLS LAST", "NULLS FIRST") for part in ("orders", "arg_orders")},
     ("column_indexes", "index_type"): ("FULL_READ",),
 }
-# What an aggregate says of its arguments besides them.
+# Options of an aggregate besides its arguments.
 _AGGREGATE_DATA = "desc order quantiles separator"
 _CLAUSES = {"state_export": "EXPORT_STATE", "index_type": "a field of a column"}
 
 
 def check_members(node: Json) -> None:
-    """Raise InvalidUsage if a node of DuckDB's plan says something that is not translated.
+    """Raise InvalidUsage if a node of DuckDB's plan has members that are not translated.
 
     Args:
         node: of a relation or an expression. Its children are not looked at.

@@ -1,9 +1,9 @@
 """The order of joins: a relation is joined next if what is kept in between then stays small.
 
-What is known of collections (rows, and of whole numbers how many values lie within their bounds) and what conditions
-look like give a rough size of each relation, and of a join: |A| · |B| over the number of values of the key. From every
-relation on, the one is added next with which the join is smallest, a cross product last. The order with the
-least rows in between is taken. If nothing is known, all collections are taken for equally large.
+The statistics of collections (rows, and the number of values within the bounds of whole numbers) and the form of
+conditions give an estimate of each relation, and of a join: |A| · |B| over the number of values of the key. From every
+relation on, the one is added next with which the join is smallest, a cross product last. The order with the least rows
+in between is taken. If nothing is known, all collections are taken for equally large.
 
 The estimates decide about speed and memory only. They may change from one start to the next, and results do not.
 """
@@ -37,10 +37,10 @@ from persist.compute.sql.algebra import (
 from persist.core.expression.evaluation import factored_conjuncts
 from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, move_columns, shifted, sql_call
 
-Known = Mapping[Any, Statistics]  # Of collections by their names, of relations by the numbers that refer to them.
+Known = Mapping[Any, Statistics]  # For collections by their names, for relations by the numbers that refer to them.
 NOTHING: Known = MappingProxyType({})
-ROWS = 1000.0  # Of a collection of which nothing is known.
-EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Of the rows, an equality with a constant and any other condition.
+ROWS = 1000.0  # Assumed for a collection without statistics.
+EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Shares of rows for an equality with a constant, and for any other condition.
 SEMI_KEEPS = 0.5
 
 
@@ -98,7 +98,7 @@ def _share(condition: Term, given: Statistics) -> float:
 
 def _joined(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
     values = prod(max(_values(one, a), _values(other, b)) for a, b in keys)
-    if len(keys) > 1:  # Their columns depend on each other, as those of a key and of what refers to it do.
+    if len(keys) > 1:  # Their columns depend on each other, as in a key and a reference to it.
         values = min(values, one.rows, other.rows)
     rows = max(1.0, one.rows * other.rows / max(values, 1.0))
     counts = {**one.distinct, **other.distinct}

@@ -1,11 +1,10 @@
-"""What to tell people of a plan: why a query is run otherwise than it was written, and which joins grow without end.
+"""Explanations of a plan for people: why a query runs differently than written, and which joins grow without end.
 
-For `View.explain`, what was done is told from the plans before and after each step of `persist.compute.sql.rewrite`:
-so no rewrite keeps a book of what it does, and none can be forgotten in it that changes one of the things compared
-here.
+`View.explain` compares the plans before and after each step of `persist.compute.sql.rewrite`: so rewrites record
+nothing, and each change of the compared properties is reported.
 
-The state and the work of a join of two growing inputs without a key grow with both of them. Such a query is right, and
-may be what is wanted of small inputs, so it is not refused: whoever creates it is warned.
+The state and the work of a join of two growing inputs without a key grow with both of them. Such a query is correct,
+and may be intended for small inputs, so it only warns.
 """
 
 from collections import Counter
@@ -93,7 +92,7 @@ def _of_conditions(before: Node, after: Node) -> list[str]:
 
 
 def _conditions(plan: Node) -> Counter[str]:
-    """Return how many conditions are asked of what is read of each collection, before anything else is done with it."""
+    """Return the number of conditions directly on each collection."""
     counts: Counter[str] = Counter()
     for node in walk(plan):
         if isinstance(node, Filter):
@@ -179,6 +178,7 @@ class _Growth:
         self._values: dict[int, Node] = {}
 
     def growing_joins(self, node: Node) -> list[str]:
+        """Describe the joins below a node that grow without end."""
         if isinstance(node, Let):
             self._values[node.number] = node.value
             self._known[node.number] = estimated(node.value, self._known)

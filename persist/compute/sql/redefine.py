@@ -1,8 +1,8 @@
-"""Giving a view another definition: from one time on it holds what the new one gives, and so do the views that read it.
+"""A view's next definition: from one time on its contents follow the new query, and so do the views that read it.
 
-What is sealed stays, because it is definite. So a definition holds from the view's upper on: the commit that gives it
-writes no rows, and the next refresh computes the new contents beside the old ones, which stay readable until it commits
-the difference at that time. Who follows the view sees the switch as changes of that one time.
+Sealed contents stay, because they are definite. So a definition holds from the view's upper on. The commit of a
+definition writes no rows. The next refresh computes the new contents beside the old ones, which stay readable until it
+commits the difference at that time. A follower of the view sees the switch as changes of that one time.
 
 The views that depend on it are computed from the same inputs in the same steps, so they switch with it, in one commit.
 They get a next definition, too: the same query, with what it now depends on. All of them switch at one time, so all are
@@ -10,11 +10,11 @@ refreshed before.
 
 Views begun anew: with a history of their own, computed from what their inputs hold by now, under the same names.
 
-What a view holds at a time is what its definition gives on its inputs at that time (rule 19). Where the inputs have
-other contents at times that are sealed, because something was erased from them (rule 23), the views that depend on them
-are wrong at those times, and may hold what was erased. Their difference cannot be written, because it is of sealed
-times. So one commit drops them all and creates them with the definitions that they had, and the next refresh computes
-them from the earliest time that their inputs can still tell. In between they hold nothing, and never what is gone.
+A view's contents at a time are its definition's result on its inputs at that time (rule 19). If an erasure changes the
+inputs at sealed times (rule 23), the dependent views are wrong at those times, and may contain erased records. Their
+difference cannot be written, because it is of sealed times. So one commit drops them all and creates them with the same
+definitions, and the next refresh computes them from the earliest time that their inputs still have. In between they
+hold nothing, and never what is gone.
 
 Comments, properties, retention, indexes and kept groups come along. A tag, or a hold with a name, is of a time of the
 old history: who has one must decide what becomes of it before.
@@ -62,7 +62,7 @@ class Dependent:
     """A view that has to have a next definition, as it is now.
 
     Attributes:
-        name: in errors; of one that holds the groups of a view, the name of that one.
+        name: for errors; for a view's groups, the name of that view.
     """
 
     handle: CollectionHandle
@@ -77,14 +77,14 @@ class Dependent:
 
 @dataclass(frozen=True, slots=True)
 class Redefinition:
-    """What gives a view its next definition: submit the steps, with the names, as one commit."""
+    """The next definition of a view: submit the steps, with the names, as one commit."""
 
     steps: tuple[Step, ...]
     names: Mapping[str, str]
 
 
 def load_dependents(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
-    """Return the views that depend on a view, by way of others, too."""
+    """Return the views that depend on a view, directly or not."""
     dependents = []
     for hold in view.contents().holds:
         if hold.startswith(VIEW_HOLD):
@@ -98,7 +98,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     """Return the steps that give a view another query; None if it means what the view's own means already.
 
     Raises:
-        InvalidUsage: the query is none that can be in the place of the view's own; the message says why.
+        InvalidUsage: the query cannot replace the view's own; the message has the reason.
     """
     changed = load_dependent(view)
     draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
@@ -130,7 +130,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
 
 
 def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent:
-    """Return a view as it is now, which errors call by its own name unless another one is given."""
+    """Return a view as it is now; name: its name in errors, if it differs."""
     definition = load_definition(view)
     if definition is None:
         raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
@@ -173,13 +173,13 @@ def _check_together(every: Sequence[Dependent]) -> None:
 
 
 def in_order(every: Sequence[Dependent]) -> list[Dependent]:
-    """Return views so that each comes after those that it depends on."""
+    """Return views so that each comes after its inputs."""
     ids = {dependent.id for dependent in every}
     return sorted(every, key=lambda dependent: len(ids.intersection(dependent.definition.inputs)))
 
 
 def _check_columns(dependent: Dependent, changed: Dependent, draft: Draft) -> None:
-    """Raise InvalidUsage if a view reads a column of the one that changes which is gone then, or of another type."""
+    """Raise InvalidUsage if a view reads a column of the changed view that disappears or changes its type."""
     columns_read = {} if dependent is changed else list_columns_read(dependent.definition).get(changed.id, {})
     new_columns = dict(draft.definition.columns)
     for column, kind in columns_read.items():
@@ -289,11 +289,11 @@ def _begin(dependent: Dependent, readable: Readable, start: int) -> int:
 def _check_read(
     engine: Engine, dependent: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
 ) -> None:
-    """Raise InvalidUsage if a view reads columns as of a version in which they are not those of the newest one."""
+    """Raise InvalidUsage if a view reads columns in a version where they differ from the newest one."""
     contents = loaded_by_id(engine, readable.id, readable.name).contents()
     versions = (contents.schema, contents.schema if version is None else load_schema_version(contents, version))
     newest, held_columns = (
-        dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True)) for schema in versions
+        dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True)) for schema in versions
     )
     for column in columns:
         if newest.get(column) != held_columns.get(column):
@@ -306,10 +306,10 @@ def _check_read(
 
 @dataclass(frozen=True, slots=True)
 class ViewsAnew:
-    """What lets views begin anew: submit the steps, with the names, as one commit, and refresh the views then.
+    """Recreates views: submit the steps, with the names, as one commit, and then refresh the views.
 
     Attributes:
-        views: by name, each after those that it reads, and whether it was ever refreshed.
+        views: by name, each after its inputs, and whether it was ever refreshed.
         indexed: by name, the columns of each index of a view.
         published: by name, the tables that a view was published as.
     """
@@ -366,7 +366,7 @@ def _check_untied(view: Dependent) -> None:
 
 
 def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
-    """Return where a view begins: where it did, if its inputs can still tell that."""
+    """Return the start of a view: its old one, if its inputs still have that time."""
     inputs = (made[id_].readable if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
     sinces = (readable.since for readable in inputs if not owner_of_groups(readable.name))  # Groups have no past.
     start = view.definition.start

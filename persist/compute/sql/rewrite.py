@@ -1,43 +1,40 @@
 """Rewriting of plans: the same rows, for less work. The plan is stored as it was bound; this is done at each start.
 
 1. *Conditions go down*, through projections, groups and set operations, to what they read. A cross product below a
-   condition becomes a join; a mark that is only asked for becomes a semijoin, its negation an antijoin; an outer join
-   whose NULLs are not asked for becomes an inner one. What correlated subqueries join
-   without need is left out.
-2. *Bounds of time* go below joins, so that these forget what is over.
-3. *Joins are put in an order* in which what is in between is small; see `persist.compute.sql.order`.
-   Windows of which only the first rows are asked for are put over these.
+   condition becomes a join. A mark that is only used as a condition becomes a semijoin, its negation an antijoin. An
+   outer join without use of its NULLs becomes an inner one. Unneeded joins of correlated subqueries are removed. 2.
+   *Bounds of time* go below joins, so that these forget what is over. 3. *Joins are put in an order* in which what is
+   in between is small; see `persist.compute.sql.order`. Windows whose first rows suffice are computed on these.
 
-Columns that nobody reads are left out of the dataflow that is made of the plan
-(`persist.compute.dataflow.plan.optimise`).
+The dataflow leaves out unused columns (`persist.compute.dataflow.plan.optimise`).
 
-**Conditions that may raise are done last.** Of those that must all hold (those of a WHERE and of the inner joins below
-it), the ones that cannot raise go down first, wherever they stand in the text. The others see, in their order, only
-rows for which all of these hold. There is one exception: if nothing else says what is equal in the two sides of a join,
-an equality that may raise is its key, because a cross product is no plan. Those that stand before it then go down to
-the side that they read, in front of it. DuckDB, too, evaluates both on all rows of their side.
+**Conditions that may raise come last.** Among the conditions that must all hold (in a WHERE and in the inner joins
+below it), the ones that cannot raise go down first, wherever they are in the text. The others see, in their order, only
+rows for which all of these hold. There is one exception: if a join has no other equality, an equality that may raise is
+its key, because a cross product is too slow. Those that stand before it then go down to the side that they read, in
+front of it. DuckDB, too, evaluates both on all rows of their side.
 
-**Correlated subqueries.** A subquery that reads columns of the rows around it is bound as a *domain* (the different
-values of these columns, as a relation of its own), what the subquery gives for each of them, and a join of that with
-the rows around. Two parts of it are mostly not needed. The domain is joined once more with a relation that was made of
-it, by the columns that come from it: that join finds one partner for each row, and changes nothing
-(`without_domains`). Rows without a partner are kept with NULLs, of which a condition above then is not true: an inner
-join does, where no row can have a second partner (`_pushed`).
+**Correlated subqueries.** A subquery that reads columns of the surrounding rows is bound as a *domain* (the distinct
+values of these columns, as a relation of its own), the result of the subquery for each of them, and a join of that with
+the surrounding rows. Two parts of it are mostly not needed. The domain is joined again with a relation derived from it,
+by the columns that come from it: that join finds one partner for each row, and changes nothing (`without_domains`).
+Rows without a partner are kept with NULLs, of which a condition above then is not true: an inner join does, where no
+row can have a second partner (`_pushed`).
 
-**First rows.** A condition on a row's place in its partition becomes the top rows of the partition.
-`row_number() OVER (PARTITION BY g ORDER BY x) <= 3` asks for three rows of each partition. However it is written
-(`= 1`, `IN (1, 2)`, `QUALIFY`, a LIMIT in a correlated subquery, which is bound as this), the window then is put over
-the first three rows only:
+**First rows.** A condition on a row's place in its partition becomes the top rows of the partition. `row_number() OVER
+(PARTITION BY g ORDER BY x) <= 3` needs three rows of each partition. However it is written (`= 1`, `IN (1, 2)`,
+`QUALIFY`, a LIMIT in a correlated subquery, which is bound as this), the window then is put over the first three rows
+only:
 
     Filter(Window(input, row_number), place <= 3)  =  Filter(Window(TopK(input, 3), row_number), place <= 3)
 
 For `rank` and `dense_rank`, rows that agree in the order are in or out together (`TopK.counted`).
 
-That holds if all functions of the window see the same of these rows as before: they have the same partitions and
-order, and say nothing about what stands behind a row. Ties are broken by the same columns in both.
+That holds if all functions of the window have the same result on these rows: they have the same partitions and order,
+and do not use later rows. Ties are broken by the same columns in both.
 
-Where only the columns that tell partitions apart are asked for, it does not matter which row of one is the first. So
-`SELECT DISTINCT a FROM t ORDER BY b` keeps no order.
+If only the partition columns are used, any row of a partition may be the first. So `SELECT DISTINCT a FROM t ORDER BY
+b` keeps no order.
 """
 
 import math
@@ -78,14 +75,14 @@ from persist.compute.sql.types import to_arrow
 from persist.core.expression.evaluation import evaluate, factored_conjuncts, may_raise
 from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, moved, shifted
 
-FEW = 1000  # If more first rows are asked for, it is better to keep the whole partition in order.
+FEW = 1000  # For more first rows, it is better to keep the whole partition in order.
 _PLACES = ("row_number", "rank", "dense_rank")
 _RUNNING = ("count_star", "count", "count_if", "sum", "avg", "min", "max", "bool_and", "bool_or", "first_value")
 _TURNED = {"less": "greater", "less_equal": "greater_equal", "greater": "less", "greater_equal": "less_equal"}
 # Functions that are NULL, and no error, where an argument is: a condition that is one of NULL keeps no row.
 _COMPARED = ("equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "like", "not_like")
 _STRICT = (*_COMPARED, "add", "subtract", "multiply", "negate", "cast")
-Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # Where in a plan a `Ref` stands, its number, and a column of it.
+Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a plan, its number, and a column of it.
 
 
 def rewritten(plan: Node, known: Known = NOTHING) -> Node:
@@ -149,7 +146,7 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
 
 
 def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
-    """Return a relation at times that its rows say, which are kept as far down as can be: less is arranged then."""
+    """Apply the time bounds of rows as far down as possible: less is arranged then."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
     reads = set().union(*map(list_places, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
@@ -202,7 +199,7 @@ def _keyed(node: Node, conditions: list[Term]) -> Node:
 
 
 def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
-    """Return a join that says whether a row has a partner, where conditions hold: mostly the rows that have one."""
+    """Return the rows of a mark join that satisfy conditions: usually a semijoin or an antijoin."""
     mark = Place(width)
     negated = [p for p in conditions if isinstance(p, Call) and calls(p, "not") and p.arguments == (mark,)]
     if mark not in conditions and not negated:
@@ -215,7 +212,7 @@ def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
 
 
 def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Node:
-    """Return an equivalent plan without joins of a domain with what was made of it.
+    """Return an equivalent plan without joins of a domain with a relation derived from it.
 
     Args:
         domains: how many columns each relation has, by its number, that holds no row twice.
@@ -301,7 +298,7 @@ def _below(where: str, node: Node, expression: Term) -> Origin | None:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A function that says a row's place, and the greatest one that is asked for."""
+    """A function with a row's place, and the greatest place that is used."""
 
     call: WindowCall
     most: int
@@ -322,7 +319,7 @@ def with_first_rows(plan: Node) -> Node:
 
 
 def _without_order(shown: Project, top: TopK) -> Node:
-    """Return columns of first rows; where these tell partitions only, it does not matter which row is the first."""
+    """Return columns of first rows; if these are only partition columns, any row may be the first."""
     places = {term: Place(at) for at, term in enumerate(top.partition)}
     read = set().union(*map(list_places, shown.outputs))
     is_first = bool(places) and (top.limit, top.offset, top.counted) == (1, 0, "row_number")
@@ -333,7 +330,7 @@ def _without_order(shown: Project, top: TopK) -> Node:
 
 
 def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
-    """Return the condition by which the fewest rows are asked for; None if there is none, or others count, too."""
+    """Return the condition with the fewest first rows; None without one, or if others matter, too."""
     width = len(infer_types(window.input))
     bounds = []
     for call in dict.fromkeys(window.calls):
@@ -347,7 +344,7 @@ def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
 
 
 def _looks_back(call: WindowCall, by: WindowCall) -> bool:
-    """Return whether a function gives a row the same without the rows that are further on than some place."""
+    """Return whether a function's result on a row is independent of the later rows."""
     if (call.partition, call.order) != (by.partition, by.order) or call.frame.exclude or call.within:
         return False
     if call.function == "lag":
@@ -409,6 +406,6 @@ def _number(term: Term) -> float:
     try:
         value: Any = evaluate(term, {})  # A cast rounds.
     except (ValueError, pa.ArrowException):
-        return math.inf  # It says so when it is asked of a row.
+        return math.inf  # The error is raised for a row.
     number = value.as_py() if _is_number(value.type) else None
     return math.inf if number is None or math.isnan(number) else float(number)

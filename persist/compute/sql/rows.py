@@ -67,7 +67,7 @@ def free_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 
 def select(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
-    """Return computed columns of a stream. Unlike those of `map`, they may have any names."""
+    """Return computed columns of a stream. Unlike the columns of `map`, they may have any names."""
     return stream.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
 
@@ -81,7 +81,7 @@ class Rows:
     """A relation as a stream.
 
     Attributes:
-        stream: it may have other columns, too.
+        stream: it may have more columns.
         columns: the stream's name of each column of the relation. A name may be there several times.
     """
 

@@ -21,7 +21,7 @@ Fields:
     records of a constant    {"records": [columns, [text, …] of each column]}
     tuples are lists; texts, numbers and booleans stand for themselves
 
-The classes are those of `persist.compute.dataflow.plan` and `persist.core.expression.term`. A source is called as the
+The classes are in `persist.compute.dataflow.plan` and `persist.core.expression.term`. A source is called as the
 definition calls it. Its columns are all that is read of the collection.
 
 The relation of the definition is what the view means, and the plan only a way to compute it. Both are in one record, so

@@ -1,9 +1,9 @@
-"""`_now()`: conditions that compare the time as of which a view is read with what a row says.
+"""`_now()`: conditions that compare the time at which a view is read with a row's columns.
 
 `_now()` is a moment (TIMESTAMP, in UTC) where all inputs have one timeline, and otherwise a number (BIGINT), the time
-itself. A row is there at the times for which its condition holds, so such a condition is a bound of these times, and
-nothing is computed again when time goes on. That needs `_now()`, or `_now()` plus or minus a constant, alone on one
-side of a comparison, which is one of the conditions that all must hold in a WHERE or HAVING.
+itself. A row exists at the times for which its condition holds, so such a condition is a bound of these times, and
+nothing is computed again when time passes. `_now()`, or `_now()` plus or minus a constant, must be alone on one side of
+a comparison, which is one of the conjuncts of a WHERE or HAVING.
 """
 
 from typing import NoReturn
@@ -44,7 +44,7 @@ def reads_now(expression: Term) -> bool:
 
 
 def check_without_now(expression: Term, sql: str) -> None:
-    """Raise InvalidUsage if an expression that is no condition of a WHERE reads `_now()`."""
+    """Raise InvalidUsage if an expression outside of a WHERE reads `_now()`."""
     if reads_now(expression):
         _refuse(expression, sql)
 

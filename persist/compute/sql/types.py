@@ -50,7 +50,7 @@ _SIMPLE = {
     "timestamp_ns": pa.timestamp("ns"),
     "timestamptz": pa.timestamp("us", "UTC"),
     "interval": INTERVAL,
-    "null": pa.int32(),  # What a NULL of no type becomes in DuckDB, too.
+    "null": pa.int32(),  # DuckDB's type of an untyped NULL, too.
 }
 _DUCKDB = {
     "boolean": "BOOLEAN", "int8": "TINYINT", "int16": "SMALLINT", "int32": "INTEGER", "int64": "BIGINT",
@@ -166,7 +166,7 @@ def infer_arrow_type(term: Term) -> pa.DataType:
 
 
 def constant(kind: str, text: str | None) -> Lit:
-    """Return a constant of a type that is given as text, as plans store it; None is NULL.
+    """Return a constant of a type from its stored text; None is NULL.
 
     Raises:
         InvalidUsage: it is a number of more digits than there are types for.
@@ -224,11 +224,11 @@ def format_scalar(scalar: pa.Scalar) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Unreadable:
-    """What stands for the type of a column that queries cannot read: DuckDB binds it, and then it is refused.
+    """The type of a column that queries cannot read: DuckDB binds it, and then it is refused.
 
     Attributes:
-        why: what to say of it.
-        arrow: its type; None if it is no column.
+        why: the reason for the error.
+        arrow: its type; None if it is not a column.
     """
 
     why: str

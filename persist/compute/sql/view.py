@@ -46,19 +46,19 @@ from persist.engine.location.opening import loaded, loaded_by_id
 from persist.engine.write.retrying import commit_with_retry
 
 STALE = (SourceLost, OutputConflict)  # So a program fails that was opened before another client went on.
-FAILURES = (OperatorFailed, NotConverging)  # By what the rows are, so they may be over when rows are retracted.
+FAILURES = (OperatorFailed, NotConverging)  # Caused by the rows, so retractions may end them.
 
 
 class OnView(Protocol):
-    """What stands on a live view: a `persist.View`, which has it as its attribute `live`."""
+    """An object of a live view: a `persist.View`, with its attribute `live`."""
 
     @property
     def live(self) -> "LiveView":
-        """What it is made of."""
+        """Its live view."""
 
 
 class LiveView:
-    """A view as it is defined, with what its refreshes keep; `persist.View` says what its methods promise.
+    """A view by its definition, with the state of its refreshes; `persist.View` has the promises of its methods.
 
     Attributes:
         handle: the collection.
@@ -73,12 +73,12 @@ class LiveView:
         self.definition = definition
         self.options = options
         self._running: Running | None = None
-        self._numbers: dict[str, int] = {}  # Of the definitions that are run, by id of their views.
+        self._numbers: dict[str, int] = {}  # Numbers of the running definitions, by id of their views.
         self._lock = threading.Lock()
 
     @property
     def engine(self) -> Engine:
-        """What it is read and written with."""
+        """The engine of its reads and writes."""
         return self.handle.engine
 
     def refresh(
@@ -110,6 +110,7 @@ class LiveView:
         was_open = False
 
         def plan() -> Refreshed:
+            """Refresh; raise Superseded if a definition has changed meanwhile."""
             nonlocal upper, was_open
             upper, was_open = self._peek_upper(), self.is_open
             refreshed = self._refresh(policy, first)
@@ -122,7 +123,7 @@ class LiveView:
                 self.engine.follower.looks.again()
                 self.engine.follower.refresh()
                 if not was_open and self._peek_upper() == upper:
-                    raise error  # Otherwise somebody has refreshed it meanwhile, so it reads from later on.
+                    raise error  # Otherwise another client has refreshed it meanwhile, so it reads from later on.
             elif not isinstance(error, Superseded) and not self._has_changed_definition():
                 raise error
             self._stop()
@@ -151,14 +152,14 @@ class LiveView:
             return None
         seqno, view_upper = follower.state.seqno, peeked[0].upper
         uppers = [contents.upper for contents in peeked[1:] if contents.view is None]
-        if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.put_off():
+        if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.skip_refresh():
             return None
         try:
             refreshed = self._refresh(policy, first)
         except LimitReached:
             raise
         except PersistError:
-            refreshed = None  # What failed may be over in the newest state.
+            refreshed = None  # The newest state may not fail.
         if refreshed is not None and refreshed.seqno == seqno + 1:
             return refreshed
         follower.looks.again()
@@ -168,7 +169,7 @@ class LiveView:
         """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
         reason = self._behind(is_new=is_new)
         if reason is not None:
-            warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # Of whoever calls the client.
+            warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # At the client's caller.
 
     def _behind(self, *, is_new: bool = False) -> str | None:
         peeked = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
@@ -218,7 +219,7 @@ class LiveView:
             self._stop()
             raise
         if self._running.partial is not None and self._running.state_bytes > Options.of(self.options).memory_budget:
-            self._stop()  # What it needs next is requested again.
+            self._stop()  # Its next needs are requested again.
         return refreshed
 
     def _current(self) -> ViewProgram:
@@ -257,7 +258,7 @@ class LiveView:
         """Go on with the view that took the place of this one, if it began anew.
 
         Raises:
-            CollectionNotFound: it was dropped, and what has its name now is no view with its query.
+            CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
         """
         with self._lock:
             self._follow_anew()
@@ -266,12 +267,12 @@ class LiveView:
         """Go on with the view that took the place of this one, if it began anew; return whether it did.
 
         Raises:
-            CollectionNotFound: it was dropped, and what has its name now is no view with its query.
+            CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
         """
         state, name = self.engine.follower.refresh(), self.handle.name
         if self.handle.id in state.entries:
             return False
-        new = loaded(self.engine, name) if self.engine.follower.id_of(name) is not None else None
+        new = loaded(self.engine, name) if self.engine.follower.find_id(name) is not None else None
         definition = None if new is None else load_definition(new)
         if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
             raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
@@ -317,6 +318,7 @@ class LiveView:
             raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
 
         def plan() -> bool:
+            """Refresh, and submit the next definition; return whether there was a change."""
             self._refresh_all()
             change = redefinition(self.engine, self.handle, sql)
             if change is not None:
@@ -413,7 +415,7 @@ def _pass_over(
     """Pass over the times at which a query fails; return the seqno of the commit, if there was one.
 
     Raises:
-        OperatorFailed, NotConverging: the failure, if the query fails at the latest time, too.
+        OperatorFailed, NotConverging: the failure, if the query also fails at the latest time.
     """
     try:
         with program.open(engine, jump=True, **options) as running:
@@ -424,7 +426,7 @@ def _pass_over(
 
 
 def _describe_definitions(definition: Definition) -> list[str]:
-    """Return what to say of the definitions that a view had."""
+    """Return a description of each definition of a view."""
     earlier = definition.earlier
     if not earlier:
         return []
@@ -436,7 +438,7 @@ def _describe_definitions(definition: Definition) -> list[str]:
 class ViewsTogether(Closes):
     """Several views that are refreshed as one: what they read is read once, and all of them move in one commit.
 
-    Each view reads of the past what its own changes request. What was read stays in memory for the next refresh, up to
+    Each view reads of the past what its own changes request. Past records stay in memory for the next refresh, up to
     the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from
     several threads at once.
     """
@@ -456,7 +458,7 @@ class ViewsTogether(Closes):
         return ViewProgram(engine, load_views(engine, names_by_id))
 
     def refresh(self) -> None:
-        """Bring all views up to what their inputs have sealed, in one commit; errors are those of `View.refresh`."""
+        """Refresh all views to the sealed times of their inputs, in one commit; errors are those of `View.refresh`."""
         engine = self._views[0].engine
         engine.writer("refresh")
         with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
@@ -527,6 +529,7 @@ def open_together(
 
 
 def collect_options(memory_budget: int | None, spill_folder: str | PathLike[str] | None) -> dict[str, Any]:
+    """Check the options of refreshes, and return the passed ones."""
     every = {"memory_budget": memory_budget, "spill_folder": spill_folder}
     options = {name: value for name, value in every.items() if value is not None}
     Options.of(options)
@@ -534,10 +537,10 @@ def collect_options(memory_budget: int | None, spill_folder: str | PathLike[str]
 
 
 def load_live_view(view: OnView) -> LiveView:
-    """Return the live view that a user's view stands on.
+    """Return the live view of a user's view.
 
     Raises:
-        InvalidUsage: it is no view.
+        InvalidUsage: it is not a view.
     """
     live = getattr(view, "live", None)
     if not isinstance(live, LiveView):

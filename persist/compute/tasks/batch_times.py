@@ -1,4 +1,4 @@
-"""What the times of a batch are, what is sealed after it, and what becomes of updates and events that are late.
+"""The times of a batch, the seal after it, and the treatment of late updates and events.
 
 Rows without times all get the time of the commit, which seals them. With times of their own they seal
 
@@ -6,9 +6,9 @@ Rows without times all get the time of the commit, which seals them. With times 
     "watermark"    up to the largest time minus a delay
     "none"         nothing; somebody else seals
 
-Tasks leave out updates that are late by what was sealed when they were planned (`LateFilter`). Where another writer
-seals after that, before the commit, parts with late updates are written anew. Whoever commits reads and writes
-them in pieces, within the memory budget of a client.
+Tasks leave out updates that are late by what was sealed when they were planned (`LateFilter`). If another writer seals
+after that, before the commit, parts with late updates are rewritten. The committer reads and writes them in pieces,
+within the memory budget of a client.
 
 Late events of a keyed collection may go to a collection of their own, by the commit that leaves them out:
 
@@ -50,7 +50,7 @@ Late = Literal["error", "drop", "collect"]
 
 @dataclass(frozen=True)
 class BatchTimes:
-    """What the times of a batch are, and what is sealed after it.
+    """The times of a batch, and the seal after it.
 
     Attributes:
         is_plain: whether rows come without times, so that all of a batch get one.
@@ -78,10 +78,10 @@ class BatchTimes:
         is_keyed: bool = False,
         allow_future: bool = False,
     ) -> "BatchTimes":
-        """Check what was asked for.
+        """Check the options.
 
         Args:
-            is_keyed: the rows are events of a keyed collection, of which some may be late without times, too.
+            is_keyed: whether the rows are events of a keyed collection, some of which may be late even without times.
 
         Raises:
             InvalidUsage: it contradicts itself.
@@ -110,7 +110,7 @@ class BatchTimes:
 
 
 def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool) -> None:
-    """Raise InvalidUsage if what becomes of late events or updates is said in a way that contradicts itself."""
+    """Raise InvalidUsage if the options for late events or updates contradict each other."""
     check_choice("late", late, ("error", "drop", "collect"))
     if late == "collect" and not is_keyed:
         raise InvalidUsage(
@@ -127,7 +127,7 @@ def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool)
 
 
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
-    """Raise InvalidUsage if a value was given that is none of those allowed."""
+    """Raise InvalidUsage if a value is not one of the allowed ones."""
     if value is not None and value not in allowed:
         raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
 
@@ -166,7 +166,7 @@ def without_late(engine: Engine, target: Target, parts: Sequence[Part], lower: i
         return list(uploads.parts())
 
 
-LATE_BYTES_MAX = 64 << 20  # Of one batch: more of it is no exception, and says that something else is wrong.
+LATE_BYTES_MAX = 64 << 20  # In one batch: more is not an exception but a sign of another fault.
 _RENAMED = {DELETED: "late_deleted", "_time": "late_time", REASON: "late_reason"}
 _ADDED = {"late_deleted": pa.bool_(), "late_time": pa.int64(), "late_reason": pa.string()}
 
@@ -182,6 +182,7 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
     """
 
     def steps(late: pa.Table) -> tuple[list[Step], dict[str, str]]:
+        """Return the steps that add late events to their collection, which is created if needed."""
         key = {field.name: field.type for field in schema.key.fields}
         value = {field.name: field.type for field in event_fields(schema, form)}
         if taken_names := [column for column in _ADDED if column in key or column in value]:

@@ -1,16 +1,15 @@
 """One micro-batch of a streaming query as one commit, once: updates for collections, or events for a keyed one.
 
-The record that adds the batch says so for each collection (`persist.core.state_rules.annotations`), and that makes it
-happen
-once: a batch is run again if nobody knows whether it was committed, with the same query id and batch number.
-Then nothing is added; what its tasks uploaded is deleted.
+The record of the batch contains this for each collection (`persist.core.state_rules.annotations`), so it happens once:
+a batch whose outcome is unknown is run again, with the same query id and batch number. Then nothing is added; what its
+tasks uploaded is deleted.
 
     1. if the batch is there already: say that this run goes on from it, and stop
     2. choose what is late by the uppers there are; rows without times get that of the commit
     3. commit; where another writer has sealed in between, go back to 2
 
-Until the record exists nothing is visible. What is rejected for good is deleted; after an error that does not say
-whether the record landed, all is left as it is, for the next run to find out.
+Until the record exists nothing is visible. Output that is rejected for good is deleted; after an error with an unknown
+outcome, everything stays for the next run to find out.
 """
 
 import logging
@@ -58,7 +57,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Mark:
-    """Which batch of which query, in which run; first is the one the query may begin with besides 0."""
+    """A batch of a query, in a run; first: the batch that the query may begin with besides 0."""
 
     query: str
     batch: int
@@ -84,7 +83,7 @@ class Mark:
 
 @dataclass
 class Share:
-    """What a batch adds to one collection. Rows without times have 0 until they get that of the commit."""
+    """A batch's additions to one collection. Rows without times have 0 until they get the time of the commit."""
 
     target: Target
     parts: list[Part]
@@ -152,7 +151,7 @@ def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTim
 
 
 def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:
-    """Leave out what is late, if it is to be dropped; return what to seal to."""
+    """Drop late events, if the options say so; return the upper to seal to."""
     latest = max((part.time_max for share in shares for part in share.parts), default=None)
     for share in shares if times.late == "drop" else ():
         late = [part for part in share.parts if part.time_min < share.upper]
@@ -199,8 +198,7 @@ def commit_keyed_batch(
 
     Raises:
         QueryMismatch: it is not the next batch of the query; nothing was written.
-        UpdateNotBeyondUpper, LateEvents: an event is late.
-        What `KeyedWork.to_events` does.
+        UpdateNotBeyondUpper, LateEvents: an event is late. See `KeyedWork.to_events`.
     """
     more = (mark.of(work.target.id),)
     latest = pc.max(rows["_time"]).as_py() if len(rows) and not times.is_plain else None
@@ -231,6 +229,7 @@ def commit_large_batch(
     more = (mark.of(work.target.id),)
 
     def commit(engine: Engine, planned: KeyedWork) -> pa.Table | None:
+        """Store and commit the events, resolved if possible."""
         if planned.can_resolve:
             stored = store(planned, True)
             if commit_resolved(engine, planned, stored, more, times.late_collection):
@@ -256,6 +255,7 @@ def _commit_keyed(
     with writing(work.target.location, work.target.storage, caches) as engine:
 
         def plan_and_commit() -> None:
+            """Plan from the newest contents, and commit once."""
             contents = build_handle(work, engine).contents()
             if resume_batch(engine, mark, work, contents, times):
                 return
@@ -268,7 +268,7 @@ def _commit_keyed(
             _report(work, mark, late, times)
 
         def raise_if_late(error: PersistError) -> None:
-            # Another writer has sealed, or moved the late bound. What has a time of its own stays late.
+            # Another writer has sealed, or moved the late bound. Events with own times stay late.
             is_later = times.is_plain and not isinstance(error, LateEvents)
             if not (is_later or times.late != "error") or build_handle(work, engine).contents().upper == END:
                 raise error
@@ -289,7 +289,7 @@ def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTime
 
 
 def resume_batch(engine: Engine, mark: Mark, work: KeyedWork, contents: CollectionState, times: BatchTimes) -> bool:
-    """If the batch was committed before, say that this run goes on from it, and return True.
+    """Return whether the batch was committed before; if so, record that this run continues from it.
 
     A large batch may have been committed without its seal. Rows without times of their own are at upper then, and
     sealed here; others are sealed with the next batch.

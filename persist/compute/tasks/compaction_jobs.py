@@ -1,4 +1,4 @@
-"""What tasks do for compaction, and how work is cut into it.
+"""Compaction by tasks: their work, and its division into jobs.
 
 A *job* is what one task does: to make parts (`Job`), or only to look whether parts may stay (`Look`). Both go to tasks
 as pickles of the driver; an `Answer` comes back as JSON. Jobs are independent of each other, and doing one twice does
@@ -28,7 +28,7 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import PartWriter
 
 ROOM = 1.1  # A part may become this much larger than the target, rather than leave a small one behind it.
-LEFT_MIN = 1 / 8  # A task reads no more than this many times what it makes, as far as anybody can tell beforehand.
+LEFT_MIN = 1 / 8  # A task reads at most this many times its output, as far as can be estimated.
 IO_THREADS = 2
 ANSWERED: dict[str, type[PersistError]] = {
     kind.__name__: kind for kind in (CorruptBlob, DiffOverflow, InvalidUsage, MissingBlob)
@@ -39,7 +39,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class TaskStore:
-    """Where tasks read and write."""
+    """The store for tasks."""
 
     location: str
     storage_options: dict[str, Any]
@@ -48,10 +48,10 @@ class TaskStore:
 
 @dataclass(frozen=True)
 class Job:
-    """What one task makes: parts of one collection, out of pieces that follow each other in key.
+    """The output of one task: parts of one collection, from pieces that follow each other in key.
 
     Attributes:
-        part_bytes: what a part should have, so that the last one is no small rest.
+        part_bytes: the target size of a part, so that the last one is not tiny.
         seqno: of the log when the work began, for the names of uploads.
     """
 
@@ -70,7 +70,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Look:
-    """What one task looks at: whether history changes anything in some regions of a keyframe."""
+    """A task that determines whether history changes anything in some regions of a keyframe."""
 
     regions: tuple[Scan, ...]
 
@@ -81,12 +81,12 @@ class Look:
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """What came of a job.
+    """The result of a job.
 
     Attributes:
         parts, added: of a `Job`: the parts that it made, and the sum of the diffs of the history that it read.
         touched: of a `Look`, for each region.
-        error: the name of a class in ANSWERED, and what its instances are made of.
+        error: the name of a class in ANSWERED, and the arguments of its instance.
     """
 
     parts: tuple[Part, ...] = ()
@@ -134,7 +134,7 @@ def result_bytes(piece: Rewrite) -> int:
     scan = piece.scan
     if piece.as_of is None or not scan.all_parts:
         return encoded_bytes(scan)  # Updates at different times stay apart.
-    # Where no record is there twice, the diffs say how many are left.
+    # Without repeated records, the sum of diffs is the number of remaining rows.
     signed = [*((1, part) for part in scan.base), *((scan.sign, part) for part in scan.parts)]
     rows_left = sum(sign * part.diff_sum * _share(part, scan) for sign, part in signed)
     rows = sum(part.rows * _share(part, scan) for part in scan.all_parts)
@@ -146,7 +146,7 @@ def _share(part: Part, scan: Scan) -> float:
 
 
 def cut_run(pieces: Sequence[RunPiece], collection: str, unit: int, part_bytes: int, seqno: int) -> list[int | Job]:
-    """Return the pieces of a run, in order, with jobs for those that are rewritten.
+    """Return the pieces of a run, in order, with jobs for the rewritten ones.
 
     Args:
         unit: how many bytes a job should make.

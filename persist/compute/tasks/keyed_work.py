@@ -1,10 +1,10 @@
-"""Events of a keyed collection by many tasks: what a task does with those of some keys, and the one commit for all.
+"""Many tasks for events of a keyed collection: a task's work on the events of some keys, and the one commit for all.
 
-A task has all events of its keys. It looks up what these hold, works out the updates, and stores them; nothing of the
-collection is shuffled, and of its parts only the row groups that may hold one of these keys are read. What comes after
-the seal is stored as events. The driver then commits all of it as one record, which is refused if anything has been
-sealed or added meanwhile that would have mattered: then all events are added as they are, and whoever seals resolves
-them (`persist.engine.collection.keyed_events`).
+A task has all events of its keys. It looks up their present rows, computes the updates, and stores them. No data of the
+collection is shuffled, and only the row groups that may have one of these keys are read. Events after the seal are
+stored as events. The driver then commits all of it as one record, which is refused if a relevant seal or update came
+first. Then all events are added as they are, and the client that seals resolves them
+(`persist.engine.collection.keyed_events`).
 """
 
 from collections import Counter
@@ -59,7 +59,7 @@ class KeyedWork:
         to_events: makes events of rows.
         end: what is sealed to in the same commit; None for nothing.
         token: names the batch; None for no name.
-        collects: late events are left out and given back, instead of refused with all others.
+        collects: whether late events are left out and returned, instead of refused with all others.
         is_done: the collection remembers the token: the batch was committed before.
         allow_future: as of `Collection.write`.
     """
@@ -83,17 +83,17 @@ class KeyedWork:
 
     @property
     def can_resolve(self) -> bool:
-        """Whether tasks can work out the updates: events are resolved by whoever seals, and none are waiting."""
+        """Whether tasks can compute the updates: sealing resolves events, and none are pending."""
         form = self.form
         return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end)
 
     @property
     def needs_order(self) -> bool:
-        """Whether the order in which events arrive may say which of them count, so that a shuffle must keep it."""
+        """Whether the order of arrival may decide which events count, so that a shuffle must keep it."""
         return self.form.ties == "last"
 
     def stored(self, rows: pa.Table, *, resolves: bool) -> "Stored":
-        """Store what comes of rows, among which are all events of their keys.
+        """Store the result of rows, which include all events of their keys.
 
         Args:
             rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
@@ -139,7 +139,7 @@ def _in_order(rows: pa.Table) -> pa.Table:
 
 
 class Stored(msgspec.Struct, frozen=True, array_like=True):
-    """What one task has stored, or all of them.
+    """The stored output of one task, or of all of them.
 
     Attributes:
         parts: of updates.

@@ -1,13 +1,12 @@
-"""What a task does to write: rows become updates, updates parts, and parts are uploaded; no record names them yet.
+"""A writing task: it turns rows into updates, updates into parts, and uploads these; no record names them yet.
 
-Names are drawn anew for every upload, so a task that fails, is killed or runs twice leaves at most blobs that nobody
-refers to; those of a task that fails by itself are deleted at once, others are garbage. Updates that come sorted by key
-become parts that do not overlap (see `persist.codecs.part.stream`), and while one part is uploaded the next is
-encoded.
+Names are drawn anew for every upload, so a task that fails, is killed or runs twice leaves at most unused blobs. A task
+that fails by itself deletes its own at once; others are garbage. Updates that come sorted by key become parts that do
+not overlap (see `persist.codecs.part.stream`), and while one part is uploaded the next is encoded.
 
-A write by many tasks is planned: what it writes to, at what time, and what its one commit is to say. It has a token in
-any case, the user's or one drawn here: a commit that is tried again, after it was not known whether it landed, is then
-recognised, and never deletes what it has committed itself.
+A write by many tasks is planned: its target, its time, and the contents of its one commit. It always has a token, the
+user's or a new one: so a commit that is repeated after an unknown outcome is recognised, and its parts are never
+deleted.
 """
 
 import uuid
@@ -89,7 +88,7 @@ def writing(location: str, storage: Mapping[str, Any], caches: PartCaches | None
     """Open a location for one commit: the engine does nothing in the background.
 
     Args:
-        caches: what engines of the same location before it have left of parts, for those that come after it.
+        caches: cached parts of earlier engines of the same location, to be reused and returned.
     """
     return open_engine(location, storage, OpenOptions(settings=Settings(background=False), caches=caches))
 
@@ -111,7 +110,7 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
 
 @dataclass
 class DigestSum:
-    """The digest of tables that pass, by some of their columns; None if there are no columns to take it by."""
+    """The digest of passing tables, by some of their columns; None without columns."""
 
     by: tuple[str, ...]
     total: int | None = None
@@ -181,7 +180,7 @@ def gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkOptions:
-    """What to write to, and how.
+    """The target of a write, and its options.
 
     Attributes:
         time: of all rows, or a moment that is one. Text that does not begin with a day is the name of the column that
@@ -212,18 +211,18 @@ class PlannedWrite:
     """A write to one collection.
 
     Attributes:
-        options: what was asked for.
+        options: the user's options.
         time: of all rows; None if they have times of their own.
         at_commit: all rows get the time of the commit, which seals after it; until then it is 0.
-        upper: that of the collection when this was planned.
+        upper: the upper of the collection when this was planned.
         unchanged: what must hold of the contents when this is committed, if it replaces some of them.
-        is_done: whether the token says that it was done before: then nothing is uploaded any more.
+        is_done: whether an earlier write has the token: then nothing more is uploaded.
         is_compared: whether the token may name something else, so that the digest of the rows must be known.
-        overwrites_at: for the digest of an overwrite, the time that was asked for; None for that of the commit.
+        overwrites_at: for the digest of an overwrite, the requested time; None for the time of the commit.
         where: the text of the condition on the records that are replaced; None for all of them.
-        replaces: the updates are the difference from the contents of the last sealed time, so that nobody else may have
-            added anything to these.
-        refused: why the contents cannot be replaced: somebody had added updates that were not sealed.
+        replaces: whether the updates are the difference to the last sealed contents, which no other client may have
+            extended.
+        refused: why the contents cannot be replaced: another client has added unsealed updates.
     """
 
     options: SinkOptions
@@ -243,7 +242,7 @@ class PlannedWrite:
 
     @classmethod
     def append(cls, options: SinkOptions, *, has_times: bool = True) -> "PlannedWrite":
-        """Plan to add updates; `check` tells whether it can be done.
+        """Plan to add updates; call `check` before.
 
         Args:
             has_times: the rows have a column `_time`.
@@ -255,7 +254,7 @@ class PlannedWrite:
 
     @classmethod
     def overwrite(cls, options: SinkOptions, where: str | None = None) -> "PlannedWrite":
-        """Plan to write what makes the contents those that are given: by default at the time of the commit, sealed.
+        """Plan an overwrite with the new contents: by default at the time of the commit, sealed.
 
         Raises:
             CollectionNotFound; UpdateNotBeyondUpper: the collection is complete for ever.
@@ -310,11 +309,11 @@ class PlannedWrite:
         return () if not self.is_compared else names if self.replaces else (*names, "_time")
 
     def check(self) -> None:
-        """Check, before any task starts, what can be checked: time and seal, and that nobody appends meanwhile.
+        """Check, before any task starts, as much as possible: time and seal, and that no other client appends.
 
         Raises:
-            UpdatesBeyondUpper: to overwrite, and somebody appends to the collection.
-            UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
+            UpdatesBeyondUpper: for an overwrite, another client appends to the collection. UpdateNotBeyondUpper,
+            FrontierRegression, InvalidUsage.
         """
         if self.is_done:
             return
@@ -364,7 +363,7 @@ class PlannedWrite:
         """Commit parts, and the seal, as one record; of a commit that is rejected, the parts are deleted.
 
         Args:
-            digest: the sum of those of the rows that were given to all tasks, by `digest_by`; None if unknown.
+            digest: the sum of the digests of all tasks' rows, by `digest_by`; None if unknown.
         """
         if not self.is_compared:
             digest = None
@@ -376,7 +375,7 @@ class PlannedWrite:
         """Commit the retractions of what has certain keys, or fulfils the condition where; otherwise as `commit`.
 
         Args:
-            digest: that of the keys, each once; 0 if there is a condition.
+            digest: the digest of the distinct keys; 0 for a condition.
         """
         self._commit(parts, delete_digest(digest, self.overwrites_at, self.where))
 
@@ -402,7 +401,7 @@ class PlannedWrite:
 
 
 def check_times(handle: CollectionHandle, parts: Sequence[Part], *, allow_future: bool) -> None:
-    """Refuse parts whose first or last time nobody is likely to mean; see `CollectionHandle.check_times`."""
+    """Refuse parts with an implausible first or last time; see `CollectionHandle.check_times`."""
     if parts:
         ends = min(part.time_min for part in parts), max(part.time_max for part in parts)
         handle.check_times(ends, allow_future=allow_future)

@@ -4,7 +4,7 @@
     {… , "as_of" | "from": time, "upper": time | "complete", "hold": name}
 
 The second: all updates at times not beyond `upper` have been read, the contents as of `as_of` first, or from the time
-`from` on. The first is what every query begins with; Spark does not keep it, and asks for it anew when it repeats the
+`from` on. The first is the begin of every query; Spark does not store it, and requests it again when it repeats the
 first micro-batch. So how the query began is in the offset at which that ends, and what was chosen then stays.
 
 The hold is in the log under a name that is in the query's checkpoint, at or before the time from which on the query may
@@ -12,8 +12,8 @@ have to read again. It is made once the checkpoint that names it is written, and
 when a micro-batch will never be repeated. So a query that dies before its first micro-batch leaves nothing behind, and
 one that dies later finds its history.
 
-Invariant: hold <= the last position committed <= where the next micro-batch begins. A hold that is further on was moved
-by somebody else; so was one that is not where this process left it.
+Invariant: hold <= the last position committed <= where the next micro-batch begins. Another process moved a hold that
+is farther ahead, or not where this process left it.
 """
 
 from collections.abc import Mapping
@@ -39,7 +39,7 @@ Json = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a query is.
+    """The position of a query.
 
     Attributes:
         as_of, lower: how it began: with the contents as of a time, or with the updates from one on; one of them.
@@ -118,14 +118,12 @@ def _position(written: Mapping[str, Any]) -> Position | None:
 
 _TAKEN = (
     "The hold belongs to another query, or to an earlier one: give this one another name with the option hold, or "
-    "release that hold with collection.hold(name=…).release() if nobody needs it."
+    "release that hold with collection.hold(name=…).release() if no query needs it."
 )
-_MOVED = (
-    "Somebody else moved this hold: another one that has the same hold, or a copy of its checkpoint. Stop one of them; "
-)
+_MOVED = "Another query moved this hold: one with the same hold, or with a copy of its checkpoint. Stop one of them; "
 _UNWRITABLE = (
-    'A query holds history by a record in the log. To read what nobody may write, use .option("hold", "none"): then '
-    "its history is kept by nobody."
+    "A query holds history by a record in the log. To read a location without the right to write, use "
+    '.option("hold", "none"): then its history may be compacted at any time.'
 )
 
 
@@ -160,7 +158,7 @@ class StreamHold:
         """Check that what follows a position is kept for this query, and for no other.
 
         Raises:
-            HoldNotFound: somebody removed the hold.
+            HoldNotFound: another client removed the hold.
             HoldMoved: it is beyond the position.
         """
         if at.hold == NO_HOLD:
@@ -204,7 +202,7 @@ def check_free(name: str, contents: CollectionState) -> None:
 
 def _explain_loss(at: Position, contents: CollectionState, anew: str) -> str:
     since = to_antichain(contents.since)
-    what = f"It kept history for what follows by it, and somebody removed it. Since is {since}, so"
+    what = f"It kept the history after the query's position, and was removed. Since is {since}, so"
     if at.reached >= contents.since:
         return f"{what} nothing is lost yet: make it again at time {at.reached}, then restart."
     return f"{what} changes after {at.reached} are lost: {anew}."

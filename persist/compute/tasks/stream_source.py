@@ -1,14 +1,14 @@
-"""A stream's side of the driver: how far it can go, what its micro-batches are made of, and the hold behind it.
+"""The driver's side of a stream: how far it can read, the plans of its micro-batches, and its hold.
 
 Tasks get an address of the collection, and open its store themselves. A plan is a function of two offsets and the
 collection's history between them, which no compaction changes as long as since stays at or before the first. The
-permanent hold (`persist.compute.tasks.stream_hold`) sees to that. What keeps the blobs that a plan names while tasks
-read them is a claim of this process, by its lease; it is given up when there is nothing to do, because engines (Spark
-does) kill this process without asking it to close.
+permanent hold (`persist.compute.tasks.stream_hold`) sees to that. A claim of this process, by its lease, keeps the
+blobs of a plan while tasks read them. It is released when there is nothing to do, because engines (such as Spark) kill
+this process without closing it.
 
-A micro-batch that may hold only so much ends at a time, and holds all updates before that. How many these are follows
-from the descriptors of parts that hold one time only; of any other the column `_time` is read, once, as far as it is
-needed to find the end.
+A micro-batch that may hold only so much ends at a time, and holds all updates before that. Their number follows from
+the descriptors of parts with one time only; of any other part the column `_time` is read, once, as far as needed to
+find the end.
 """
 
 import uuid
@@ -97,7 +97,7 @@ class BatchEnds:
         if limits.times is None and (limits.updates is None or sum(p.rows for p in scan.parts) <= limits.updates):
             return scan.time_upper
         parts = sorted(scan.parts, key=lambda part: part.time_min)
-        # Of times that later parts cannot hold, and of those that they can.
+        # Of times that later parts cannot have, and of times that they can.
         updates = times = 0
         open_counts = _NOTHING
         for at, part in enumerate(parts):
@@ -144,7 +144,7 @@ def _first_beyond(counts: TimeCounts, updates: int, times: int, limits: BatchLim
 
 @dataclass(frozen=True)
 class CollectionAddress:
-    """Where a collection is, for tasks: they open the store themselves. The URL is absolute."""
+    """The place of a collection, for tasks: they open the store themselves. The URL is absolute."""
 
     url: str
     storage: Mapping[str, Any]
@@ -182,14 +182,15 @@ RowsByKey = Literal["transitions", "upserts"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceOptions:
-    """What to follow, and from where on: one of as_of and start is set. A time may be "latest", or a timestamp.
+    """The collection to follow, and the beginning: one of as_of and start is set. A time may be "latest", or a
+    timestamp.
 
     Attributes:
         as_of: begin with the contents as of this time.
         start: begin without contents, with the updates at this time and later.
         columns: those wanted; None for all.
-        rows_by_key: make rows by key of what is read: "transitions"; or "upserts", which are of a keyed collection,
-            tombstones among them. None for records and updates.
+        rows_by_key: the form of rows by key: "transitions"; or "upserts", for a keyed collection, including tombstones.
+            None for records and updates.
         hold: the name of the permanent hold, "none" for no hold, None to have a name drawn.
         partitions: into how many slices a micro-batch is cut, at most; None for what fits into memory.
         timeout_s: how long as_of may stay unsealed; None for no limit.
@@ -208,13 +209,13 @@ class SourceOptions:
     storage: Mapping[str, Any] = field(default_factory=dict)
 
 
-POLL_S = 0.5  # How long to look for something new before the engine is told that there is nothing.
+POLL_S = 0.5  # How long to look for new updates before the engine gets an empty answer.
 SLICE_BYTES = 16 << 20
 
 
 @dataclass(frozen=True)
 class PlannedSlice:
-    """What one task reads: part of the contents as of a time, or, if that is None, of the updates of an interval.
+    """One task's input: part of the contents as of a time, or, if that is None, of the updates of an interval.
 
     Attributes:
         events: makes rows by key of it, if these are wanted.
@@ -248,12 +249,12 @@ class StreamSource:
         self._claimed = 0
         self._last: int | None = None  # With Trigger.AvailableNow, where it ends.
         self._ends = BatchEnds()
-        self._begun: Position | None = None  # Where this process, and not one before it, let the query begin.
+        self._begun: Position | None = None  # The query's beginning, if this process determined it.
         self._seen: Offset | None = None
 
     @property
     def address(self) -> CollectionAddress:
-        """Where tasks find what a plan names."""
+        """The address of the collection, for tasks."""
         return CollectionAddress(self._engine.url, self._options.storage, self._options.collection)
 
     def beginning(self) -> Offset:
@@ -266,7 +267,7 @@ class StreamSource:
         """From now on, go no further than what is sealed at this moment; if as_of is to be waited for, after that."""
         options = self._options
         if options.timeout_s is not None and options.as_of == "latest":
-            # The latest sealed time is not waited for, but who says how long to wait means the first one.
+            # The latest sealed time needs no wait, but a caller with a timeout means the first one.
             self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.timeout_s)
             self._handle.sealed(None, 0.0)
         elif options.timeout_s is not None and options.as_of is not None:
@@ -295,7 +296,7 @@ class StreamSource:
             position = self._begun = self._first(limits)
         elif position_before.upper is None:
             position = position_before
-            self._clock.sleep(self._patience_s)  # The engine asks again at once.
+            self._clock.sleep(self._patience_s)  # The engine calls again at once.
         else:
             contents = self._more(position_before)
             self._check(self._known, position_before)
@@ -454,7 +455,7 @@ class StreamSource:
         if self._reading is not None:
             try:
                 self._reading()
-            except LeaseExpired:  # This process stood still for long. What is needed is behind the permanent hold.
+            except LeaseExpired:  # This process stood still for a long time. The permanent hold keeps the needed data.
                 self._reading = None
         if self._reading is None:
             contents, self._reading = self._handle.claim(time)
@@ -476,7 +477,7 @@ class StreamSource:
     def _check(self, contents: CollectionState, at: Position) -> None:
         """Check that what follows a position is kept for this query, and for no other."""
         if at == self._begun:
-            self._hold.take(at)  # The engine need not have planned a micro-batch of which nobody wanted anything.
+            self._hold.take(at)  # The engine need not have planned a micro-batch that it did not request.
             contents = self._known
         self._hold.check(contents, at)
         self._check_reached(contents, at)
@@ -508,7 +509,7 @@ class StreamSource:
 
 
 def _last_time(contents: CollectionState, upper: int) -> int:
-    """Return the last time before upper; of a collection that is complete for ever, the last that says anything."""
+    """Return the last time before upper; for a collection that is complete for ever, its last time with updates."""
     if upper != END:
         return upper - 1
     return max([first_time(contents), *(part.time_max for part in contents.parts)])

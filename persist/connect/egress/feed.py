@@ -233,7 +233,7 @@ class Feed:
                 f"the target has no position of {self.leaving.name!r}, and there is a hold {self._name!r} already: the "
                 f"target has lost what it knew, or another sink has that name. Choose another name, or {ANEW}"
             )
-        schema = self._handle.schema_in(contents, None)
+        schema = self._handle.load_schema(contents, None)
         as_of: int | None = None
         if contents.since < contents.upper:
             as_of = last_sealed(contents)
@@ -293,7 +293,7 @@ class Feed:
         """Return the plan of the contents whose keys are not there yet, and are below a key."""
         assert at.as_of is not None
         contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
-        schema = self._handle.schema_in(contents, at.schema)
+        schema = self._handle.load_schema(contents, at.schema)
         bounds = (at.below, below) if schema.key_names else ()
         keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
         scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).pruned()
@@ -325,7 +325,7 @@ class Feed:
         """Return how far a piece may go that has about so many updates; None if that is all there will ever be."""
         lower, upper = self._next(contents)
         contents = self._handle.folded(contents, end=upper)
-        scan = changes_scan(contents, self._handle.schema_in(contents, None), lower, upper, ())
+        scan = changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
         end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
         return to_time(end)
 
@@ -342,8 +342,8 @@ class Feed:
         lower, upper = at.upper, END if end is None else end
         contents, reading = self._claimed(max(0, lower - 1), end=upper)
         check_changes_readable(contents, lower)
-        newest = self._handle.schema_in(contents, schema)
-        earlier = self._handle.schema_in(contents, at.schema)
+        newest = self._handle.load_schema(contents, schema)
+        earlier = self._handle.load_schema(contents, at.schema)
         scan = changes_scan(contents, newest, lower, upper, None)
         scan.check_columns()
         pairs = Transitions.of_columns(newest, None) if self.is_keyed else None

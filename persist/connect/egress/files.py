@@ -196,8 +196,8 @@ class FilesSink:
     def _promise(
         self, piece: Piece, file: str | None, rows: tuple[int, int] | None = None, *, goes_on: bool = False
     ) -> None:
-        leaving, before = piece.leaving, piece.before
-        written = None if before is None else before.to_json()
+        leaving, position_before = piece.leaving, piece.before
+        written = None if position_before is None else position_before.to_json()
         promise = msgspec.json.encode(_Step(written, piece.after.to_json(), file, rows, goes_on))
         key = self._promise_key(leaving, self._next[leaving.id])
         if not self._blob.create(key, promise) and self._blob.get(key) != promise:
@@ -224,12 +224,12 @@ class FilesSink:
         return out.getvalue()
 
     def _key(self, piece: Piece, rows: tuple[int, int] | None) -> str:
-        before, after = piece.before, piece.after
-        assert before is not None
-        if before.stage == "copying":
-            name = f"contents-{_digits(before.as_of)}-{self._next[piece.leaving.id]:06d}"
+        position_before, after = piece.before, piece.after
+        assert position_before is not None
+        if position_before.stage == "copying":
+            name = f"contents-{_digits(position_before.as_of)}-{self._next[piece.leaving.id]:06d}"
         else:
-            name = f"{_digits(before.upper)}-{_digits(after.upper)}"
+            name = f"{_digits(position_before.upper)}-{_digits(after.upper)}"
         if rows is not None:
             name += f"-{rows[0]:012d}"
         return f"{piece.leaving.name}/{name}.{SUFFIXES[self.config.format]}"
@@ -429,7 +429,7 @@ class JsonLines:
 
 
 def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
-    """Return each row as a JSON object; types without a JSON form become text, NaN and infinities as `nan` says.
+    """Return each row as a JSON object; types without a JSON form become text, NaN and infinities follow `nan`.
 
     Raises:
         InvalidUsage: there is one, and that is refused.

@@ -292,15 +292,17 @@ class KafkaSink:
             yield
         except KafkaException as problem:
             error = problem.args[0]
-            told = self._brokers.redact(error.str())
+            reason = self._brokers.redact(error.str())
             if error.name() in _FENCED:
                 raise SinkMoved(
                     f"{self.name}: another process sends as {self.hold!r}, and has taken over. Let one of them run; if "
                     "the other one is to go elsewhere, give it a name of its own"
                 ) from None
             if error.name() in _REFUSED:
-                raise InvalidUsage(f"{self.name} refuses what is sent: {told}. Nothing of this step was sent") from None
-            raise TargetUnavailable(f"{self.name} does not answer: {told}") from None
+                raise InvalidUsage(
+                    f"{self.name} refuses what is sent: {reason}. Nothing of this step was sent"
+                ) from None
+            raise TargetUnavailable(f"{self.name} does not answer: {reason}") from None
 
 
 def _is_delete(batch: pa.RecordBatch) -> list[bool]:

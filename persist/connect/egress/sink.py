@@ -140,10 +140,10 @@ class Piece:
     @property
     def is_turn(self) -> bool:
         """Whether it leads somewhere that has to be written down, though it may have no rows."""
-        before, after = self.before, self.after
-        if before is None or after.upper is None:
+        position_before, after = self.before, self.after
+        if position_before is None or after.upper is None:
             return True
-        return before.stage != after.stage or before.below != after.below
+        return position_before.stage != after.stage or position_before.below != after.below
 
     def read(self) -> Iterable[pa.RecordBatch]:
         """Yield the tables that have rows, and count these."""

@@ -8,8 +8,8 @@ from persist.connect.envelopes.assembly import Events
 from persist.connect.envelopes.binlog import canal, maxwell
 from persist.connect.envelopes.debezium import debezium
 from persist.connect.envelopes.json_numbers import NumberGuess, exact_fields
-from persist.connect.envelopes.json_rows import in_order, parse, reason_of, sifted, suspects
-from persist.connect.envelopes.messages import Unreadable, samples_of, values_at
+from persist.connect.envelopes.json_rows import describe_error, in_order, parse, sifted, suspects
+from persist.connect.envelopes.messages import Unreadable, decode_samples, list_values
 from persist.connect.envelopes.plain import plain
 
 __all__ = [
@@ -18,14 +18,14 @@ __all__ = [
     "Unreadable",
     "canal",
     "debezium",
+    "decode_samples",
+    "describe_error",
     "exact_fields",
     "in_order",
+    "list_values",
     "maxwell",
     "parse",
     "plain",
-    "reason_of",
-    "samples_of",
     "sifted",
     "suspects",
-    "values_at",
 ]

@@ -19,7 +19,7 @@ from persist.codecs.order.arrays import boolean_array, boolean_values, int64_arr
 from persist.codecs.types.python_types import field_types
 from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.kafka_connect import Described
-from persist.connect.envelopes.messages import KEY, VALUE, Messages, values_at
+from persist.connect.envelopes.messages import KEY, VALUE, Messages, list_values
 from persist.core.errors import BadMessage
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
@@ -85,7 +85,7 @@ class Wanted:
         """
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
         types = None if schema is None else _types(schema)
-        one_of("on_error", on_error, ("raise", "collect"))
+        check_choice("on_error", on_error, ("raise", "collect"))
         if types is not None:
             for name in (*names, *(logical or {})):
                 if name not in types:
@@ -108,7 +108,7 @@ class Wanted:
             return pa.int64()
         if self.types is not None and name in self.types:
             return self.types[name]
-        values = values_at(samples, *self.metadata[name].split("."))
+        values = list_values(samples, *self.metadata[name].split("."))
         return pa.scalar(values[0]).type if values else pa.null()
 
     def beside(self, messages: Messages, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
@@ -116,17 +116,17 @@ class Wanted:
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         columns = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
         return {
-            name: one_array(column.take(int64_array(rows))).cast(pa.int64() if name == TIME else column.type)
+            name: to_one_array(column.take(int64_array(rows))).cast(pa.int64() if name == TIME else column.type)
             for name, column in columns.items()
         }
 
 
-def one_array(column: pa.ChunkedArray) -> pa.Array:
+def to_one_array(column: pa.ChunkedArray) -> pa.Array:
     """Return a column in one piece."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def one_of(option: str, given: str, allowed: Iterable[str]) -> None:
+def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:
     """Raise InvalidUsage unless an option has one of the values that it may have."""
     if given not in allowed:
         raise InvalidUsage(f"{option}={given!r} is none of {', '.join(map(repr, allowed))}.")
@@ -145,9 +145,9 @@ def delivered(wanted: Wanted, messages: Messages, table: Callable[[], pa.Table],
 
 
 def _rejected(messages: Messages, bad: list[Bad]) -> pa.Table:
-    rows = pa.array([one.row for one in bad], pa.int64())
+    rows = pa.array([rejection.row for rejection in bad], pa.int64())
     keys: Any = pa.nulls(len(bad), pa.large_binary()) if messages.keys is None else messages.keys.take(rows)
-    reasons = pa.array([one.reason for one in bad], pa.string())
+    reasons = pa.array([rejection.reason for rejection in bad], pa.string())
     return pa.table({"message": rows, "reason": reasons, KEY: keys, VALUE: messages.values.take(rows)})
 
 
@@ -184,8 +184,8 @@ class Changes:
             return array.filter(boolean_array(mask))
 
         keys = None if self.keys is None else some(self.keys)
-        others = {name: some(column) for name, column in self.others.items()}
-        return Changes(self.rows[mask], self.deletes[mask], some(self.after), some(self.before), keys, others)
+        other_columns = {name: some(column) for name, column in self.others.items()}
+        return Changes(self.rows[mask], self.deletes[mask], some(self.after), some(self.before), keys, other_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,20 +209,22 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
     for name, column in columns.items():
         nulls = column.is_null() if may_be_null is None else pc.and_not(column.is_null(), may_be_null)
         good &= _without(nulls, good, changes, bad, f"the column {name!r} of its key is missing or null")
-    kept = changes.filtered(good)
+    good_changes = changes.filtered(good)
     columns = {name: column.filter(boolean_array(good)) for name, column in columns.items()}
-    value = [f for f in kept.after.type if f.name not in key and f.name not in kept.others]
-    gone = boolean_array(kept.deletes)
+    value = [f for f in good_changes.after.type if f.name not in key and f.name not in good_changes.others]
+    is_deletion = boolean_array(good_changes.deletes)
     for f in value:
-        column = kept.after.field(f.name)
-        columns[f.name] = pc.if_else(gone, pa.scalar(None, f.type), column) if kept.deletes.any() else column
-    columns.update({name: column for name, column in kept.others.items() if name not in columns})
-    columns[DELETED] = gone
+        column = good_changes.after.field(f.name)
+        columns[f.name] = (
+            pc.if_else(is_deletion, pa.scalar(None, f.type), column) if good_changes.deletes.any() else column
+        )
+    columns.update({name: column for name, column in good_changes.others.items() if name not in columns})
+    columns[DELETED] = is_deletion
     if with_before:
-        parts = [kept.before.field(f.name) for f in value]
-        columns[BEFORE] = pa.StructArray.from_arrays(parts, fields=value, mask=kept.before.is_null())
+        parts = [good_changes.before.field(f.name) for f in value]
+        columns[BEFORE] = pa.StructArray.from_arrays(parts, fields=value, mask=good_changes.before.is_null())
     table = pa.table(columns)
-    return Assembled(_with_moves(table, kept, key), bad)
+    return Assembled(_with_moves(table, good_changes, key), bad)
 
 
 def key_column(changes: Changes, name: str) -> pa.Array:
@@ -265,17 +267,17 @@ def _with_moves(table: pa.Table, changes: Changes, key: tuple[str, ...]) -> pa.T
     old = {name: _field(changes.before, name) for name in key if _has(changes.before, name)}
     if changes.keys is not None or len(old) < len(key) or not len(table):
         return table
-    other = np.zeros(len(table), bool)
-    known = ~changes.deletes
+    is_changed = np.zeros(len(table), bool)
+    has_key = ~changes.deletes
     for name, column in old.items():
-        other |= boolean_values(pc.not_equal(column, table[name].combine_chunks()).fill_null(False))
-        known &= boolean_values(column.is_valid())
-    moved = other & known
+        is_changed |= boolean_values(pc.not_equal(column, table[name].combine_chunks()).fill_null(False))
+        has_key &= boolean_values(column.is_valid())
+    moved = is_changed & has_key
     if not moved.any():
         return table
-    gone = _deletions(table.filter(boolean_array(moved)), old, boolean_array(moved), set(changes.others))
+    deletions = _deletions(table.filter(boolean_array(moved)), old, boolean_array(moved), set(changes.others))
     places = np.concatenate([np.flatnonzero(moved) * 2, np.arange(len(table)) * 2 + 1])
-    return pa.concat_tables([gone, table]).take(int64_array(np.argsort(places, kind="stable")))
+    return pa.concat_tables([deletions, table]).take(int64_array(np.argsort(places, kind="stable")))
 
 
 def _deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, kept: set[str]) -> pa.Table:

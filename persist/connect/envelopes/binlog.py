@@ -39,11 +39,11 @@ from persist.connect.envelopes.assembly import (
     Wanted,
     assembled,
     delivered,
-    one_array,
     refused,
+    to_one_array,
 )
 from persist.connect.envelopes.json_rows import Bad, in_order, parse, sifted, suspects
-from persist.connect.envelopes.messages import Messages, from_base64, from_latin_1, reader, samples_of, values_at
+from persist.connect.envelopes.messages import Messages, decode_samples, from_base64, from_latin_1, list_values, reader
 from persist.connect.envelopes.rows import How, RowPlan, inferred, merged
 
 _FORM = re.compile(r"\s*([a-z]+)\s*(?:\(([^)]*)\))?(.*)", re.IGNORECASE | re.DOTALL)
@@ -78,10 +78,10 @@ def arrow_type(mysql_type: str) -> pa.DataType:
     A TIME is text, because it may be negative or longer than a day, and so are sets, bits and JSON.
     """
     form = _FORM.match(mysql_type)
-    name, arguments, rest = (form[1].lower(), form[2], form[3].lower()) if form else ("", None, "")
+    name, arguments, modifiers = (form[1].lower(), form[2], form[3].lower()) if form else ("", None, "")
     if name in _INTEGERS:
         signed, unsigned = _INTEGERS[name]
-        return unsigned if "unsigned" in rest else signed
+        return unsigned if "unsigned" in modifiers else signed
     if name in ("decimal", "numeric"):
         if not arguments:  # Some producers name the type without digits, so all must fit.
             return pa.decimal128(38, 18)
@@ -139,7 +139,7 @@ class _Stream:
     bad: list[Bad]
 
 
-def events_of(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
+def read_events(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
     """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
     given = Messages.of(messages)
     stream = _of_one_table(given, table, dialect)
@@ -171,25 +171,27 @@ class _Heads:
 
 
 def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stream:
-    there = boolean_values(given.values.is_valid())
-    bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~there)]
-    rows = np.flatnonzero(there)
+    is_valid = boolean_values(given.values.is_valid())
+    bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~is_valid)]
+    rows = np.flatnonzero(is_valid)
     values = given.values if len(rows) == len(given) else given.values.take(int64_array(rows))
     sifted_heads = sifted(values, _Heads(), rows)
     heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in sifted_heads.pieces)])
     rows, heads = in_order(sifted_heads.pieces, heads)
-    mine = _is_of(heads, table, dialect)
+    is_of_table = _match_table(heads, table, dialect)
     kinds = heads["type"].combine_chunks()
     deletes = _in(kinds, (dialect.deletes,))
     with_rows = deletes | _in(kinds, dialect.writes)
-    other = mine & ~with_rows & ~_in(kinds, dialect.skipped)
-    bad += [*sifted_heads.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(other))]
-    kept = mine & with_rows
-    texts = given.values.take(int64_array(rows[kept])) if not kept.all() or len(rows) < len(given) else given.values
-    return _Stream(rows[kept], texts, deletes[kept], samples_of(texts) if kept.any() else [], bad)
+    is_other = is_of_table & ~with_rows & ~_in(kinds, dialect.skipped)
+    bad += [*sifted_heads.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(is_other))]
+    has_rows = is_of_table & with_rows
+    texts = (
+        given.values.take(int64_array(rows[has_rows])) if not has_rows.all() or len(rows) < len(given) else given.values
+    )
+    return _Stream(rows[has_rows], texts, deletes[has_rows], decode_samples(texts) if has_rows.any() else [], bad)
 
 
-def _is_of(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
+def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
     """Return which messages are of the table; all, if none is named and they are of one.
 
     Raises:
@@ -197,8 +199,8 @@ def _is_of(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
     """
     names = pc.binary_join_element_wise(heads["database"], heads["table"], ".", null_handling="replace")
     if table is not None:
-        mine = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))
-        return boolean_values(one_array(mine))
+        is_match = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))
+        return boolean_values(to_one_array(is_match))
     with_rows = _in(heads["type"].combine_chunks(), (*dialect.writes, dialect.deletes))
     several = pc.unique(names.filter(boolean_array(with_rows))).to_pylist()
     if len(several) > 1:
@@ -223,7 +225,7 @@ def _not_rows(kind: str | None) -> str:
 
 
 def _key(stream: _Stream, wanted: Wanted, dialect: Dialect) -> tuple[str, ...]:
-    named = [tuple(names) for names in values_at(stream.samples, dialect.key_at) if isinstance(names, list)]
+    named = [tuple(names) for names in list_values(stream.samples, dialect.key_at) if isinstance(names, list)]
     key = wanted.key or next(iter(named), ())
     if not key and len(stream.rows):
         raise InvalidUsage(
@@ -235,9 +237,9 @@ def _key(stream: _Stream, wanted: Wanted, dialect: Dialect) -> tuple[str, ...]:
 def _types(stream: _Stream, wanted: Wanted, dialect: Dialect) -> Mapping[str, pa.DataType]:
     if wanted.types is not None:
         return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
-    described = values_at(stream.samples, dialect.types_at) if dialect.types_at is not None else []
+    described = list_values(stream.samples, dialect.types_at) if dialect.types_at is not None else []
     if described:
-        rows = [pa.struct([(n, arrow_type(t)) for n, t in one.items()]) for one in described]
+        rows = [pa.struct([(n, arrow_type(t)) for n, t in columns_of_table.items()]) for columns_of_table in described]
         row = merged(rows)
         return {f.name: f.type for f in row}
     return inferred(stream.texts, PLACES, dialect.listed)
@@ -256,24 +258,24 @@ def _changes(
     key: tuple[str, ...],
     listed: bool,
 ) -> tuple[Changes, list[Bad]]:
-    data, old = (one_array(columns[place]) for place in PLACES)
-    others = {name: one_array(columns[name]) for name in wanted.paths(given)}
-    others.update(wanted.beside(given, rows))
+    data, old = (to_one_array(columns[place]) for place in PLACES)
+    other_columns = {name: to_one_array(columns[name]) for name in wanted.paths(given)}
+    other_columns.update(wanted.beside(given, rows))
     nothing = boolean_values(data.is_null())
     problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]
-    if TIME in others:
-        timeless = boolean_values(others[TIME].is_null())
+    if TIME in other_columns:
+        timeless = boolean_values(other_columns[TIME].is_null())
         problems.append((timeless, lambda _: f"it has no {wanted.time!r} to take its time from"))
     if listed:
         nothing_old = pc.and_(pc.equal(pc.list_value_length(old), 0), pc.greater(pc.list_value_length(data), 0))
         old = pc.if_else(nothing_old.fill_null(False), pa.scalar(None, old.type), old)
         uneven = pc.not_equal(pc.list_value_length(old), pc.list_value_length(data)).fill_null(False)
         problems.append((boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
-    changes, bad = refused(Changes(rows, deletes, data, old, None, others), problems)
-    return _with_old_keys(_one_each(changes) if listed else changes, key), bad
+    changes, bad = refused(Changes(rows, deletes, data, old, None, other_columns), problems)
+    return _with_old_keys(_flatten_changes(changes) if listed else changes, key), bad
 
 
-def _one_each(changes: Changes) -> Changes:
+def _flatten_changes(changes: Changes) -> Changes:
     """Return a change for each row of messages with several."""
     counts = int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
     owners = np.repeat(np.arange(len(counts)), counts)
@@ -282,9 +284,11 @@ def _one_each(changes: Changes) -> Changes:
     has_old = boolean_values(changes.before.is_valid())
     old_starts = np.cumsum(counts * has_old) - counts * has_old
     places = old_starts[owners] + np.arange(len(owners)) - starts[owners]
-    before = changes.before.flatten().take(pa.array(places, mask=~has_old[owners]))
-    others = {name: column.take(int64_array(owners)) for name, column in changes.others.items()}
-    return Changes(changes.rows[owners], changes.deletes[owners], changes.after.flatten(), before, None, others)
+    rows_before = changes.before.flatten().take(pa.array(places, mask=~has_old[owners]))
+    other_columns = {name: column.take(int64_array(owners)) for name, column in changes.others.items()}
+    return Changes(
+        changes.rows[owners], changes.deletes[owners], changes.after.flatten(), rows_before, None, other_columns
+    )
 
 
 def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
@@ -293,8 +297,8 @@ def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
     for f in changes.after.type:
         now = changes.after.field(f.name)
         parts.append(pc.coalesce(pc.struct_field(changes.before, [f.name]), now) if f.name in key else now)
-    before = pa.StructArray.from_arrays(parts, fields=list(changes.after.type)) if parts else changes.after
-    return Changes(changes.rows, changes.deletes, changes.after, before, None, changes.others)
+    rows_before = pa.StructArray.from_arrays(parts, fields=list(changes.after.type)) if parts else changes.after
+    return Changes(changes.rows, changes.deletes, changes.after, rows_before, None, changes.others)
 
 
 CANAL = Dialect(
@@ -340,7 +344,7 @@ def canal(
         BadMessage: a message is bad, and on_error="raise".
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
-    return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, CANAL)
+    return read_events(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, CANAL)
 
 
 MAXWELL = Dialect(
@@ -377,4 +381,4 @@ def maxwell(
 
     Raises: as `canal`.
     """
-    return events_of(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, MAXWELL)
+    return read_events(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, MAXWELL)

@@ -30,14 +30,14 @@ from persist.connect.envelopes.assembly import (
     SchemaLike,
     Wanted,
     assembled,
+    check_choice,
     delivered,
-    one_array,
-    one_of,
     refused,
+    to_one_array,
 )
 from persist.connect.envelopes.json_rows import Bad, in_order, sifted
 from persist.connect.envelopes.kafka_connect import Described, Group, unwrapped
-from persist.connect.envelopes.messages import Messages, samples_of, values_at
+from persist.connect.envelopes.messages import Messages, decode_samples, list_values
 from persist.connect.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
 from persist.connect.envelopes.unavailable import refuse_unavailable
 
@@ -63,8 +63,8 @@ def debezium(
 ) -> Events:
     """Read Debezium's change events as events for `Collection.upsert`.
 
-    Vectorised, by `pyarrow.json`; memory is proportional to the messages, so pass those of one poll or file at a time.
-    Neighbours of bad messages are read twice.
+    Vectorised, by `pyarrow.json`; memory is proportional to the messages, so pass the messages of one poll or file at a
+    time. Neighbours of bad messages are read twice.
 
     Args:
         messages: record batches, a table or a frame with the column "value" and, if the messages have keys, "key", as
@@ -87,15 +87,15 @@ def debezium(
         BadMessage: a message is bad, and on_error="raise".
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
-    one_of("tombstones", tombstones, ("delete", "skip"))
+    check_choice("tombstones", tombstones, ("delete", "skip"))
     given = Messages.of(messages)
     wanted = Wanted.of(key, schema, time, metadata, types, on_error)
-    keys = keys_of(given, wanted)
+    keys = read_keys(given, wanted)
     values = _values(given, wanted, keys)
     bad = [*keys.bad, *values.bad]
     good = ~np.isin(values.changes.rows, [one.row for one in keys.bad])
-    gone = np.setdiff1d(values.tombstones, [one.row for one in keys.bad]) if tombstones == "delete" else no_rows()
-    changes, more = _with_tombstones(values.changes.filtered(good), gone, keys, given, wanted)
+    deleted = np.setdiff1d(values.tombstones, [one.row for one in keys.bad]) if tombstones == "delete" else no_rows()
+    changes, more = _with_tombstones(values.changes.filtered(good), deleted, keys, given, wanted)
     events = assembled(changes, keys.names, before)
     return delivered(wanted, given, lambda: events.table, [*bad, *more, *events.bad])
 
@@ -124,7 +124,7 @@ def no_rows() -> np.ndarray:
     return np.empty(0, np.int64)
 
 
-def keys_of(given: Messages, wanted: Wanted) -> Keys:
+def read_keys(given: Messages, wanted: Wanted) -> Keys:
     """Return the keys that messages have of their own, read as JSON with or without a schema part."""
     if given.keys is None or given.keys.null_count == len(given):
         if not wanted.key and len(given):
@@ -135,8 +135,8 @@ def keys_of(given: Messages, wanted: Wanted) -> Keys:
     groups = [_as_objects(group, wanted.key) for group in apart.groups]
     if not groups:
         return Keys(wanted.key, None, apart.bad)
-    known = [shown_types(group, (), wanted) for group in groups]
-    row = merged([pa.struct(list(types.items())) for types in known])
+    known_types = [list_row_types(group, (), wanted) for group in groups]
+    row = merged([pa.struct(list(types.items())) for types in known_types])
     names = wanted.key or tuple(row.names)
     types = {n: (wanted.types or {}).get(n) or _member(row, n) for n in names}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
@@ -178,7 +178,7 @@ def _spread(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
     return columns.take(pa.array(places, mask=places < 0))
 
 
-def shown_types(group: Group, places: tuple[str, ...], wanted: Wanted) -> dict[str, pa.DataType]:
+def list_row_types(group: Group, places: tuple[str, ...], wanted: Wanted) -> dict[str, pa.DataType]:
     """Return the columns of a group's rows: as described, or as JSON shows them."""
     row = _described_row(group.described, places)
     return inferred(group.texts, places) if row is None else described_types(row, wanted.logical)
@@ -193,13 +193,13 @@ def _described_row(described: Described | None, places: tuple[str, ...]) -> Desc
 
 
 def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
-    there = boolean_values(given.values.is_valid())
-    rows = np.flatnonzero(there)
+    is_valid = boolean_values(given.values.is_valid())
+    rows = np.flatnonzero(is_valid)
     apart = unwrapped(given.values.take(int64_array(rows)) if len(rows) < len(given) else given.values, rows)
     groups, unavailable = refuse_unavailable(apart.groups, "after", wanted)
     paths = wanted.paths(given)
     types = _row_types(groups, wanted)
-    samples = [sample for group in groups[:1] for sample in samples_of(group.texts)]
+    samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: wanted.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
@@ -214,13 +214,13 @@ def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
     empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
     changes, more = _changes(numbers, columns, given, wanted, keys)
-    return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~there), apart.empty])), [*bad, *more])
+    return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*bad, *more])
 
 
 def _row_types(groups: list[Group], wanted: Wanted) -> dict[str, pa.DataType]:
     if wanted.types is not None:
         return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
-    row = merged([pa.struct(list(shown_types(group, PLACES, wanted).items())) for group in groups])
+    row = merged([pa.struct(list(list_row_types(group, PLACES, wanted).items())) for group in groups])
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 
@@ -231,11 +231,11 @@ def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.Dat
     """
     if group.described is not None:
         return
-    samples = samples_of(group.texts)
-    rows = [row for place in places for row in values_at(samples, place)] if places else samples
+    samples = decode_samples(group.texts)
+    rows = [row for place in places for row in list_values(samples, place)] if places else samples
     for name, target in types.items():
         problems = (
-            [doubt(target, [value], name) for value in values_at(rows, name)] if name not in wanted.logical else []
+            [doubt(target, [value], name) for value in list_values(rows, name)] if name not in wanted.logical else []
         )
         if problems and all(problems):
             raise InvalidUsage(f"{problems[0]}.")
@@ -246,7 +246,7 @@ def pieces_in_order(
 ) -> tuple[np.ndarray, dict[str, pa.Array]]:
     """Return the numbers of all messages that were read, ascending, and their columns."""
     rows, table = in_order(pieces, pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks())
-    return rows, {name: one_array(table[name]) for name in table.column_names}
+    return rows, {name: to_one_array(table[name]) for name in table.column_names}
 
 
 def _changes(
@@ -254,18 +254,18 @@ def _changes(
 ) -> tuple[Changes, list[Bad]]:
     ops = columns[OP]
     deletes = _is(ops, "d")
-    others = {name: columns[name] for name in wanted.paths(given)}
-    others.update(wanted.beside(given, rows))
-    changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), others)
-    here = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
+    other_columns = {name: columns[name] for name in wanted.paths(given)}
+    other_columns.update(wanted.beside(given, rows))
+    changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), other_columns)
+    is_row_change = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
     missing = ~deletes & _nulls(columns["after"])
     problems: list[Problem] = [(_is(ops, op), _always(reason)) for op, reason in REFUSED.items()]
     problems += [
-        (~here, lambda place: _no_op(ops[place].as_py())),
+        (~is_row_change, lambda place: _no_op(ops[place].as_py())),
         (missing, lambda place: f'it has op "{ops[place].as_py()}", and no row after the change'),
     ]
-    if TIME in others:
-        problems.append((_nulls(others[TIME]), lambda _: f"it has no {wanted.time!r} to take its time from"))
+    if TIME in other_columns:
+        problems.append((_nulls(other_columns[TIME]), lambda _: f"it has no {wanted.time!r} to take its time from"))
     return refused(changes, problems)
 
 
@@ -295,15 +295,15 @@ def _with_tombstones(
     none = {name: pa.nulls(len(rows), column.type) for name, column in changes.others.items()}
     none.update(wanted.beside(given, rows))
     empty = pa.nulls(len(rows), changes.after.type)
-    gone = Changes(rows, np.ones(len(rows), bool), empty, empty, keys.of(rows), none)
+    deletions = Changes(rows, np.ones(len(rows), bool), empty, empty, keys.of(rows), none)
     bad = list[Bad]()
     if TIME in none and wanted.time in wanted.paths(given).values():
         reason = (
             f"it is a tombstone, which has no {wanted.time!r} to take its time from: take the time from a column "
             'beside the messages, or pass tombstones over with tombstones="skip"'
         )
-        gone, bad = refused(gone, [(np.ones(len(rows), bool), lambda _: reason)])
-    return merged_changes(changes, gone), bad
+        deletions, bad = refused(deletions, [(np.ones(len(rows), bool), lambda _: reason)])
+    return merged_changes(changes, deletions), bad
 
 
 def merged_changes(one: Changes, other: Changes) -> Changes:
@@ -312,9 +312,11 @@ def merged_changes(one: Changes, other: Changes) -> Changes:
     order = np.argsort(rows, kind="stable")
 
     def both(a: pa.Array, b: pa.Array) -> pa.Array:
-        return one_array(pa.chunked_array([a, b], a.type)).take(int64_array(order))
+        return to_one_array(pa.chunked_array([a, b], a.type)).take(int64_array(order))
 
     keys = None if one.keys is None or other.keys is None else both(one.keys, other.keys)
-    others = {name: both(column, other.others[name]) for name, column in one.others.items()}
+    other_columns = {name: both(column, other.others[name]) for name, column in one.others.items()}
     deletes = np.concatenate([one.deletes, other.deletes])[order]
-    return Changes(rows[order], deletes, both(one.after, other.after), both(one.before, other.before), keys, others)
+    return Changes(
+        rows[order], deletes, both(one.after, other.after), both(one.before, other.before), keys, other_columns
+    )

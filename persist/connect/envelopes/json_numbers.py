@@ -73,7 +73,7 @@ def _exact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGuess]") -> p
         return pa.struct([(f.name, _exact(f.type, f"{path}.{f.name}", guesses)) for f in kind])
     if pat.is_list(kind):
         return pa.list_(_exact(kind.value_type, f"{path}[]", guesses))
-    return guesses[path].type_of(path) if pat.is_floating(kind) and path in guesses else kind
+    return guesses[path].infer_type(path) if pat.is_floating(kind) and path in guesses else kind
 
 
 @dataclass(slots=True)
@@ -100,7 +100,7 @@ class NumberGuess:
             self.odd = self.odd or number
         self.whole, self.scale = max(self.whole, len(whole)), max(self.scale, len(fraction))
 
-    def type_of(self, path: str) -> pa.DataType:
+    def infer_type(self, path: str) -> pa.DataType:
         """Return float64, or the decimal that holds all numbers; raise InvalidUsage if there is none."""
         if self.inexact is None:
             return pa.float64()
@@ -123,7 +123,11 @@ def _bits_min(kind: pa.DataType) -> int | None:
     """Return the bits of the narrowest float inside of a type; None if there is none."""
     if pat.is_floating(kind):
         return int(kind.bit_width)
-    bits = [found for field in (children(kind) if pat.is_nested(kind) else ()) if (found := _bits_min(field.type))]
+    bits = [
+        nested_bits
+        for field in (children(kind) if pat.is_nested(kind) else ())
+        if (nested_bits := _bits_min(field.type))
+    ]
     return min(bits, default=None)
 
 
@@ -159,15 +163,17 @@ def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
 
 def _object(fields: list[pa.Field]) -> Any:
     """Return an object with those members that have floats inside; others are passed over."""
-    held = [(f"m{at}", field) for at, field in enumerate(fields) if _bits_min(field.type)]
-    members = [(name, _held(field.type), None) for name, field in held]
-    return msgspec.defstruct("Object", members, rename={name: field.name for name, field in held}, gc=False)
+    members_with_floats = [(f"m{at}", field) for at, field in enumerate(fields) if _bits_min(field.type)]
+    members = [(name, _member_type(field.type), None) for name, field in members_with_floats]
+    return msgspec.defstruct(
+        "Object", members, rename={name: field.name for name, field in members_with_floats}, gc=False
+    )
 
 
-def _held(kind: pa.DataType) -> Any:
+def _member_type(kind: pa.DataType) -> Any:
     if pat.is_floating(kind):
         return msgspec.Raw  # Also of null.
-    return (_object([*kind]) if pat.is_struct(kind) else list[_held(kind.value_type)]) | None  # type: ignore[misc]
+    return (_object([*kind]) if pat.is_struct(kind) else list[_member_type(kind.value_type)]) | None  # type: ignore[misc]
 
 
 def has_inexact(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
@@ -175,4 +181,6 @@ def has_inexact(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
     if _bits_min(pa.struct(list(fields))) is None:
         return np.zeros(len(texts), np.bool_)
     numbers = ([(n, bits) for _, n, bits in _numbers(text, fields)] for text in texts.to_pylist())
-    return np.array([any(not is_exact_float(n, bits) for n, bits in found) for found in numbers], np.bool_)
+    return np.array(
+        [any(not is_exact_float(n, bits) for n, bits in numbers_in_row) for numbers_in_row in numbers], np.bool_
+    )

@@ -129,7 +129,7 @@ def _sift(
         sifted.pieces.append((rows, reading.read(texts)))
     except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
         if len(texts) == 1:
-            sifted.bad.append(Bad(int(rows[0]), reason_of(error)))
+            sifted.bad.append(Bad(int(rows[0]), describe_error(error)))
             return
         odd = None if looks_alike else reading.suspects(texts)
         if odd is not None and odd.any() and not odd.all():
@@ -141,13 +141,13 @@ def _sift(
         _sift(texts.slice(middle), rows[middle:], reading, sifted, looks_alike=True)
 
 
-def reason_of(error: Exception) -> str:
+def describe_error(error: Exception) -> str:
     """Return an error's text without the place of the message in its batch."""
     text = str(error)
     if changed := re.search(r"Column\(/?([^)]*)\) changed from (\w+) to (\w+)", text):
-        where, wanted, is_ = changed.groups()
+        where, expected, is_ = changed.groups()
         what = f"the column {where.replace('/', '.')!r}" if where else "it"
-        return f"{what} holds {_an(is_)}, where {_an(wanted)} is expected"
+        return f"{what} holds {_an(is_)}, where {_an(expected)} is expected"
     if twice := re.search(r"Column\(/?([^)]*)\) was specified twice", text):
         return f"the field {twice[1].replace('/', '.')!r} occurs twice in it"
     if failed := re.search(r"Failed to convert JSON to ([^,]+(?:\([^)]*\))?)[,:] (?:couldn't parse:)?(.*)", text):
@@ -172,8 +172,8 @@ def pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
     ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
     start = 0
     while start < len(texts):
-        before = int(ends[start - 1]) if start else 0
-        stop = max(start + 1, int(ends.searchsorted(np.int64(before + PIECE_BYTES), side="right")))
+        bytes_before = int(ends[start - 1]) if start else 0
+        stop = max(start + 1, int(ends.searchsorted(np.int64(bytes_before + PIECE_BYTES), side="right")))
         yield start, stop
         start = stop
 
@@ -228,17 +228,17 @@ def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
 
 def _object(fields: list[pa.Field]) -> Any:
     """Return an object with some members; others are passed over, and any may be missing or null."""
-    members = [(f"m{at}", _held(field.type) | None, None) for at, field in enumerate(fields)]
+    members = [(f"m{at}", _column_document(field.type) | None, None) for at, field in enumerate(fields)]
     names = {f"m{at}": field.name for at, field in enumerate(fields)}
     return msgspec.defstruct("Object", members, rename=names, gc=False)
 
 
-def _held(kind: pa.DataType) -> Any:
+def _column_document(kind: pa.DataType) -> Any:
     """Return what a document holds where a column of that type is read."""
     if pat.is_struct(kind):
         return _object([*kind])
     if pat.is_list(kind):
-        return list[_held(kind.value_type) | None]  # type: ignore[misc]
+        return list[_column_document(kind.value_type) | None]  # type: ignore[misc]
     if pat.is_boolean(kind):
         return bool
     if pat.is_integer(kind):

@@ -28,10 +28,10 @@ from persist.connect.envelopes.messages import (
     Unreadable,
     from_base64,
     list_reader,
+    list_values,
     reader,
     row_reader,
     to_decimals,
-    values_at,
 )
 
 DECIMAL = "org.apache.kafka.connect.data.Decimal"
@@ -126,7 +126,7 @@ def described_reader(what: Described, target: pa.DataType | None, samples: list[
     if what.type == "struct":
         _check_nested(what, target, pat.is_struct, name)
         inner = {
-            n: described_reader(f, _field_type(target, n), values_at(samples, n), f"{name}.{n}")
+            n: described_reader(f, _field_type(target, n), list_values(samples, n), f"{name}.{n}")
             for n, f in what.fields.items()
             if target is None or target.get_field_index(n) >= 0
         }
@@ -190,12 +190,13 @@ def _variable_decimals(target: pa.DataType | None, name: str) -> Reader:
         )
 
     def convert(rows: pa.Array) -> pa.Array:
+        """Convert the decimals of each scale."""
         unscaled, scales = from_base64(rows.field("value")), rows.field("scale")
         result = pa.nulls(len(rows), target)
         for scale in pc.unique(scales.drop_null()).to_pylist():
-            here = pc.and_(pc.equal(scales, scale), rows.is_valid()).fill_null(False)
-            exact = to_decimals(unscaled.filter(here), pa.decimal128(PRECISION_MAX, scale)).cast(target)
-            result = pc.replace_with_mask(result, here, exact)
+            has_scale = pc.and_(pc.equal(scales, scale), rows.is_valid()).fill_null(False)
+            exact = to_decimals(unscaled.filter(has_scale), pa.decimal128(PRECISION_MAX, scale)).cast(target)
+            result = pc.replace_with_mask(result, has_scale, exact)
         return result
 
     return Reader(pa.struct([("scale", pa.int32()), ("value", pa.string())]), convert, target)
@@ -248,7 +249,7 @@ def unwrapped(texts: pa.Array, rows: np.ndarray) -> Unwrapped:
     if plain.any():
         groups.append(Group(rows[plain], _where(texts, plain), None))
     _by_beginning(_where(texts, schema_first), rows[schema_first], groups, bad)
-    _one_by_one(_where(texts, payload_first), rows[payload_first], groups, bad)
+    _split_one_by_one(_where(texts, payload_first), rows[payload_first], groups, bad)
     return _without_empty(groups, bad)
 
 
@@ -271,7 +272,7 @@ def _by_beginning(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: l
         texts, rows = _where(texts, ~same), rows[~same]
 
 
-def _one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
+def _split_one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
     """Split messages whose members are not in the order of the JSON converter."""
     by_schema: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
     for row, text in zip(rows.tolist(), texts.to_pylist(), strict=True):
@@ -299,13 +300,13 @@ def _reason(error: Exception) -> str:
 
 
 def _without_empty(groups: list[Group], bad: list[Bad]) -> Unwrapped:
-    kept, empty = [], [np.empty(0, np.int64)]
+    groups_with_rows, empty = [], [np.empty(0, np.int64)]
     for group in groups:
         null = boolean_values(pc.equal(group.texts, b"null"))
         empty.append(group.rows[null])
         if not null.all():
-            kept.append(Group(group.rows[~null], _where(group.texts, ~null), group.described))
-    return Unwrapped(kept, np.concatenate(empty), bad)
+            groups_with_rows.append(Group(group.rows[~null], _where(group.texts, ~null), group.described))
+    return Unwrapped(groups_with_rows, np.concatenate(empty), bad)
 
 
 def _where(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:

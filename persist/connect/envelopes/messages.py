@@ -64,8 +64,8 @@ class Messages:
                 f"the messages' bodies {VALUE!r}, and that of their keys, if there is one, {KEY!r}."
             )
         keys = _as_bytes(table[KEY], KEY) if KEY in table.column_names else None
-        others = table.select([name for name in table.column_names if name not in (KEY, VALUE)])
-        return cls(keys, _as_bytes(table[VALUE], VALUE), others)
+        other_columns = table.select([name for name in table.column_names if name not in (KEY, VALUE)])
+        return cls(keys, _as_bytes(table[VALUE], VALUE), other_columns)
 
     def __len__(self) -> int:
         return len(self.values)
@@ -145,7 +145,7 @@ def from_base64(texts: pa.Array) -> pa.Array:
         keep[ends[pads >= back] - back] = False
     starts = np.concatenate([[0], np.cumsum(lengths // 4 * 3 - pads)]).astype(np.int64)
     buffers = [None, pa.py_buffer(starts), pa.py_buffer(triples[keep])]
-    return _with_nulls_of(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
+    return _copy_nulls(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
 
 
 def from_latin_1(texts: pa.Array) -> pa.Array:
@@ -158,7 +158,7 @@ def from_latin_1(texts: pa.Array) -> pa.Array:
     ends = np.cumsum(int64_values(pc.utf8_length(texts).fill_null(0).cast(pa.int64())))
     starts = np.concatenate([[0], ends]).astype(np.int64)
     buffers = [None, pa.py_buffer(starts), pa.py_buffer(content)]
-    return _with_nulls_of(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
+    return _copy_nulls(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
 
 
 def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
@@ -172,17 +172,17 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
     if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & boolean_values(unscaled.is_valid())).any():
         raise Unreadable(f"a decimal of {int(lengths.max())} bytes does not fit {target}")
     # Arrow has 16 bytes, the lowest first: bytes are turned round, and negative numbers filled with ones.
-    held = np.flatnonzero(lengths)
+    nonempty = np.flatnonzero(lengths)
     owner = np.repeat(np.arange(len(lengths)), lengths)
     place = np.repeat(offsets[1:], lengths) - 1 - np.arange(len(data))
     matrix = np.zeros((len(lengths), DECIMAL_BYTES), np.uint8)
-    matrix[held[data[offsets[:-1][held]] >= 128]] = 255
+    matrix[nonempty[data[offsets[:-1][nonempty]] >= 128]] = 255
     matrix[owner, place] = data
     widest = pa.decimal128(PRECISION_MAX, target.scale)
     wide = pa.Array.from_buffers(widest, len(lengths), [None, pa.py_buffer(matrix)])
     try:
         wide.validate(full=True)
-        return _with_nulls_of(unscaled, wide.cast(target))
+        return _copy_nulls(unscaled, wide.cast(target))
     except pa.ArrowInvalid as error:
         raise Unreadable(f"a decimal does not fit {target}: {error}") from error
 
@@ -210,7 +210,7 @@ def _example(texts: pa.Array) -> str:
     return repr(texts.drop_null()[0].as_py())[:60]
 
 
-def _with_nulls_of(source: pa.Array, array: pa.Array) -> pa.Array:
+def _copy_nulls(source: pa.Array, array: pa.Array) -> pa.Array:
     if not source.null_count:
         return array
     return pc.if_else(source.is_valid(), array, pa.scalar(None, array.type))
@@ -234,7 +234,7 @@ class Reader:
     target: pa.DataType
 
 
-def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
+def decode_samples(texts: pa.Array) -> list[dict[str, Any]]:
     """Return sample documents from all over as Python values; others than objects are left out."""
     places = {*range(min(len(texts), SAMPLES))}
     if len(texts) > SAMPLES:
@@ -250,7 +250,7 @@ def samples_of(texts: pa.Array) -> list[dict[str, Any]]:
     return documents
 
 
-def values_at(samples: Iterable[Any], *path: str) -> list[Any]:
+def list_values(samples: Iterable[Any], *path: str) -> list[Any]:
     """Return the samples' values at a path, without missing ones and nulls."""
     values = list(samples)
     for name in path:
@@ -265,14 +265,14 @@ def row_reader(readers: Mapping[str, Reader]) -> Reader:
     target = pa.struct([(name, reader.target) for name, reader in readers.items()])
 
     def convert(rows: pa.Array) -> pa.Array:
-        columns = [_named(name, readers[name].convert, rows.field(name)) for name in names]
+        columns = [_convert_column(name, readers[name].convert, rows.field(name)) for name in names]
         fields = [pa.field(name, column.type) for name, column in zip(names, columns, strict=True)]
         return pa.StructArray.from_arrays(columns, fields=fields, mask=rows.is_null())
 
     return Reader(wire, convert, target)
 
 
-def _named(name: str, convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> pa.Array:
+def _convert_column(name: str, convert: Callable[[pa.Array], pa.Array], column: pa.Array) -> pa.Array:
     try:
         return convert(column)
     except (Unreadable, pa.ArrowException) as error:
@@ -297,7 +297,7 @@ def reader(
     Numbers for moments count the units of `target`; text for bytes is what `binary` reads.
     """
     if pat.is_struct(target):
-        inner = {f.name: reader(f.type, values_at(samples, f.name), f"{name}.{f.name}", binary) for f in target}
+        inner = {f.name: reader(f.type, list_values(samples, f.name), f"{name}.{f.name}", binary) for f in target}
         return _cast_after(row_reader(inner), target, name)
     if pat.is_list(target) or pat.is_large_list(target) or pat.is_fixed_size_list(target):
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
@@ -359,7 +359,7 @@ def _flat(
             (pa.int64(), lambda column: column.cast(target)) if kind == "number" else (pa.string(), _from_text(target))
         )
     if pat.is_date(target) or pat.is_time(target) or pat.is_duration(target):
-        return (pa.string(), _from_text(target)) if text else _counted(target)
+        return (pa.string(), _from_text(target)) if text else _build_counter(target)
     return pa.string(), lambda column: column.cast(target)
 
 
@@ -377,7 +377,7 @@ def _bytes(column: pa.Array, target: pa.DataType) -> pa.Array:
     return column.cast(pa.binary()).cast(target)
 
 
-def _counted(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
+def _build_counter(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
     """Return how days, or units of a day, are read from numbers."""
     if pat.is_date(target):
         return pa.int32(), lambda column: column.cast(pa.date32()).cast(target)

@@ -17,15 +17,15 @@ from persist.codecs.order.arrays import boolean_values, int64_array
 from persist.connect.envelopes.assembly import Changes, Events, OnError, SchemaLike, Wanted, assembled, delivered
 from persist.connect.envelopes.debezium import (
     check_told,
-    keys_of,
+    list_row_types,
     merged_changes,
     no_rows,
     pieces_in_order,
-    shown_types,
+    read_keys,
 )
 from persist.connect.envelopes.json_rows import Bad, sifted
 from persist.connect.envelopes.kafka_connect import unwrapped
-from persist.connect.envelopes.messages import Messages, samples_of
+from persist.connect.envelopes.messages import Messages, decode_samples
 from persist.connect.envelopes.rows import RowPlan, how_described, merged
 from persist.connect.envelopes.unavailable import refuse_unavailable
 
@@ -60,13 +60,13 @@ def plain(
     """
     given = Messages.of(messages)
     wanted = Wanted.of(key, schema, None, metadata, types, on_error)
-    there = np.flatnonzero(boolean_values(given.values.is_valid()))
-    values = given.values if len(there) == len(given) else given.values.take(int64_array(there))
-    apart = unwrapped(values, there)
+    valid_rows = np.flatnonzero(boolean_values(given.values.is_valid()))
+    values = given.values if len(valid_rows) == len(given) else given.values.take(int64_array(valid_rows))
+    apart = unwrapped(values, valid_rows)
     groups, unavailable = refuse_unavailable(apart.groups, None, wanted)  # Connect may have unwrapped Debezium's rows.
     row = _row_type(groups, wanted)
     paths = wanted.paths(given)
-    samples = [sample for group in groups[:1] for sample in samples_of(group.texts)]
+    samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: wanted.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
@@ -79,13 +79,13 @@ def plain(
     names = ["row", *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
-    others = {name: columns[name] for name in paths} | wanted.beside(given, numbers)
+    other_columns = {name: columns[name] for name in paths} | wanted.beside(given, numbers)
     none = pa.nulls(len(numbers), row)
-    changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, others)
+    changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, other_columns)
     nulls = np.flatnonzero(boolean_values(given.values.is_null()))
-    gone = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))
-    if len(gone):
-        deleted, more = _tombstones(given, gone, wanted, row, changes)
+    deleted_rows = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))
+    if len(deleted_rows):
+        deleted, more = _tombstones(given, deleted_rows, wanted, row, changes)
         changes, bad = merged_changes(changes, deleted), [*bad, *more]
     events = assembled(changes, wanted.key)
     return delivered(wanted, given, lambda: events.table, [*bad, *events.bad])
@@ -94,7 +94,7 @@ def plain(
 def _row_type(groups: Sequence[Any], wanted: Wanted) -> pa.StructType:
     if wanted.types is not None:
         return pa.struct([(name, t) for name, t in wanted.types.items() if name not in wanted.metadata])
-    row = merged([pa.struct(list(shown_types(group, (), wanted).items())) for group in groups])
+    row = merged([pa.struct(list(list_row_types(group, (), wanted).items())) for group in groups])
     return row if pat.is_struct(row) else pa.struct([])
 
 
@@ -114,16 +114,16 @@ def _tombstones(
         return none, bad
     rows = rows[has_key]
     texts = _quoted(keys.drop_null(), wanted)
-    own = keys_of(Messages(texts, texts, given.others.slice(0, 0)), wanted)
-    bad += [Bad(int(rows[one.row]), f"in its key: {one.reason}") for one in own.bad]
-    good = ~np.isin(np.arange(len(rows)), [one.row for one in own.bad])
-    rows, kept = rows[good], own.of(np.flatnonzero(good))
-    assert kept is not None, "every message here has a key"
-    fields = [pa.field(f.name, kept.type.field(f.name).type if f.name in own.names else f.type) for f in row]
-    columns = [kept.field(f.name) if f.name in own.names else pa.nulls(len(rows), f.type) for f in fields]
-    before = pa.StructArray.from_arrays(columns, fields=fields).cast(row)
-    others = {**_nulls(live, len(rows)), **wanted.beside(given, rows)}
-    return Changes(rows, np.ones(len(rows), np.bool_), pa.nulls(len(rows), row), before, None, others), bad
+    own_keys = read_keys(Messages(texts, texts, given.others.slice(0, 0)), wanted)
+    bad += [Bad(int(rows[bad_key.row]), f"in its key: {bad_key.reason}") for bad_key in own_keys.bad]
+    good = ~np.isin(np.arange(len(rows)), [bad_key.row for bad_key in own_keys.bad])
+    rows, key_rows = rows[good], own_keys.of(np.flatnonzero(good))
+    assert key_rows is not None, "every message here has a key"
+    fields = [pa.field(f.name, key_rows.type.field(f.name).type if f.name in own_keys.names else f.type) for f in row]
+    columns = [key_rows.field(f.name) if f.name in own_keys.names else pa.nulls(len(rows), f.type) for f in fields]
+    rows_before = pa.StructArray.from_arrays(columns, fields=fields).cast(row)
+    other_columns = {**_nulls(live, len(rows)), **wanted.beside(given, rows)}
+    return Changes(rows, np.ones(len(rows), np.bool_), pa.nulls(len(rows), row), rows_before, None, other_columns), bad
 
 
 def _nulls(live: Changes, count: int) -> dict[str, pa.Array]:

@@ -24,11 +24,11 @@ from persist.connect.envelopes.kafka_connect import NAMES, Described, described_
 from persist.connect.envelopes.messages import (
     Reader,
     Unreadable,
+    decode_samples,
     list_reader,
+    list_values,
     reader,
     row_reader,
-    samples_of,
-    values_at,
 )
 
 How = Callable[[str, pa.DataType, list[object]], Reader]
@@ -64,31 +64,31 @@ class RowPlan:
         whole = parse(texts, how.fields).to_struct_array().combine_chunks()
         columns = {place: how.rows.convert(_at(whole, (place,))) for place in self.places}
         if not self.places:
-            columns["row"] = how.row.convert(_picked(whole, how.row.wire))
-        for name, one in how.extra.items():
-            columns[name] = one.convert(_at(whole, tuple(self.paths[name].split("."))))
+            columns["row"] = how.row.convert(_pick_members(whole, how.row.wire))
+        for name, extra_reader in how.extra.items():
+            columns[name] = extra_reader.convert(_at(whole, tuple(self.paths[name].split("."))))
         return pa.RecordBatch.from_pydict(columns)
 
     def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
         """Return which of some messages look bad."""
         try:
             return suspects(texts, self._how_read(texts).fields)
-        except Unreadable:  # A bad sample is no example of good ones.
+        except Unreadable:  # A bad sample is not an example of good ones.
             return np.zeros(len(texts), np.bool_)
 
     def _how_read(self, texts: pa.Array) -> "_HowRead":
-        samples = samples_of(texts)
+        samples = decode_samples(texts)
         row_samples = (
-            [row for place in self.places for row in values_at(samples, place)] if self.places else list(samples)
+            [row for place in self.places for row in list_values(samples, place)] if self.places else list(samples)
         )
         if self.listed:
             row_samples = [row for rows in row_samples if isinstance(rows, list) for row in rows]
-        row = row_reader({name: self.how(name, t, values_at(row_samples, name)) for name, t in self.types.items()})
+        row = row_reader({name: self.how(name, t, list_values(row_samples, name)) for name, t in self.types.items()})
         rows = list_reader(row) if self.listed else row
-        extra = {n: reader(self.path_types[n], values_at(samples, *p.split(".")), n) for n, p in self.paths.items()}
+        extra = {n: reader(self.path_types[n], list_values(samples, *p.split(".")), n) for n, p in self.paths.items()}
         wires: list[tuple[tuple[str, ...], pa.DataType]] = [((place,), rows.wire) for place in self.places]
         wires += [((name,), f.wire) for name, f in zip(row.wire.names, _columns(row), strict=True) if not self.places]
-        wires += [(tuple(self.paths[name].split(".")), one.wire) for name, one in extra.items()]
+        wires += [(tuple(self.paths[name].split(".")), extra_reader.wire) for name, extra_reader in extra.items()]
         return _HowRead(row, rows, extra, pa.schema(_nested(wires)))
 
 
@@ -106,7 +106,7 @@ def _columns(row: Reader) -> list[Reader]:
     return [Reader(f.type, lambda column: column, f.type) for f in row.wire]
 
 
-def _picked(whole: pa.StructArray, wire: pa.StructType) -> pa.StructArray:
+def _pick_members(whole: pa.StructArray, wire: pa.StructType) -> pa.StructArray:
     if not len(wire.names):
         return pa.array([{}] * len(whole), pa.struct([]))
     return pa.StructArray.from_arrays([whole.field(name) for name in wire.names], fields=list(wire))
@@ -117,9 +117,9 @@ def _nested(wires: list[tuple[tuple[str, ...], pa.DataType]]) -> list[pa.Field]:
     tops = dict.fromkeys(path[0] for path, _ in wires)
     fields = []
     for top in tops:
-        here = [(path[1:], t) for path, t in wires if path[0] == top]
-        whole = [t for path, t in here if not path]
-        deeper = [(path, t) for path, t in here if path]
+        inner_wires = [(path[1:], t) for path, t in wires if path[0] == top]
+        whole = [t for path, t in inner_wires if not path]
+        deeper = [(path, t) for path, t in inner_wires if path]
         if whole and deeper:
             raise InvalidUsage(f"{top!r} is read as a whole and in parts: give the parts of it that are wanted, only.")
         fields.append(pa.field(top, whole[0] if whole else pa.struct(_nested(deeper))))
@@ -181,6 +181,7 @@ def how_described(what: Described | None, logical: Mapping[str, Described]) -> H
     """
 
     def how(name: str, target: pa.DataType, samples: list[object]) -> Reader:
+        """Choose the reader of a column."""
         description = logical.get(name) or (what.fields.get(name) if what is not None else None)
         if description is not None:
             return described_reader(description, target, samples, name)
@@ -231,8 +232,8 @@ def merged(types: list[pa.DataType], name: str = "") -> pa.DataType:
         return pa.struct([(n, merged(inner, f"{name}.{n}".lstrip("."))) for n, inner in types_by_name.items()])
     if all(pat.is_list(kind) for kind in kinds):
         return pa.list_(merged([kind.value_type for kind in kinds], name))
-    shown = " and ".join(sorted({str(kind) for kind in kinds}))
-    raise InvalidUsage(f"column {name!r} is {shown} in different messages: give a schema that says which it is.")
+    type_names = " and ".join(sorted({str(kind) for kind in kinds}))
+    raise InvalidUsage(f"column {name!r} is {type_names} in different messages: give a schema that says which it is.")
 
 
 def as_sent(t: pa.DataType) -> pa.DataType:

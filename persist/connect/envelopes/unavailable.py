@@ -44,15 +44,15 @@ def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -
     Args:
         place: where a message has its row; None if it is the row.
     """
-    kept, bad = list[Group](), list[Bad]()
+    remaining_groups, bad = list[Group](), list[Bad]()
     for group in groups:
-        found = [boolean_values(pc.match_substring_regex(group.texts, mark.rstrip("="))) for mark in _MARKS]
+        is_marked = [boolean_values(pc.match_substring_regex(group.texts, mark.rstrip("="))) for mark in _MARKS]
         arrays = np.flatnonzero(boolean_values(pc.match_substring_regex(group.texts, r"\[")))
         if len(arrays):
             is_like = boolean_values(pc.match_substring_regex(group.texts.take(int64_array(arrays)), _ARRAY))
-            found.append(np.isin(np.arange(len(group.texts)), arrays[is_like]))
+            is_marked.append(np.isin(np.arange(len(group.texts)), arrays[is_like]))
         good = np.ones(len(group.texts), bool)
-        for at in np.flatnonzero(np.logical_or.reduce(found)):
+        for at in np.flatnonzero(np.logical_or.reduce(is_marked)):
             name = _unavailable_column(group.texts[at].as_py(), place, wanted)
             if name is not None:
                 good[at] = False
@@ -62,8 +62,8 @@ def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -
                 )
                 bad.append(Bad(int(group.rows[at]), reason))
         if good.any():
-            kept.append(Group(group.rows[good], group.texts.filter(boolean_array(good)), group.described))
-    return kept, bad
+            remaining_groups.append(Group(group.rows[good], group.texts.filter(boolean_array(good)), group.described))
+    return remaining_groups, bad
 
 
 def _unavailable_column(text: bytes, place: str | None, wanted: Wanted) -> str | None:

@@ -22,6 +22,7 @@ import pyarrow as pa
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import did_you_mean
+from persist.codecs.nested import find_new_fields, quote_name
 from persist.codecs.types.python_types import arrow_type
 from persist.codecs.types.schema import check_field
 from persist.codecs.updates.inputs import DELETED
@@ -49,7 +50,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         source: a folder, a prefix, or a pattern of names, such as s3://bucket/orders/*.csv.
         collection: that gets the rows.
         key: columns that are the key, if the collection is made.
-        columns: types of columns of a new collection; by default those of the first file.
+        columns: types of columns of a new collection; by default the types in the first file.
         keyed: in a new collection, a row replaces the previous one of its key.
         format: csv, json (lines), parquet or arrow; by default from each file's name.
         timeline: the unit of times, if the collection is made.
@@ -307,6 +308,7 @@ class Files:
         file_types = (
             infer_types(source, types) if source.format == "json" else dict.fromkeys(read_names(source), pa.null())
         )
+        inner = self._fields_inside(source, columns)
         more = [name for name in file_types if name not in types]
         if more and (drift == "add" or {*empty} & {*more}):
             file_types = infer_types(source, types)
@@ -315,13 +317,16 @@ class Files:
             for name in more
             if (drift == "add" or name in empty) and not pa.types.is_null(file_types[name])
         }
-        for name, kind in added.items():
+        more += inner
+        added_inside = {path: kind for path, kind in inner.items() if drift == "add" and not pa.types.is_null(kind)}
+        for name, kind in (*added.items(), *added_inside.items()):
             if is_open(kind):
                 raise InvalidUsage(
                     f"{source.name} has the new column {name!r}, and no value in it tells its type, {kind}. {MEND}"
                 )
-        if added:
-            collection.evolve(add=added)
+        if added or added_inside:
+            collection.evolve(add={quote_name(name): kind for name, kind in added.items()} | added_inside)
+            added |= added_inside
             logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
         ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
         if drift == "ignore" and ignored:
@@ -329,6 +334,20 @@ class Files:
         if source.format != "json":
             _warn_of_nulls(source, [name for name in collection.schema.names if name not in file_types])
         return replace(columns, schema=collection.schema, ignored=tuple(ignored))
+
+    def _fields_inside(self, source: RowFile, columns: RowColumns) -> dict[str, pa.DataType]:
+        """Return the fields inside of columns that the collection has not, by their paths; none if they are refused."""
+        nested = {name: kind for name, kind in columns.types.items() if pa.types.is_nested(kind)}
+        if not nested or source.format == "csv" or self.config.drift == "refuse":
+            return {}
+        flat = {name: kind for name, kind in (columns.types | columns.optional_fields).items() if name not in nested}
+        types = infer_types(source, flat)
+        return {
+            path: kind
+            for name, wanted in nested.items()
+            if name in types
+            for path, kind in find_new_fields(name, types[name], wanted).items()
+        }
 
     def _row_file(self, file: SourceFile) -> RowFile:
         by_name, compression = format_by_name(file.path)

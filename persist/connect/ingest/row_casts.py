@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.arrow_types import children, is_flat, is_text, with_children
+from persist.codecs.types.arrow_types import children, inner_arrays, is_flat, is_text, rebuilt, with_children
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import cut
@@ -59,7 +59,7 @@ class Misfits:
 def cast_rows(
     table: pa.Table, cast: Callable[[pa.ChunkedArray, str], tuple[pa.ChunkedArray, dict[int, str]]]
 ) -> CastTable:
-    """Cast all rows of a table column by column; return them, and those that do not fit."""
+    """Cast all rows of a table column by column; return the fitting ones, and the reasons of the others."""
     misfits: dict[int, str] = {}
     columns = {}
     for name in table.column_names:
@@ -142,11 +142,8 @@ def _parsed(array: pa.Array, natural: pa.DataType) -> pa.Array:
         return array
     if is_flat(natural):
         return parse_column(pa.chunked_array([array]), natural).combine_chunks()
-    if pat.is_struct(natural):
-        fields = [_parsed(array.field(at), field.type) for at, field in enumerate(natural)]
-        return pa.StructArray.from_arrays(fields, fields=[*natural], mask=array.is_null())
-    inner = _parsed(array.values, natural.value_type)
-    return pa.Array.from_buffers(natural, len(array), array.buffers()[:2], offset=array.offset, children=[inner])
+    inner = [_parsed(part, field.type) for part, field in zip(inner_arrays(array), children(natural), strict=True)]
+    return rebuilt(array, natural, inner)
 
 
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:

@@ -12,6 +12,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
+from persist.codecs.nested import align_fields, find_new_fields
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.texts import parse_column
@@ -33,7 +34,7 @@ class RowColumns:
         time_column: the column with the times: "_time" of updates, another one of plain rows; None for no times.
         keys_only: read the key alone.
         may_lack_values: a value column that a file lacks is NULL; otherwise the file is refused.
-        ignored: columns of the file to leave out.
+        ignored: columns of the file to leave out, and fields inside of columns, by their paths.
         upper: times before it are sealed, so rows at such times are misfits; None for no such check.
     """
 
@@ -84,8 +85,6 @@ class RowColumns:
     def refuse_name(self, name: str) -> str:
         """Return the text about a field that is not a column, and what users do about it."""
         remedy = self.remedy.format(name)
-        if name.partition(".")[0] in self.types:
-            remedy = "no option adds fields inside of a column, so leave it out of the file, or fill another collection"
         return f"{name!r}, which the collection has not{did_you_mean(name, self.types) or ':'} {remedy}"
 
     def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
@@ -102,9 +101,24 @@ class RowColumns:
         Args:
             is_text: text is to be parsed: UTF-8, as string or as binary.
         """
+        if self.may_lack_values:
+            table = self._with_fields(table)
         cast = cast_rows(table, lambda column, name: self._cast_column(column, name, is_text))
         self._check_times(cast.table, cast.misfits)
         return fitting(CastTable(self._with_nulls(cast.table), cast.misfits))
+
+    def _with_fields(self, table: pa.Table) -> pa.Table:
+        """Return a table whose columns have the fields inside that the collection has, if others may be left out."""
+        for at, name in enumerate(table.column_names):
+            kind = self.types.get(name)
+            if kind is not None and self.leaves_out(name, table.schema.types[at]):
+                column = align_fields(table.column(at), kind)
+                table = table.set_column(at, name, column)
+        return table
+
+    def leaves_out(self, name: str, kind: pa.DataType) -> bool:
+        """Return whether all fields that a type of a column has, and the collection has not, are to be left out."""
+        return find_new_fields(name, kind, self.types[name]).keys() <= {*self.ignored}
 
     def _cast_column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
         kind = (self.types | self.optional_fields)[name]

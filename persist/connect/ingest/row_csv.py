@@ -103,6 +103,7 @@ class _Quotes:
         self.are_odd = False
 
     def read(self, size: int = -1) -> bytes:
+        """Read bytes, and note unbalanced quotes."""
         data: bytes = self._stream.read(size)
         if not data:
             self.are_odd |= self._is_open

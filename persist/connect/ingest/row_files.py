@@ -21,6 +21,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
+from persist.codecs.nested import align_fields, quote_name
 from persist.codecs.types.arrow_types import children, is_flat
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import lacks_columns
@@ -137,8 +138,8 @@ def _first_object(file: RowFile) -> dict[str, Any]:
 
 
 def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    for name, wanted in columns.types.items():
-        _check_json_type(name, wanted)
+    for name, arrow_type in columns.types.items():
+        _check_json_type(name, arrow_type)
     types = columns.json_types(_first_object(file))
     lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, columns)
     is_empty = True
@@ -172,11 +173,15 @@ class _Lines:
         self._columns = columns
 
     def read(self, texts: pa.Array) -> pa.Table:
+        """Parse JSON texts of rows."""
         table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
             if name not in self._fields.names and name not in self._columns.ignored:
                 raise Unreadable(f"it has the field {name!r}")
         table = table.select(self._fields.names)
+        for at, field in enumerate(self._fields if self._columns.ignored else ()):
+            if field.name in self._columns.types and self._columns.leaves_out(field.name, table.schema.types[at]):
+                table = table.set_column(at, field, align_fields(table.column(at), field.type))
         if table.schema != self._fields:
             raise Unreadable("it has fields that are no columns")
         if self._lacking(texts, table).any():
@@ -259,12 +264,12 @@ def find_unknown_fields(given: Any, wanted: pa.DataType, path: str = "") -> Iter
     if isinstance(given, dict) and pat.is_struct(wanted):
         for name, value in given.items():
             if wanted.get_field_index(name) < 0:
-                yield path + name
+                yield path + (quote_name(name) if path else name)
             else:
-                yield from find_unknown_fields(value, wanted.field(name).type, f"{path}{name}.")
+                yield from find_unknown_fields(value, wanted.field(name).type, f"{path}{quote_name(name)}.")
     elif isinstance(given, list) and pat.is_list(wanted):
         for value in given:
-            yield from find_unknown_fields(value, wanted.value_type, path)
+            yield from find_unknown_fields(value, wanted.value_type, f"{path}element.")
 
 
 def _check_json_type(name: str, wanted: pa.DataType) -> None:

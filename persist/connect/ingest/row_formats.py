@@ -62,7 +62,7 @@ class RowFile:
         by_name, compression = format_by_name(name or path)
         file_format = format or by_name
         if file_format is None:
-            raise InvalidUsage(f"the format of {name or path!r} cannot be told from its name: say --format, of {READ}")
+            raise InvalidUsage(f"the name {name or path!r} does not determine a format: add --format, one of {READ}")
         return cls(path, name or path, file_format, compression, lambda: pa.OSFile(path))
 
     @contextmanager

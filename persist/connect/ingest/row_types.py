@@ -1,4 +1,4 @@
-"""Types of a file's columns: its own, or those that hold all of its text exactly.
+"""Types of a file's columns: its own, or types that hold all of its text exactly.
 
 Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
 int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an offset, and
@@ -17,7 +17,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.types.arrow_types import children, leaf_arrays, with_children
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import cut
-from persist.connect.envelopes import NumberGuess, Unreadable, exact_fields, parse, reason_of
+from persist.connect.envelopes import NumberGuess, Unreadable, describe_error, exact_fields, parse
 from persist.connect.ingest.row_casts import wire_type
 from persist.connect.ingest.row_csv import find_line, read_header, text_batches
 from persist.connect.ingest.row_files import check_once, json_blocks
@@ -119,7 +119,7 @@ class _Guess:
         if not pat.is_floating(kind):
             return kind
         try:
-            return self._numbers.type_of(name)
+            return self._numbers.infer_type(name)
         except InvalidUsage as error:
             text = self._numbers.inexact or ""
             line = find_line(file, name, lambda field: field == text)
@@ -207,7 +207,7 @@ def _reason(texts: pa.Array, line: int, wires: pa.Schema, error: Exception) -> s
         parse(texts.slice(0, line + 1), wires, "infer")
     except (Unreadable, pa.ArrowException, UnicodeDecodeError) as found:
         error = found
-    return f"{reason_of(error)}, in {cut(texts[line].as_py().decode(errors='replace'))}"
+    return f"{describe_error(error)}, in {cut(texts[line].as_py().decode(errors='replace'))}"
 
 
 class _Differs(ValueError):

@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, count
 from typing import Any, Protocol
 
 import msgspec
@@ -24,7 +24,9 @@ import pyarrow.types as pt
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
+from persist.codecs.nested import align_fields, changes_by_path, column_node, make_node, node_by_names, quote_name
 from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.arrow_types import children
 from persist.codecs.types.casts import cast_column
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, PersistError
@@ -82,6 +84,10 @@ class Table(Protocol):
 
     def columns(self, version: Version) -> Columns:
         """Return the columns of a version by id, or else by name."""
+        ...
+
+    def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        """Return the ids of the fields inside of columns, depth first, if the format has any."""
         ...
 
     def changes(self, before: Version | None, version: Version) -> Signed:
@@ -156,8 +162,8 @@ class Tables:
         at = [place for place, version in enumerate(versions) if version == before]
         if not at:
             raise InvalidUsage(
-                f"{self.name} does not have its version {before.number} any more, which was taken in last. So what has "
-                f"changed since cannot be told: drop {self.config.collection!r} and its versions, and begin anew"
+                f"{self.name} does not have its version {before.number} any more, which was read last. So the changes "
+                f"since then are unknown: drop {self.config.collection!r} and its versions, and begin anew"
             )
         return at[-1] + 1
 
@@ -182,8 +188,8 @@ class Tables:
             name for name in types if name not in new_types and (name in old or name in collection.schema.key_names)
         ]
         change: dict[str, Any] = {
-            "rename": rename,
-            "add": {name: kind for name, kind in new_types.items() if name not in names},
+            "rename": {old: quote_name(new) for old, new in rename.items()},
+            "add": {quote_name(name): kind for name, kind in new_types.items() if name not in names},
             "drop": dropped,
             "widen": {},
         }
@@ -192,8 +198,14 @@ class Tables:
             change["widen"] = {
                 name: kind
                 for name, kind in new_types.items()
-                if name in types and types[name] != kind and old.get(back.get(name, name)) != kind
+                if name in types
+                and types[name] != kind
+                and old.get(back.get(name, name)) != kind
+                and not (pt.is_nested(kind) and pt.is_nested(types[name]))
             }
+        for of_column in self._changes_inside(collection, was, now, before, version):
+            for what, names in of_column.items():
+                change[what] = change[what] + names if what == "drop" else change[what] | names
         change = {what: names for what, names in change.items() if names}
         if not change:
             return
@@ -204,6 +216,26 @@ class Tables:
                 f"version {version.number} of {self.name} has columns that {collection.name!r} cannot follow: {error}"
             ) from error
         logger.warning("%r follows version %d of %s: %s", collection.name, version.number, self.name, change)
+
+    def _changes_inside(
+        self, collection: Collection, was: Columns, now: Columns, before: Version | None, version: Version
+    ) -> Iterator[dict[str, Any]]:
+        """Yield how the fields inside of each column change; what the collection has by itself stays."""
+        numbers = {} if before is None else self._table.inner_ids(before)
+        new_numbers = self._table.inner_ids(version)
+        for id_, field in now.items():
+            if id_ not in was or was[id_].name not in collection.schema.names:
+                continue
+            if before is None:
+                node = column_node(collection.schema, field.name)
+                yield {"add": changes_by_path(node, node_by_names(field.name, field.type, node))["add"]}
+                continue
+            ids = iter(numbers[id_]) if id_ in numbers else count()
+            node = make_node(was[id_].name, was[id_].type, ids)
+            if id_ in new_numbers:
+                yield changes_by_path(node, make_node(field.name, field.type, iter(new_numbers[id_])))
+            else:
+                yield changes_by_path(node, node_by_names(field.name, field.type, node))
 
     def _batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
@@ -226,6 +258,7 @@ class Tables:
                     ) from None
 
         def changes() -> Iterator[Change]:
+            """Yield the changes of the table, and the mark of its version."""
             updates = rows()
             first = next(updates, None)
             if first is not None:
@@ -252,6 +285,9 @@ class _Delta:
     def columns(self, version: Version) -> Columns:
         schema = pa.schema(self._at(version.number).schema().to_arrow())
         return {field.name: _plain(field) for field in schema}
+
+    def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        return {}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
         try:
@@ -331,13 +367,22 @@ class _Iceberg:
         ]
 
     def columns(self, version: Version) -> Columns:
+        """Return the columns of a version, by field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         schema = self._schema(self._loaded(), version)
         arrow = schema_to_pyarrow(schema, include_field_ids=False)
         return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
 
+    def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        from pyiceberg.io.pyarrow import schema_to_pyarrow
+
+        schema = self._schema(self._loaded(), version)
+        arrow = schema_to_pyarrow(schema, include_field_ids=True)
+        return {id_.field_id: [*_ids_inside(field.type)] for id_, field in zip(schema.fields, arrow, strict=True)}
+
     def changes(self, before: Version | None, version: Version) -> Signed:
+        """Read the rows of changed files between two versions."""
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
@@ -396,6 +441,12 @@ def _last(versions: Collection) -> Version | None:
     return Version(last["version"], last["at_ms"])
 
 
+def _ids_inside(kind: pa.DataType) -> Iterator[int]:
+    for child in children(kind) if pt.is_nested(kind) else ():
+        yield int(child.metadata[b"PARQUET:field_id"])
+        yield from _ids_inside(child.type)
+
+
 def _plain(field: pa.Field) -> pa.Field:
     """Return a column with the type that it gets here: offsets of 64 bits, and views, are of no use in a collection."""
     kind = field.type
@@ -414,7 +465,9 @@ def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> p
     """Return rows as updates at a time; a column that their version did not have is NULL."""
     names = {*batch.schema.names}
     columns = [
-        cast_column(pa.chunked_array([batch.column(field.name)]), field.type, field.name).combine_chunks()
+        cast_column(
+            align_fields(pa.chunked_array([batch.column(field.name)]), field.type), field.type, field.name
+        ).combine_chunks()
         if field.name in names
         else pa.nulls(len(batch), field.type)
         for field in schema

@@ -64,7 +64,7 @@ class Transactions:
             late = min(run.uppers, key=lambda name: run.uppers[name])
             raise InvalidUsage(
                 f"the collection {late!r} is sealed to {run.uppers[late]}, and others of {name} to "
-                f"{max(run.uppers.values())}: somebody else sealed it. {advise_copy([late])}"
+                f"{max(run.uppers.values())}: another writer sealed it. {advise_copy([late])}"
             )
         self.time = self.moment_us = 0
         self.is_known, self.is_inside = True, False

@@ -92,7 +92,7 @@ def compact(
         place = TaskStore(where, dict(storage_options or {}), settings)
         writer = engine.writer("compact")
         maker = SparkPartMaker(spark, place, writer.local_part_maker(stop), engine.follower.next_seqno, partitions)
-        compactor = writer.compactor_of(maker, stop)
+        compactor = writer.build_compactor(maker, stop)
         if collection is not None:
             return _compacted(engine, compactor, collection, full=not only_due)
         return _all_compacted(engine, compactor, full=not only_due)

@@ -47,7 +47,7 @@ from persist.core.errors import (
 )
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, engine_of, loaded
+from persist.engine.location.opening import OnEngine, loaded, to_engine
 
 Place = Literal["auto", "driver", "tasks"]
 TASKS_BYTES = 1 << 30  # Decoded: of outputs that begin with less to read, and of changes that touch less, here.
@@ -117,7 +117,7 @@ def run_program(
         timeout_s: how long to wait at most; None waits without limit.
     """
     check_whole("until", until, 0, TIME_MAX)
-    engine = engine_of("run_program", client)
+    engine = to_engine("run_program", client)
     limits = {"memory_budget": memory_budget, "spill_folder": spill_folder}
     given = {name: value for name, value in limits.items() if value is not None}
     Options.of(given)

@@ -10,7 +10,7 @@
 Users import them from `persist.errors`. The layer that raises an error of storage or of columns defines it. All survive
 pickling, because they cross process boundaries in Spark.
 
-Promises: a message says what was wrong, what is allowed and what to do.
+Promises: a message names the fault, the allowed values and the remedy.
 """
 
 # ruff: noqa: F403, F405 - mypy needs the names in a list.

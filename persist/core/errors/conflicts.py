@@ -17,7 +17,7 @@ class CollectionExists(Conflict):
 
 @dataclass(eq=False, repr=False)
 class QueryMismatch(Conflict):
-    """A batch of a streaming query cannot follow the last one that was committed here.
+    """A batch of a streaming query cannot follow the last one committed here.
 
     last is the batch committed last, None if there is none; run is the run that has taken over, if that is why.
     """
@@ -55,7 +55,7 @@ class Locked(Conflict):
     holder: str
 
     template = (
-        "{holder} has this location exclusively, so nobody else writes here. Wait until it closes. If it is "
+        "{holder} has this location exclusively, so no other client may write here. Wait until it closes. If it is "
         'gone for good, take it over from Python: persist.open(…, mode="exclusive", force=True), or with its '
         "reentrance_id."
     )
@@ -63,7 +63,7 @@ class Locked(Conflict):
 
 @dataclass(eq=False, repr=False)
 class WriterFenced(Conflict):
-    """This exclusive client is not the newest one any more: whatever it asks for is refused, for ever (rule 12)."""
+    """This exclusive client is no longer the newest one: its requests are refused, for ever (rule 12)."""
 
     epoch: int
     newest: int
@@ -75,15 +75,15 @@ class WriterFenced(Conflict):
 
 
 class Superseded(Conflict):
-    """A compaction found that another one has replaced what it was about to replace; what it made is thrown away."""
+    """Another compaction has replaced the inputs of this one, whose output is deleted."""
 
 
 @dataclass(eq=False, repr=False)
 class ViewRedefined(Conflict):
-    """Somebody else has given a view another definition meanwhile; nothing was changed.
+    """Another client has changed the definition of a view; nothing was changed here.
 
     Attributes:
-        expected, actual: the number of the definition that was expected, and that of the present one.
+        expected, actual: the number of the expected definition, and of the present one.
     """
 
     name: str
@@ -91,14 +91,14 @@ class ViewRedefined(Conflict):
     actual: int
 
     template = (
-        "the view {name!r} has its definition {actual} by now, and not {expected}: somebody else "
-        "has given it another one. Load it again, and look at its definition."
+        "the view {name!r} has its definition {actual} now, and not {expected}: another client "
+        "has redefined it. Load it again, and look at its definition."
     )
 
 
 @dataclass(eq=False, repr=False)
 class LeaseExpired(Conflict):
-    """What a reader relies on is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
+    """A reader's data is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
 
     what: str
 
@@ -110,7 +110,7 @@ class SinkMoved(Conflict):
 
 
 class TargetUnavailable(Unavailable):
-    """The target of a sink does not answer. What it has got says where to go on."""
+    """The target of a sink does not answer. Its contents determine where to continue."""
 
 
 @dataclass(eq=False, repr=False)
@@ -119,7 +119,7 @@ class SchemaMoved(Conflict):
 
     Attributes:
         expected, actual: the version that the change was made from, and the newest.
-        mine, theirs: what was to be changed, and what has been changed since.
+        mine, theirs: the intended changes, and the changes since the expected version.
     """
 
     expected: int
@@ -143,8 +143,8 @@ class DescriptionMoved(Conflict):
     actual: int
 
     template = (
-        "comment and properties were expected to be as in version {expected}, and there is version "
-        "{actual} by now: somebody else has changed them. Read `about` again, and decide anew."
+        "comment and properties were expected in version {expected}, and are in version {actual} now: "
+        "another client has changed them. Read `about` again, and decide anew."
     )
 
 
@@ -162,15 +162,15 @@ class UploadExpired(Conflict):
 
 @dataclass(eq=False, repr=False)
 class LogReplaced(Corruption):
-    """The log is not the one that this client has read: what it knows is gone, or something else is in its place.
+    """The log is not the one that this client has read: known records are gone or replaced.
 
-    The client stops for good, and what it was asked for is not acknowledged.
+    The client stops for good, and does not acknowledge its pending operations.
 
     Attributes:
         url: of the location.
         seqno: of a record that the client knows.
         known: the commit id that it knows the record by.
-        found: the one that is there now; None if there is no record.
+        found: the commit id that is there now; None without a record.
     """
 
     url: str
@@ -193,14 +193,14 @@ class LogReplaced(Corruption):
 
 @dataclass(eq=False, repr=False)
 class LogInterrupted(Corruption):
-    """Records or a checkpoint lie beyond the end of the log: made after records that are not there; nobody may write.
+    """Records or a checkpoint lie beyond the end of the log, after missing records; the location cannot be written.
 
     Attributes:
         url: of the location.
         end: the seqno of the last record that follows from those before it; -1 if there is none.
         first: the seqno of the first record beyond it, or of the newest checkpoint.
-        last: that of the last one that was seen.
-        is_checkpoint: whether it is a checkpoint that lies there; then nobody may read, either.
+        last: the seqno of the last one that was seen.
+        is_checkpoint: whether a checkpoint lies there; then the location cannot be read either.
     """
 
     url: str

@@ -1,6 +1,6 @@
 """Errors that name times of one collection, which they show as moments where it has a timeline.
 
-`UpdatesBeyondUpper` also says whose the updates are that are in the way (`UnsealedWrites`).
+`UpdatesBeyondUpper` also names the writers of the conflicting updates (`UnsealedWrites`).
 """
 
 from collections.abc import Sequence
@@ -92,7 +92,7 @@ class FrontierRegression(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class AsOfCompacted(AboutTimes, InvalidUsage):
-    """A read asks for a time before since (rule 3); lower is set if it asked for changes."""
+    """A read at a time before since (rule 3); lower is set for a read of changes."""
 
     as_of: int
     since: Antichain
@@ -101,8 +101,8 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
     def describe(self) -> str:
         if self.lower is not None and self.since.time is not None:
             return (
-                f"changes from {self.format_time(self.lower)} on cannot be told from what came before: "
-                f"since={self.format_time(self.since)}, so times up to {self.since.time} are one. "
+                f"changes from {self.format_time(self.lower)} on are merged with earlier ones: "
+                f"since={self.format_time(self.since)}, so times up to {self.since.time} are indistinguishable. "
                 f"Ask for changes from {self.since.time + 1} or later."
             )
         since = self.format_time(self.since)
@@ -114,7 +114,7 @@ class AsOfCompacted(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class BeforeViewBegan(AsOfCompacted):
-    """A read asks for a time before a view begins: it holds no answers of then.
+    """A read at a time before a view begins, when it has no contents yet.
 
     Attributes:
         start: the time at which the view begins.
@@ -128,8 +128,8 @@ class BeforeViewBegan(AsOfCompacted):
         start = self.format_time(self.start)
         if self.lower is not None:
             return (
-                f"changes from {self.format_time(self.lower)} on cannot be told from what came before: the view "
-                f"{self.view!r} begins at {start}, with all that there was then. Ask for changes from "
+                f"changes from {self.format_time(self.lower)} on are merged with earlier ones: the view "
+                f"{self.view!r} begins at {start}, with its complete contents at that time. Ask for changes from "
                 f"{self.start + 1} or later."
             )
         return (
@@ -142,12 +142,12 @@ class BeforeViewBegan(AsOfCompacted):
 
 @dataclass(eq=False, repr=False)
 class AsOfNotSealed(AboutTimes, InvalidUsage):
-    """A read asks for a time that is not sealed, or was not within the caller's timeout (rule 3).
+    """A read at a time that is not sealed, or was not within the caller's timeout (rule 3).
 
     Attributes:
         as_of: the time; None is the latest sealed one, of which there is none.
         unsealed: what is there at times that are not sealed, in words; "" if that is nothing, or not known.
-        until: the upper bound, if the read asked for changes.
+        until: the upper bound of a read of changes.
         moved_ms: when upper was last moved, in ms since 1970; None if that is long ago, or not known.
         view: the name of the view that is read; "" of another collection, which its writers seal.
     """
@@ -196,7 +196,7 @@ class AsOfNotSealed(AboutTimes, InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class UpperMismatch(AboutTimes, Conflict):
-    """A write or seal expected another upper: somebody else came first. Nothing of it was applied."""
+    """A write or seal expected another upper: another writer was first. Nothing of it was applied."""
 
     expected: Antichain
     actual: Antichain
@@ -237,7 +237,7 @@ class HoldMoved(_Moved):
 
 
 class TagMoved(_Moved):
-    """A tag is not where it was when it was to be made, moved or dropped: somebody else came first."""
+    """A tag was changed by another client before it could be created, moved or dropped."""
 
     template = "the tag {name!r} was expected to be {expected_place}, and is {actual_place}; it was left as it is."
     remedy = "To move a tag that exists, give {move:option:True}."
@@ -249,15 +249,15 @@ TOKENS_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class UnsealedWrites:
-    """What one writer has added to a collection at times that are not sealed.
+    """The updates of one writer at times that are not sealed.
 
     Attributes:
         writer: the name of its client, as in the log: host, process, and six digits.
-        is_own: whether it is the client that is told this.
+        is_own: whether that writer is the client that gets the error.
         epoch: the record with which it opened the location exclusively; None if it did not.
         updates: how many, as it wrote them; first and last are the least and greatest of their times.
         seqno: the latest of its records that added some, and when it was written, by its clock.
-        tokens: of these writes, those that had one; the latest first.
+        tokens: the tokens of these writes, the latest first.
     """
 
     writer: str
@@ -273,12 +273,12 @@ class UnsealedWrites:
 
 @dataclass(eq=False, repr=False)
 class UpdatesBeyondUpper(AboutTimes, Conflict):
-    """A commit was to be alone in what it adds to the sealed contents, and somebody has added updates, too.
+    """A commit had to be the only one to add to the sealed contents, and another writer has added updates.
 
     Attributes:
         time: the latest of theirs; None if they come with the same record of the log.
-        first: the least of those that are not sealed, and updates is how many there are, as far as is known.
-        writes: whose they are, the latest first; empty where the log does not tell any more.
+        first: the least time of the unsealed updates; updates is their number, as far as known.
+        writes: their writers, the latest first; empty if the log does not have the records any more.
     """
 
     upper: Antichain

@@ -13,7 +13,7 @@ from persist.core.names import INDEX_PREFIX, is_time_word
 
 @dataclass(eq=False, repr=False)
 class KeyedCollection(InvalidUsage):
-    """A keyed collection was asked for what it cannot do, because only resolved events become its updates."""
+    """The operation is not possible on a keyed collection, where only resolved events become updates."""
 
     name: str
     action: str
@@ -38,7 +38,7 @@ class KeyedCollection(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class ViewWritten(InvalidUsage):
-    """A view was written or sealed by somebody, and only its refresh may (rule 19)."""
+    """A client other than its refresh wrote or sealed a view (rule 19)."""
 
     name: str
 
@@ -75,8 +75,8 @@ class NotOneValue(InvalidUsage):
 class DuplicateKeys(InvalidUsage):
     """Rows that were to become contents, or values of keys, repeat keys; nothing was written. keys are the first ten.
 
-    action is what was asked for: "overwrite", of a collection that may have several rows for a key or of one that is
-    "keyed" and may not, or "upsert".
+    action is the requested operation: "overwrite", of a collection that may have several rows for a key or of one that
+    is "keyed" and may not, or "upsert".
     """
 
     name: str
@@ -108,7 +108,7 @@ def _format_key(key: tuple[Any, ...]) -> str:
 
 @dataclass(eq=False, repr=False)
 class NotKeyed(InvalidUsage):
-    """Events were given to a collection that is not keyed."""
+    """Events were sent to a collection that is not keyed."""
 
     name: str
 
@@ -138,9 +138,9 @@ class BadMessage(InvalidUsage):
     """A message of a stream is not what its envelope promises; no events were returned.
 
     Attributes:
-        message: its number among those given, from 0.
+        message: its index in the input, from 0.
         reason: what is wrong with it.
-        count: how many messages of those given are bad.
+        count: the number of bad messages in the input.
     """
 
     message: int
@@ -157,12 +157,12 @@ class BadMessage(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class BeforeDiffers(InvalidUsage):
-    """An event says that it changed another row than its key holds. Nothing was resolved, and nothing was sealed.
+    """An event's old row differs from the row that its key has. Nothing was resolved, and nothing was sealed.
 
     Attributes:
         key: of the event.
         time: of the event.
-        said: the row that the event says was there; None for no row.
+        said: the old row in the event; None for no row.
         held: the row that is there; None for no row.
     """
 
@@ -183,7 +183,7 @@ class BeforeDiffers(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class NegativeMultiplicity(InvalidUsage):
-    """Rows were asked for, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
+    """Rows were requested, but some record has a negative multiplicity, which rows cannot show (rule 13)."""
 
     example: str
     multiplicity: int
@@ -197,7 +197,7 @@ class NegativeMultiplicity(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class CollectionNotFound(InvalidUsage):
-    """The location has no such collection, or the one this handle stood for was dropped.
+    """The location has no such collection, or the collection of this handle was dropped.
 
     Attributes:
         known: the collections that there are.
@@ -216,7 +216,8 @@ class CollectionNotFound(InvalidUsage):
                 f"the collection {self.name!r} at {self.url} that this handle stands for is gone. It was dropped, or "
                 "it is a view that began anew because records were erased. Another one has its name now: load it again."
             )
-        visible = [name for name in self.known if not name.startswith(".")]  # Others are of the library: indexes, say.
+        # The others belong to the library: indexes, for example.
+        visible = [name for name in self.known if not name.startswith(".")]
         formatted = ", ".join(map(repr, visible[:8])) + (", …" if len(visible) > 8 else "")
         has = f"it has {formatted}." if visible else "it has no collections at all: is the URL right?"
         return f"no collection {self.name!r} at {self.url}: {has}"
@@ -257,7 +258,7 @@ class ColumnsNeeded(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class ReadOnly(InvalidUsage):
-    """A client opened with mode="read" was asked to write (rule 12)."""
+    """A client opened with mode="read" cannot write (rule 12)."""
 
     action: str
 
@@ -303,7 +304,7 @@ class ClockAhead(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class TokenForgotten(InvalidUsage):
-    """The token of a write may name one that was done so long ago that it is forgotten (rule 7)."""
+    """The token may belong to a write so old that the collection has forgotten it (rule 7)."""
 
     token: str
     collection: str
@@ -341,7 +342,7 @@ class TagNotFound(InvalidUsage):
 
     @property
     def remedy(self) -> str:  # type: ignore[override]
-        if is_time_word(self.name):  # Which may be no tag.
+        if is_time_word(self.name):  # Such a word is not a tag.
             return "Leave the time out for the latest sealed one; give others as numbers, days or moments."
         return "{tag:call} makes one."
 
@@ -372,8 +373,8 @@ class FunctionNotFound(InvalidUsage):
 
     Attributes:
         name, version: of the function.
-        versions: those that this process has.
-        view: that calls it; empty if nobody knows.
+        versions: the versions that this process has.
+        view: the calling view; empty if unknown.
     """
 
     name: str
@@ -407,7 +408,7 @@ class WouldRecompute(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class LimitReached(InvalidUsage):
-    """Work came to a limit that its caller had set. Nothing of what it was doing then was written."""
+    """Work reached a limit of its caller. Nothing of its current step was written."""
 
     what: str
     limit: str
@@ -434,7 +435,7 @@ class NotConsolidated(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class NotConverging(InvalidUsage):
-    """An iteration did not come to its end within its limit."""
+    """An iteration did not end within its limit."""
 
     scope: str
     limit: int
@@ -473,7 +474,7 @@ class SourceLost(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class OutputConflict(Conflict):
-    """A collection that a program maintains was written by somebody else, in a way that no copy of it would."""
+    """Another client wrote a collection that a program maintains, in a way that no copy of the program would."""
 
     output: str
     problem: str

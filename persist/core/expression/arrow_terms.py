@@ -1,7 +1,7 @@
 """Terms from filters of Arrow, and the text of a term that is the same in all releases, for digests.
 
-Arrow cannot take an expression apart in Python, but it writes one for pickling: a record batch with the constants, and
-metadata that names the nodes in this order (`compute/expression.cc` of Arrow, `ExpressionToRecordBatch`):
+PyArrow cannot list the parts of an expression, but it can pickle one: a record batch with the constants, and metadata
+that names the nodes in this order (`compute/expression.cc` of Arrow, `ExpressionToRecordBatch`):
 
     node    = "field_ref" name | "nested_field_ref" count, then so many field_refs | "literal" number of a column | call
     call    = "call" name, node …, ["options" number of a column,] "end" name
@@ -34,7 +34,7 @@ from persist.core.expression.term import Call, Col, Lit, Term
 
 FIELD = "field"
 LISTS = pa.ListScalar, pa.LargeListScalar, pa.FixedSizeListScalar, pa.MapScalar
-_TYPE_NAME = "_type_name"  # By which Arrow tells the kinds of options apart.
+_TYPE_NAME = "_type_name"  # Identifies the kind of options in Arrow.
 _TO_TYPE = "to_type"  # The option of a cast, which is a NULL of the type.
 
 
@@ -51,7 +51,7 @@ def term_of_filter(filter: pc.Expression) -> Term:
     (constants,) = table.combine_chunks().to_batches()
     nodes = _metadata(table.schema)
     stack: list[list[Any]] = [[]]  # The arguments of each call that is open.
-    options: dict[int, tuple[Any, ...]] = {}  # Of open calls, by their depth.
+    options: dict[int, tuple[Any, ...]] = {}  # Options of open calls, by their depth.
     for kind, text in nodes:
         if kind == "field_ref":
             stack[-1].append(Col(text))
@@ -123,7 +123,7 @@ def _value(value: pa.Scalar) -> Json:
 
 
 def _options(column: pa.Array) -> tuple[tuple[str, Lit], ...]:
-    """Return the options of a call, by name, without those that say nothing."""
+    """Return the options of a call, by name, without those at their defaults."""
     (whole,) = column
     specified = [
         (name, Lit(value)) for name, value in whole.items() if name == _TO_TYPE or _says_something(name, value)
@@ -151,12 +151,14 @@ def _metadata(schema: pa.Schema) -> Iterator[tuple[str, str]]:
         return
 
     def number() -> int:
+        """Read an int32 and move on."""
         nonlocal address
         (decoded,) = struct.unpack("=i", ctypes.string_at(address, 4))
         address += 4
         return int(decoded)
 
     def text() -> str:
+        """Read a text with its length and move on."""
         nonlocal address
         size = number()
         encoded = ctypes.string_at(address, size)

@@ -1,15 +1,14 @@
-"""Terms on Arrow columns: what each function does, and which types it takes.
+"""Evaluate terms on Arrow columns: the meaning of each function, and its argument types.
 
-The type of an expression is that of its value on empty columns, so there is one source of truth: what is accepted when
-a program is built is what Arrow's kernels take when it runs.
+The type of an expression is the type of its value on empty columns. So there is one source of truth: a program is
+accepted if Arrow's kernels accept it when it runs.
 
-Conditions are split into the parts that must all hold. Which terms may raise decides where a part can be done: a
-condition after a join sees only records that have a partner. Before the join it would see all, and one that raises,
-such as a cast of a text that is no number, would stop what has done nothing wrong. So only what cannot raise is moved.
+Conditions are split into the parts that must all hold. A term that may raise must not be moved: a condition after a
+join sees only records that have a partner. Before the join it would see all records. If it raises, such as a cast of a
+text that is not a number, it would stop a program for a record that the join drops. So only what cannot raise is moved.
 
-A function of programs that is not known to be total is taken for one that may raise. It is known which functions of
-queries raise. Sums and products raise where they overflow, which is taken for no purpose of
-anybody's: in queries they are done wherever it is best, as in DuckDB.
+A function of programs may raise unless it is known to be total. It is known which functions of queries raise. Sums and
+products raise on overflow, which no program relies on: queries compute them at the best place, as DuckDB does.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +25,7 @@ from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import SQL_FUNCTIONS, computed_together
 from persist.core.expression.term import SQL, Call, Col, Lit, Place, Term, calls, sql_call
 
-Value = Any  # A pa.Array, or a pa.Scalar that stands for as many of it as there are records.
+Value = Any  # A pa.Array, or a pa.Scalar with that value for all records.
 LAZY = ("sql.case", "sql.coalesce", "sql.and", "sql.or", "sql.error")
 _ARROW_ERRORS = (pa.ArrowException, TypeError, ValueError, KeyError, AttributeError)
 
@@ -68,7 +67,7 @@ def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> di
 
 
 class Rows(Mapping[str, pa.Array]):
-    """Some rows of columns, each taken when it is asked for."""
+    """Some rows of columns, each taken at its first use."""
 
     def __init__(self, columns: Mapping[str, pa.Array], rows: pa.Array) -> None:
         self._columns = columns
@@ -162,10 +161,11 @@ def infer_type(expression: Term, schema: pa.Schema, operator: str) -> pa.DataTyp
     """Return the type of an expression over columns of a schema.
 
     Raises:
-        SchemaMismatch: it names a column that is not there, or a function does not take the types; operator says where.
+        SchemaMismatch: a column is missing, or a function does not take the types; the error names operator.
     """
 
     def checked(term: Term) -> Value:
+        """Evaluate a term on empty columns of the schema."""
         if isinstance(term, Col):
             at = schema.get_field_index(term.name)
             if at < 0:
@@ -206,33 +206,33 @@ def _divide(one: Value, other: Value) -> Value:
     return pc.divide(pc.cast(one, pa.float64(), safe=False), divisor)
 
 
-def _whole(one: Value, other: Value) -> tuple[Value, Value]:
+def _whole(dividend: Value, divisor: Value) -> tuple[Value, Value]:
     """Return both as the same kind of number, a divisor of zero as NULL."""
-    for operand in (one, other):
+    for operand in (dividend, divisor):
         if not (pat.is_integer(operand.type) or pat.is_floating(operand.type)):
             raise TypeError(f"{operand.type} is not a number")
-    is_floating = pat.is_floating(one.type) or pat.is_floating(other.type)
+    is_floating = pat.is_floating(dividend.type) or pat.is_floating(divisor.type)
     kind = pa.float64() if is_floating else pa.int64()
-    one, other = (pc.cast(operand, kind, safe=not is_floating) for operand in (one, other))
-    return one, pc.if_else(pc.equal(other, pa.scalar(0, kind)), pa.scalar(None, kind), other)
+    dividend, divisor = (pc.cast(operand, kind, safe=not is_floating) for operand in (dividend, divisor))
+    return dividend, pc.if_else(pc.equal(divisor, pa.scalar(0, kind)), pa.scalar(None, kind), divisor)
 
 
-def _floor_divide(one: Value, other: Value) -> Value:
-    one, other = _whole(one, other)
-    if pat.is_floating(one.type):
-        return pc.floor(pc.divide(one, other))
-    quotient = pc.divide_checked(one, other)  # Towards zero.
-    remainder = pc.subtract(one, pc.multiply(quotient, other))
-    is_below = pc.and_(pc.not_equal(remainder, 0), pc.less(pc.bit_wise_xor(remainder, other), 0))
+def _floor_divide(dividend: Value, divisor: Value) -> Value:
+    dividend, divisor = _whole(dividend, divisor)
+    if pat.is_floating(dividend.type):
+        return pc.floor(pc.divide(dividend, divisor))
+    quotient = pc.divide_checked(dividend, divisor)  # Towards zero.
+    remainder = pc.subtract(dividend, pc.multiply(quotient, divisor))
+    is_below = pc.and_(pc.not_equal(remainder, 0), pc.less(pc.bit_wise_xor(remainder, divisor), 0))
     return pc.subtract(quotient, pc.cast(is_below, pa.int64()))
 
 
-def _modulo(one: Value, other: Value) -> Value:
-    quotient = _floor_divide(one, other)
-    one, other = _whole(one, other)
-    if pat.is_floating(one.type):
-        return _float_modulo(one, other)
-    return pc.subtract(one, pc.multiply(quotient, other))
+def _modulo(dividend: Value, divisor: Value) -> Value:
+    quotient = _floor_divide(dividend, divisor)
+    dividend, divisor = _whole(dividend, divisor)
+    if pat.is_floating(dividend.type):
+        return _float_modulo(dividend, divisor)
+    return pc.subtract(dividend, pc.multiply(quotient, divisor))
 
 
 def _float_modulo(one: Value, other: Value) -> Value:
@@ -271,7 +271,7 @@ def _not(one: Value) -> Value:
 
 def _if_else(condition: Value, then: Value, otherwise: Value) -> Value:
     _condition(condition)
-    # Arrow gives NULL where the condition is NULL; here, as in SQL, it is then not true.
+    # Arrow returns NULL for a NULL condition; here, as in SQL, such a condition is not true.
     return pc.if_else(pc.fill_null(condition, False), then, otherwise)
 
 
@@ -283,7 +283,7 @@ def _cast(value: Value, kind: pa.DataType) -> Value:
 
 def _is_member(value: Value, values: tuple[Any, ...]) -> Value:
     is_listed = pc.is_in(value, value_set=pa.array(list(values), value.type))
-    # As in SQL, what is none of the values may still be one that is NULL.
+    # As in SQL, a value outside of the list may still equal a NULL in it.
     is_decided = pc.or_(is_listed, None not in values)
     return pc.if_else(pc.and_(pc.is_valid(value), is_decided), is_listed, pa.scalar(None, pa.bool_()))
 
@@ -330,7 +330,7 @@ def _add(one: Value, other: Value) -> Value:
 
 
 def _alike(one: Value, other: Value) -> tuple[Value, Value]:
-    """Return an integer that meets a float as the nearest float; Arrow refuses those that no float equals."""
+    """Convert an integer beside a float to the nearest float; Arrow refuses integers that no float equals."""
     if pat.is_floating(one.type) and pat.is_integer(other.type):
         return one, pc.cast(other, one.type, safe=False)
     if pat.is_integer(one.type) and pat.is_floating(other.type):
@@ -398,7 +398,7 @@ _TOTAL = (
     *("and", "or", "not", "is_null", "is_in", "lower", "upper", "length", "strip", "starts_with", "ends_with"),
     *("contains", "concat", "divide"),
 )
-_TOTAL_OF_ALIKE = (  # Where types differ, Arrow casts, and a cast may raise.
+_TOTAL_OF_ALIKE = (  # If types differ, Arrow casts, and a cast may raise.
     *("equal", "not_equal", "less", "less_equal", "greater", "greater_equal"),
     *("coalesce", "least", "greatest", "if_else"),
 )
@@ -423,7 +423,7 @@ def factored_conjuncts(condition: Term) -> list[Term]:
         return [part for argument in condition.arguments for part in factored_conjuncts(argument)]
     if isinstance(condition, Call) and calls(condition, "or"):
         branches = [factored_conjuncts(argument) for argument in condition.arguments]
-        common = [part for part in branches[0] if all(part in others for others in branches[1:])]
+        common = [part for part in branches[0] if all(part in other_branch for other_branch in branches[1:])]
         if not common:
             return [condition]
         remainders = [[part for part in branch if part not in common] for branch in branches]

@@ -1,7 +1,7 @@
 """Terms that Arrow evaluates itself, as filters of what is read; and conditions as people type them, as such filters.
 
-A filter goes to Arrow's own engine, because that looks at the statistics of files, too. Its terms are made here of
-text, such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars push down.
+Arrow's own engine evaluates a filter, because it also uses the statistics of files. Its terms are made here of text,
+such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars push down.
 
     condition  = conjunct { "or" conjunct }
     conjunct   = factor { "and" factor }
@@ -66,7 +66,7 @@ _COMPARED = {
 }  # fmt: skip
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
 DEPTH_MAX = 100
-DIGITS_MAX = 76  # Of a whole number: decimal256 has so many.
+DIGITS_MAX = 76  # For whole numbers: decimal256 has so many.
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ def parse_where(text: str, schema: CollectionSchema) -> pc.Expression:
     """Return the filter that a condition means over the columns of a collection.
 
     Raises:
-        InvalidUsage: it is no condition, names a column that there is not, or compares what cannot be compared.
+        InvalidUsage: the text is not a condition, names an unknown column, or compares types that do not compare.
     """
     return arrow_filter(_Parser(text, schema).whole(), schema.arrow)
 
@@ -190,9 +190,9 @@ class _Parser:
             sets = [pa.array([value for value in valid_values if value.type == kind], kind) for kind in kinds]
             tests = [Call("among", (self._term(left),), (value_set,)) for value_set in sets]
             among: Term = tests[0]
-            for test in tests[1:]:  # Whole numbers and fractions, say.
+            for test in tests[1:]:  # Whole numbers and fractions, for example.
                 among = _make_call("or", among, test)
-            # What is none of the values may still be the one that is NULL.
+            # A value outside of the list may still equal a NULL in it.
             return (
                 among if len(valid_values) == len(values) else _make_call("or", among, Lit(pa.scalar(None, pa.bool_())))
             )

@@ -1,12 +1,12 @@
 """Functions of Python that queries call by name: they are in this process, and stored nowhere.
 
 A view that calls one stores the name and the version, `Call("sql.python", (name, version, column, …))`, and never the
-code, because nothing that is stored may be executed. So each process that refreshes the view gives the function first.
-That two processes mean the same by a name and a version, only their author can know: whoever changes what a function
-gives changes its version, and the views that call it are redefined.
+code, because nothing that is stored may be executed. So each process that refreshes the view registers the function
+first. Only the author can ensure that a name and a version mean the same in two processes: change the version when the
+results change, and redefine the views that call the function.
 
-Invariants: names are lower case, as those of SQL are, and none is a function of DuckDB. A name has any number of
-versions here; new queries are bound to the one that was given last. A function sees whole columns, and no empty ones.
+Invariants: names are lower case, as in SQL, and differ from DuckDB's functions. A name has any number of versions here;
+new queries bind to the last registered one. A function sees whole columns, and no empty ones.
 """
 
 import re
@@ -33,7 +33,7 @@ class PythonFunction:
 
     Attributes:
         name, version: what views store of it.
-        compute: takes an Arrow array for each argument, all of one length, and gives one of that length.
+        compute: takes an Arrow array for each argument, all of one length, and returns an array of that length.
         arguments, returns: the types.
     """
 
@@ -52,7 +52,7 @@ class PythonFunction:
         return sql_call("python", self.returns, *identity, *arguments, at=at)
 
     def of_as_many(self) -> Callable[..., pa.Array]:
-        """Return `of_columns` with a signature that tells how many arguments it takes, which DuckDB looks at."""
+        """Return `of_columns` with a signature of as many parameters as the function has, which DuckDB inspects."""
 
         def of_columns(*columns: Any) -> pa.Array:
             return self.of_columns(*columns)
@@ -62,10 +62,10 @@ class PythonFunction:
         return of_columns
 
     def of_columns(self, *columns: Any) -> pa.Array:
-        """Return the values for columns, which may be of types that are cast to those of the arguments.
+        """Return the values for columns, which are cast to the types of the arguments.
 
         Raises:
-            ValueError: it raised, or did not give as many values of its type as there are rows.
+            ValueError: the function raised, or did not return a value of its type for each row.
         """
         whole = [column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column for column in columns]
         if not len(whole[0]):
@@ -87,7 +87,8 @@ class PythonFunction:
         return result
 
 
-_functions: dict[str, dict[str, PythonFunction]] = {}  # By name, and then by version, the one given last at the end.
+# By name, and then by version, the last registered one at the end.
+_functions: dict[str, dict[str, PythonFunction]] = {}
 
 
 def add_function(
@@ -128,7 +129,7 @@ def _of_duckdb() -> frozenset[str]:
 
 
 def functions_of_python() -> list[PythonFunction]:
-    """Return the functions that new queries may call, each of the version that was given last."""
+    """Return the functions that new queries may call, each in its last registered version."""
     return [[*versions.values()][-1] for versions in _functions.values()]
 
 

@@ -1,19 +1,19 @@
 """The functions of SQL, as DuckDB means them, for expressions that a query was translated to: `Call("sql.name", …)`.
 
-They stand beside the functions that programs are written with, because these mean something else in places: there
-`/ 0` is NULL, here infinite; here NaN equals itself, decimals are exact, and casts round. Each has one option, the type
-of its result. `case`, `and` and `or` look at what follows only for the records that need it, as SQL does: so what one
-branch is guarded against does not raise.
+These differ from the functions of programs: there `/ 0` is NULL, here infinite; here NaN equals itself, decimals are
+exact, and casts round. Each has one option, the type of its result. `case`, `and` and `or` evaluate the next argument
+only for the records that need it, as SQL does: so a guarded branch does not raise.
 
-Here is what nearly every query has, and what plans need themselves: Arrow and numpy compute it, without DuckDB, and the
-same with every version of it. All else is left to DuckDB, `Call("sql.duckdb", (text, column, …))`: functions of texts,
-moments, lists, structs, maps, JSON and time zones, casts of texts, and what is done with intervals. The text is an
-expression of DuckDB's SQL whose columns are called `$1`, `$2`, and so on; the plan of a view stores it with the types
-of all of them written out. So one mechanism has all functions that depend on their arguments alone.
+Arrow and numpy compute the functions here, without DuckDB, and the same with every version of it: functions that nearly
+every query has, or that plans need. All else is left to DuckDB, `Call("sql.duckdb", (text, column, …))`: functions of
+texts, moments, lists, structs, maps, JSON and time zones, casts of texts, and what is done with intervals. The text is
+an expression of DuckDB's SQL with the columns `$1`, `$2`, and so on; the plan of a view stores it with all types
+written out. So one mechanism has all functions that depend on their arguments alone.
 
 DuckDB runs in memory, by one thread, in UTC, without files, settings or extensions of the user. Its functions may
-differ from one minor version to the next, so only the version that views are made with computes them. What each thread
-computed last stays bound to its columns. Cost: about 0.4 ms for each call, and less than 0.1 µs for each row.
+differ from one minor version to the next, so only the version that views are made with computes them. The last computed
+expressions of each thread stay bound to their columns. Cost: about 0.4 ms for each call, and less than 0.1 µs for each
+row.
 """
 
 import re
@@ -35,7 +35,7 @@ from persist.core.expression.term import DUCKDB, INTERVAL
 
 VALUE_BYTES_MAX = 16 << 20
 _QUOTED = re.compile("""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
-EXPRESSIONS_KEPT = 64  # Of all threads together.
+EXPRESSIONS_KEPT = 64  # For all threads together.
 _MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
 
 
@@ -50,7 +50,7 @@ def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
         ValueError: DuckDB raises on a row.
     """
     *columns, kind = arguments
-    return computed_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Of constants there is one value.
+    return computed_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
 
 
 def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
@@ -78,7 +78,7 @@ def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
 
 @lru_cache(1024)
 def _renumbered(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
-    """Return an expression whose columns `$1`, `$2` … have other numbers; what its constants say stays.
+    """Renumber the columns `$1`, `$2` … of an expression; leave its constants as they are.
 
     Args:
         columns: the number of each, and whether it is of intervals, which are structs in Arrow.
@@ -118,7 +118,7 @@ def check_duckdb() -> None:
 
 
 class _Given:
-    """The columns that DuckDB asks for each time that it computes an expression."""
+    """The columns that DuckDB reads each time that it computes an expression."""
 
     def __init__(self, table: pa.Table) -> None:
         self.table = table
@@ -149,7 +149,7 @@ class _Bound:
         try:
             return self._values.to_arrow_table()
         finally:
-            self._given.table = self._none  # What is kept keeps no rows.
+            self._given.table = self._none  # A cached expression must not keep rows.
 
 
 def _interval_to_arrow(name: str) -> str:
@@ -174,7 +174,7 @@ def _database() -> Any:
 
     limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}
     database = duckdb.connect(":memory:", config={**limits, "python_enable_replacements": "false"})
-    database.execute("SET GLOBAL TimeZone = 'UTC'")  # Of all cursors.
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # For all cursors.
     database.execute("SET enable_external_access = false")
     database.execute("SET lock_configuration = true")
     return database
@@ -224,6 +224,7 @@ def _is_not_member(value: pa.Array, *others: pa.Array) -> pa.Array:
 
 def _arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     def apply(*arguments: Any) -> pa.Array:
+        """Compute with DuckDB for times and intervals, otherwise with numbers."""
         *values, kind = arguments
         kinds = [*(value.type for value in values), kind]
         if INTERVAL in kinds or any(map(pat.is_temporal, kinds)):
@@ -247,12 +248,13 @@ def _nullif(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def _build_time_bound(*, after: bool) -> Callable[..., pa.Array]:
-    """Return the function that gives the first times that are not before moments, or with after those after them.
+    """Return the function of the first times that are not before moments, or with after, the first times after them.
 
     It takes timestamps or dates, and a unit "s", "ms", "us" or "ns"; or, with the unit "", numbers that are times.
     """
 
     def apply(value: pa.Array, unit: pa.Array, kind: pa.DataType) -> pa.Array:
+        """Return the bounds of a column of moments in a unit."""
         if not len(value):
             return pa.array([], kind)
         unit = unit[0].as_py()
@@ -334,6 +336,7 @@ def _error(text: pa.Array, kind: pa.DataType) -> pa.Array:
 
 def _logical(function: Callable[..., pa.Array]) -> Callable[..., pa.Array]:
     def apply(*arguments: Any) -> pa.Array:
+        """Combine the arguments from the left."""
         *values, _ = arguments
         truths = values[0]
         for value in values[1:]:
@@ -407,17 +410,19 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "duckdb": computed_by_duckdb,
     "python": computed_by_python,
 }
-_NAMED = {"duckdb": 1, "python": 2}  # How many arguments say what is computed: the text, or name and version.
+_NAMED = {"duckdb": 1, "python": 2}  # The number of leading constant arguments: the text, or name and version.
 
 
 def build_function(name: str) -> Callable[..., Any]:
     """Return a function for arrays and scalars: scalars are as many as there are records; of scalars only, one.
 
-    What cannot be right for any record raises for none as well: so it is found when an expression gets its type.
+    An argument that is wrong for any record raises for empty columns as well, so it is found when an expression gets
+    its type.
     """
     function = FUNCTIONS[name]
 
     def call(*arguments: Any) -> Any:
+        """Repeat scalars to columns, call the function, and return a scalar if all arguments were scalars."""
         *values, kind = arguments
         first = [values.pop(0).as_py() for _ in range(_NAMED.get(name, 0))]
         rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)

@@ -32,19 +32,21 @@ def multiply(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return _arithmetic(pc.multiply_checked, one, other, kind)
 
 
-def _arithmetic(function: Callable[..., pa.Array], one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
+def _arithmetic(function: Callable[..., pa.Array], first: pa.Array, second: pa.Array, kind: pa.DataType) -> pa.Array:
     if pat.is_floating(kind):
         plain = {pc.add_checked: pc.add, pc.subtract_checked: pc.subtract, pc.multiply_checked: pc.multiply}
-        return plain[function](as_kind(one, kind), as_kind(other, kind))
+        return plain[function](as_kind(first, kind), as_kind(second, kind))
     if not pat.is_decimal(kind):
-        return function(as_kind(one, kind), as_kind(other, kind))
-    one, other = _decimal(one), _decimal(other)
-    if one.type.precision + other.type.precision >= 38:
+        return function(as_kind(first, kind), as_kind(second, kind))
+    first, second = _decimal(first), _decimal(second)
+    if first.type.precision + second.type.precision >= 38:
         # 38 digits are not enough for what is in between.
-        one, other = (pc.cast(value, pa.decimal256(value.type.precision, value.type.scale)) for value in (one, other))
-    if function is pc.multiply_checked and one.type.precision + other.type.precision >= _WIDE:
-        return _product(one, other, kind)
-    return as_decimal(function(one, other), kind)
+        first, second = (
+            pc.cast(value, pa.decimal256(value.type.precision, value.type.scale)) for value in (first, second)
+        )
+    if function is pc.multiply_checked and first.type.precision + second.type.precision >= _WIDE:
+        return _product(first, second, kind)
+    return as_decimal(function(first, second), kind)
 
 
 def _product(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -101,17 +103,17 @@ def divide_whole(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
     return pc.divide_checked(as_kind(one, kind), _without_zero(other, kind))
 
 
-def remainder(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
-    """`%`, of the sign of the dividend; a divisor of zero raises, if it is no float."""
+def remainder(dividend: pa.Array, divisor: pa.Array, kind: pa.DataType) -> pa.Array:
+    """`%`, with the sign of the dividend; a zero divisor raises unless it is a float."""
     if pat.is_floating(kind):
         with np.errstate(invalid="ignore"):
-            values = np.fmod(floats(as_kind(one, kind)), floats(as_kind(other, kind)))
-        return of_floats(values, one, other).cast(kind)
-    _no_zero(one, other)
-    one, other = as_kind(one, kind), _without_zero(other, kind)
+            values = np.fmod(floats(as_kind(dividend, kind)), floats(as_kind(divisor, kind)))
+        return of_floats(values, dividend, divisor).cast(kind)
+    _no_zero(dividend, divisor)
+    dividend, divisor = as_kind(dividend, kind), _without_zero(divisor, kind)
     if pat.is_signed_integer(kind):  # The least number has no quotient by -1, but a remainder.
-        other = pc.if_else(pc.equal(other, pa.scalar(-1, kind)), pa.scalar(1, kind), other)
-    return pc.subtract(one, pc.multiply(pc.divide_checked(one, other), other))
+        divisor = pc.if_else(pc.equal(divisor, pa.scalar(-1, kind)), pa.scalar(1, kind), divisor)
+    return pc.subtract(dividend, pc.multiply(pc.divide_checked(dividend, divisor), divisor))
 
 
 def _no_zero(one: pa.Array, divisor: pa.Array) -> None:
@@ -152,6 +154,7 @@ def of_floats(values: Floats, *given: pa.Array) -> pa.Array:
 
 
 def round_half_away(values: Floats) -> Floats:
+    """Round to the nearest whole number; halves away from zero."""
     whole = np.trunc(values)
     with np.errstate(invalid="ignore"):
         fraction = np.abs(values - whole)
@@ -282,7 +285,7 @@ def _small(column: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
-    """Return whole numbers of the last digit as decimals; mask says where NULL is."""
+    """Return decimals from whole numbers of units of their last digit; mask: where NULL is."""
     pairs = np.empty((len(words), 2), np.int64)
     pairs[:, 0], pairs[:, 1] = words, words >> 63
     valid = None if mask is None else pa.py_buffer(np.packbits(~mask, bitorder="little"))
@@ -303,7 +306,7 @@ _MOMENTS = (("date", "timestamp"), ("timestamp", "date"), ("timestamp", "time"))
 
 
 def normalize_for_order(value: pa.Array) -> pa.Array:
-    """Return values that compare as SQL says: of floats, numbers in their order, with NaN last and equal to itself."""
+    """Return values in SQL's order: floats are ordered as numbers, with NaN last and equal to itself."""
     if pat.is_boolean(value.type):
         return pc.cast(value, pa.int8())
     if not pat.is_floating(value.type):
@@ -376,7 +379,7 @@ def zoneless(kind: pa.DataType) -> pa.DataType:
 
 
 def without_zone(value: pa.Array) -> pa.Array:
-    """Return timestamps as those of UTC, without a zone."""
+    """Convert timestamps to UTC without a zone."""
     return value.cast(zoneless(value.type))
 
 

@@ -1,16 +1,16 @@
 """The one tree of every expression: columns, constants, and calls of functions.
 
-What people write with Python's operators, conditions in text, queries in SQL, and what Spark and Polars push down all
-become terms. A term says nothing of how it is computed: `evaluation` computes terms on Arrow columns, and
-`arrow_filter` gives those that can be asked of files to Arrow's own engine.
+Python's operators, conditions in text, queries in SQL, and filters that Spark and Polars push down all become terms. A
+term does not define its computation: `evaluation` computes terms on Arrow columns, and `arrow_filter` translates
+filters of files for Arrow's own engine.
 
 Two families of functions share the tree. Programs name them as in `add`; queries name DuckDB's as in `sql.add`, and
 such a call has one option, the type of its value. The families mean different things in places; see `sql_functions`.
 
 Programs write terms as `col("delay") > 15`. The meaning is SQL's: NULL in, NULL out, except for `is_null`, `coalesce`,
 `when`, and the three-valued `&`, `|`, `~`. A filter keeps a record only if its condition is true. Integer arithmetic
-that overflows raises. `/` gives a float, `//` and `%` round down; a divisor of zero gives NULL, because a record that
-raises would stop a dataflow for ever. What an expression costs, and which types fit, is Arrow's affair; see
+that overflows raises. `/` returns a float, `//` and `%` round down; a divisor of zero returns NULL, because a record
+that raises would stop a dataflow for ever. Arrow determines the types and the cost of an expression; see
 `persist.core.expression.evaluation`.
 """
 
@@ -24,7 +24,8 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 
 SQL = "sql."
-# What intervals are in Arrow, whose own ones are not compared, sorted or stored. Collections call the fields otherwise.
+# Intervals in Arrow: its own interval types cannot be compared, sorted or stored. Collections have other names for the
+# fields.
 INTERVAL = pa.struct([("interval_months", pa.int32()), ("interval_days", pa.int32()), ("interval_micros", pa.int64())])
 DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
 
@@ -97,13 +98,13 @@ class Call(Term):
     def __eq__(self, other: object) -> bool:
         pending: list[tuple[object, object]] = [(self, other)]  # In place of recursion: terms may be deep.
         while pending:
-            one, two = pending.pop()
-            if isinstance(one, Call) and isinstance(two, Call):
-                is_alike = one.function == two.function and one.options == two.options
-                if not is_alike or len(one.arguments) != len(two.arguments):
+            first, two = pending.pop()
+            if isinstance(first, Call) and isinstance(two, Call):
+                is_alike = first.function == two.function and first.options == two.options
+                if not is_alike or len(first.arguments) != len(two.arguments):
                     return False
-                pending += zip(one.arguments, two.arguments, strict=True)
-            elif isinstance(one, Call) or isinstance(two, Call) or one != two:
+                pending += zip(first.arguments, two.arguments, strict=True)
+            elif isinstance(first, Call) or isinstance(two, Call) or first != two:
                 return False
         return True
 
@@ -143,7 +144,7 @@ def sql_call(function: str, kind: pa.DataType, *arguments: Term, at: int | None 
 
 
 def leaves(term: Term) -> Iterator[Term]:
-    """Yield the columns and constants of a term, each as often as it stands there."""
+    """Yield the columns and constants of a term, with repetitions."""
     if isinstance(term, Call):
         for argument in term.arguments:
             yield from leaves(argument)
@@ -197,10 +198,10 @@ def _turned(function: str) -> _Binary:
 
 
 class Expression:
-    """A value for each record. Combine it with operators and methods; `==` builds an expression, too.
+    """A value for each record. Combine it with operators and methods; `==` also builds an expression.
 
     Attributes:
-        term: what it is, for those who compute it.
+        term: its term, for evaluators.
     """
 
     __slots__ = ("term",)
@@ -388,7 +389,7 @@ def col(name: str) -> Expression:
 
 
 def lit(value: Any, kind: pa.DataType | None = None) -> Expression:
-    """Return a constant, of a type or of the one that Arrow finds for it; an expression is returned as it is."""
+    """Return a constant, of a type or of the type that Arrow infers; an expression stays as it is."""
     if isinstance(value, Expression):
         return value
     if isinstance(value, Aggregate):

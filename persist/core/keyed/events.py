@@ -2,25 +2,23 @@
 
     key columns, _seq, _deleted, event fields, _time, _diff
 
-`_seq` numbers the rows of a part in the order in which they arrived; `_deleted` says that the key is gone, whatever the
-event fields hold; `_diff` is 1. A part of events is a part like any other, of the schema whose value is all that is
-between the key and `_time`: so its rows are in the order of (key, arrival), and are checked, pruned and read like those
-of updates.
+`_seq` numbers the rows of a part in the order of their arrival; `_deleted` marks deletions of the key, whatever the
+event fields hold; `_diff` is 1. A part of events is an ordinary part, whose value columns are all columns between the
+key and `_time`: so its rows are sorted by (key, arrival), and are checked, pruned and read like updates.
 
-That schema has the versions of the collection's, and the ids of its columns, so that events which wait while the
-collection evolves are read as the newest version like any other part. `_seq` and `_deleted` have ids that no column of
-a collection can have.
+That schema has the versions of the collection's schema, and the ids of its columns, so pending events of an earlier
+version are read as the newest version like any other part. `_seq` and `_deleted` have ids that no column of a
+collection can have.
 
-A tombstone is a row that says that its key is deleted: it is stored like other rows, and left out when read. Of the
-tombstone column, what says so is decided by the first that fits: a boolean says so if it is true; a string, with a
-tombstone value declared, if it is that; everything else if it is not NULL.
+A tombstone is a row that marks a deleted key: it is stored like other rows, and skipped by reads. The first of these
+rules that applies decides whether the tombstone column marks a deletion: a boolean does if it is true; a string, with a
+declared tombstone value, if it equals that; any other value if it is not NULL.
 
-Resolution is pure; the reading and the committing are elsewhere. `prepared` groups events by key and puts those of a
-key in their order: by time, then `order_by`. Events that are equal in both are in the order of arrival, which is the
-order in which they are given; with ties="greatest" they are in the order of their values instead, and those that delete
-come first. So whatever counts comes last. The rows that the keys hold are then looked up by whoever called, and
-`resolved` has the machine say what becomes of them. Memory and time are in proportion to the events, and sorting them
-is most of it.
+Resolution is pure; the reading and the committing are elsewhere. `prepared` groups events by key and sorts the events
+of a key by time, then `order_by`. Events that are equal in both stay in the order of arrival, which is the order of the
+input; with ties="greatest" they are sorted by their values instead, with deletions first. So whatever counts comes
+last. The caller then looks up the rows of these keys, and `resolved` calls the machine for the new ones. Memory and
+time are in proportion to the events, and sorting them is most of it.
 """
 
 from collections.abc import Sequence
@@ -59,7 +57,7 @@ def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> Col
     """Return the schema of parts that hold events of a collection.
 
     Args:
-        fields: of an event besides its key. Of a collection that has evolved these are its value fields.
+        fields: of an event besides its key. In a collection that has evolved, these are its value fields.
     """
     if schema.version == 1 and not schema.known:
         return _events_schema(schema.key, fields, schema.timeline)
@@ -86,11 +84,12 @@ def _version(schema: CollectionSchema) -> CollectionSchema:
         version=schema.version,
         ids=ids,
         defaults=schema.defaults,
+        inner=schema.inner,
     )
 
 
 def lifted_events(events: pa.Table, written: CollectionSchema, schema: CollectionSchema) -> pa.Table:
-    """Return events of one version of a collection's schema as those of another, which knows it."""
+    """Convert events of one version of a collection's schema to another version, which knows the first."""
     newest = events_schema(schema, schema.value.fields)
     lifted = lift(newest, written.version)
     return events if lifted is None else lifted.table(events, newest.arrow.names)
@@ -103,7 +102,7 @@ def in_order_of_arrival(events: pa.Table) -> pa.Table:
 
 
 def _tombstone(kind: pa.DataType, form: KeyedForm) -> pa.Scalar | None:
-    """Return the value by which a tombstone column says that a key is deleted; None if every value but NULL does."""
+    """Return the value of a tombstone column that marks a deletion; None if every value but NULL does."""
     if pat.is_boolean(kind):
         return pa.scalar(True)
     return None if form.tombstone_value is None else scalar_from_json(form.tombstone_value, kind)
@@ -134,9 +133,9 @@ def dead_filter(schema: CollectionSchema, form: KeyedForm) -> pc.Expression:
 
 
 def marked(events: pa.Table, form: KeyedForm, deleted: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    """Return the tombstone column of events, where those that are deleted say so; None if some cannot.
+    """Return the tombstone column of events with deletions marked; None if some cannot be marked.
 
-    A boolean can, and so can a string with a declared value; otherwise what deletes must say so itself.
+    A boolean can be marked, and so can a string with a declared value; otherwise a deletion must be marked already.
     """
     assert form.tombstone is not None
     column = events[form.tombstone]
@@ -168,7 +167,8 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
     """Return events ready to be resolved.
 
     Args:
-        events: rows of `persist.core.keyed.events`, floats canonical, those of each key in the order of their arrival.
+        events: rows of `persist.core.keyed.events`, floats canonical, the events of each key in the order of their
+            arrival.
     """
     names = list(schema.key_names)
     events = events.drop_columns([SEQ, "_diff"]).combine_chunks()
@@ -219,7 +219,7 @@ def replace_by_event(prepared: Prepared, machine: Machine, present: pa.Table) ->
 
 
 def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:
-    """Return the order of events with those that tie in the order of their values, and deletions before them.
+    """Return the order of events with ties sorted by their values, and deletions before them.
 
     Args:
         starts: bool[n]: whether an event, in that order, does not tie with the one before it.

@@ -1,5 +1,6 @@
-"""How a collection takes events by key, as users declare it: `create_or_load(..., keyed=Keyed(...))`; and which machine
-a stored declaration means: that of `upsert`, one in the box, or one that the user gives.
+"""Declare how a collection takes events by key: `create_or_load(..., keyed=Keyed(...))`.
+
+A stored declaration names a machine: `upsert`, a built-in one, or the user's.
 """
 
 import datetime
@@ -34,25 +35,25 @@ class Behind:
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """What makes a collection keyed: it has one value per key, or what its machine says, and takes events.
+    """Makes a collection keyed: it takes events, and has one value per key, or the values that its machine computes.
 
     Attributes:
-        order_by: the columns of the watermark. Of two events of a key at one time, that with the greater watermark
-            counts, and an event whose watermark is below that of the row that stands changes nothing at any time. The
-            first column decides first; NULL is below everything, NaN above every number.
-        tombstone: the column that says that a row deletes its key: a boolean if it is true, a string with
-            `tombstone_value` if it is that, anything else if it is not NULL. Tombstones are kept, and not shown.
+        order_by: the columns of the watermark. If two events of a key have the same time, the greater watermark counts.
+            An event with a watermark below that of the present row changes nothing at any time. The first column
+            decides first; NULL is below everything, NaN above every number.
+        tombstone: the column that marks a row as a deletion of its key: a boolean if it is true, a string with
+            `tombstone_value` if it equals that, any other value if it is not NULL. Tombstones are kept, and not shown.
         tombstone_value: see there.
-        late_bound: a watermark below which events are late and refused, or `Behind` how far below the greatest seen; of
-            the first column of order_by, which is an integer, a date, a time or a timestamp then. It only moves
-            forward.
-        ties: which of several events of a key counts that are equal in time and in order_by. "last": the one that
+        late_bound: a watermark below which events are late and refused, or `Behind` with a distance from the greatest
+            one seen; for the first column of order_by, which must be an integer, a date, a time or a timestamp. It only
+            moves forward.
+        ties: which of several events of a key counts that are equal in time and in order_by. "last": the event that
             arrived last, in the order of the log. "greatest": the one with the greatest value, and a deletion only if
             there is nothing else, so that arrival makes no difference. Values are compared column by column, in the
             order in which the collection got its columns, as they are sorted in storage: NULL after all else.
-        resolve: "seal": whoever seals turns the events into updates. "background": a seal does not, readers work out
-            what they need, and maintenance turns events into updates. Both show the same.
-        machine: what becomes of a key when an event comes; None is `upsert`: the event replaces what is there.
+        resolve: "seal": the client that seals turns the events into updates. "background": a seal does not, readers
+            work out what they need, and maintenance turns events into updates. Both show the same.
+        machine: computes the values of a key from an event; None is `upsert`: the event replaces the present row.
     """
 
     order_by: Sequence[str] = ()
@@ -253,7 +254,7 @@ def _describe_form(form: KeyedForm, name: str) -> str:
 
 
 def machine_form(machine: Machine | None) -> MachineForm:
-    """Return what is stored of a machine; of None, which is that of `upsert`."""
+    """Return the stored form of a machine; None means `upsert`."""
     if machine is None:
         return MachineForm(NAME, VERSION)
     return MachineForm(machine.name, machine.version, dict(machine.options))
@@ -263,7 +264,7 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
     """Return the machine of a collection; None if it is not known here, which only matters to who resolves.
 
     Args:
-        given: what the user brings.
+        given: the user's machine.
         collection: its name, for messages.
 
     Raises:
@@ -277,7 +278,7 @@ def find_machine(form: KeyedForm, given: Machine | None, collection: str) -> Mac
             "stored one, or use another collection name."
         )
     if (stored.name, stored.version) == (NAME, VERSION):
-        return Replacing.of(form)  # By its columns of today: one that was made earlier may know them by older names.
+        return Replacing.of(form)  # With its present columns: an earlier machine may have older names for them.
     if given is not None:
         return given
     boxed = BOXED.get((stored.name, stored.version))

@@ -4,7 +4,7 @@
     tables, frames, dicts of columns, lists of dicts: the columns of key and event, `_time` unless time= is given, and
     perhaps `_deleted`; where every row deletes, the event's columns may be left out
 
-Whatever says that a key is gone says so twice afterwards: in `_deleted`, and in the tombstone column if there is one.
+A deletion is marked twice afterwards: in `_deleted`, and in the tombstone column if there is one.
 """
 
 from collections.abc import Iterable, Sequence
@@ -40,10 +40,10 @@ class EventTable:
     """Events of one collection, in the order in which they arrived.
 
     Attributes:
-        schema: that of the table, and of parts made of it.
+        schema: the schema of the table, and of its parts.
         table: as `persist.core.keyed.events` has them, in buffers that the caller has not; `_seq` counts from 0.
         watermarks: the least and the greatest, where they are integers.
-        at_commit: whether they get the time of their commit; the one that they have until then is 0.
+        at_commit: whether they get the time of their commit; until then it is 0.
     """
 
     schema: CollectionSchema
@@ -77,15 +77,15 @@ def to_events(
 
     Args:
         schema: of the collection.
-        stamp: what the events lack, if they have no time of their own. Without it, those that have none get that of
-            the commit.
+        stamp: what the events lack, if they have no time of their own. Without it, events without a time get the time
+            of the commit.
         machine: of the collection, if it is none of those in the box.
         may_delete: None in a tuple deletes the key; otherwise it is the value NULL.
         columns: the value columns that must not be NULL where the schema says so; None for all.
 
     Raises:
         SchemaMismatch: a column is missing, unexpected, or of a type that does not convert.
-        InvalidUpdate: a value does not fit, a key is NULL, or an event deletes and cannot say so; names the event.
+        InvalidUpdate: a value does not fit, a key is NULL, or a deletion cannot be marked as one; names the event.
     """
     fields = event_fields(schema, form)
     # The columns of a deletion are NULL.
@@ -114,12 +114,12 @@ def to_events(
 
 
 def _missing(is_timeless: bool) -> Stamp | None:
-    """Return what events lack that have no time: that of the commit."""
+    """Return the stamp for events without a time: the time of the commit."""
     return Stamp(None) if is_timeless else None
 
 
 def bound_watermarks(column: pa.ChunkedArray) -> Watermarks | None:
-    """Return the least and the greatest watermark; None where they are no integers, or there are none."""
+    """Return the least and the greatest watermark; None if they are not integers, or there are none."""
     if not is_counted(column.type) or not len(column):
         return None
     if pa.types.is_temporal(column.type):
@@ -144,7 +144,7 @@ def watermark_below(column: pa.ChunkedArray, bound: int) -> np.ndarray[Any, np.d
 
 @dataclass(frozen=True, slots=True)
 class _Needed:
-    """Which columns of events must have a value: those that are not null by the schema, or by the machine.
+    """The columns of events that must have a value, because the schema or the machine does not allow NULL.
 
     Attributes:
         live: of events that do not delete.
@@ -158,6 +158,7 @@ class _Needed:
 
     @classmethod
     def of(cls, schema: CollectionSchema, form: KeyedForm, machine: Machine | None, *, may_delete: bool) -> "_Needed":
+        """Return the required columns for a schema, a declaration and a machine."""
         known_machine = find_machine(form, machine, "")
         value_fields = schema.value.fields if form.fields is None else ()
         fields = value_fields if known_machine is None else known_machine.event_fields(schema)

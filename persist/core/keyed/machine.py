@@ -1,30 +1,30 @@
 """The seam between resolution and what it does to a key: a machine turns events into updates, many keys at a time.
 
 A keyed collection has one machine. Resolution (`persist.core.keyed.events`) groups the sealed events by key, looks the
-keys up, and hands both to the machine, which says which values go and which come, and when. Replacing the value, which
-is what `upsert` means, is a machine like any other (`Replacing`): the newest event of a key is its value.
+keys up, and passes both to the machine, which returns the removed and the added values with their times. Replacing the
+value, which is what `upsert` means, is a machine like any other (`Replacing`): the newest event of a key is its value.
 
-What a machine promises, because everything that resolution promises follows from it:
+Promises of a machine, from which the promises of resolution follow:
 
-- *It is a function*: the same touched keys give the same updates, in every process and for ever. Its name and version
-  are stored with the collection, as those of a codec, and so are its options; another one is refused. What changes what
-  it answers changes its version.
+- *It is a function*: the same touched keys give the same updates, in every process and for ever. The collection stores
+  its name, version and options, like a codec's; another machine is refused. A change of its results needs a new
+  version.
 - *Keys are alone*: what becomes of a key follows from the rows and events of that key.
-- *Steps compose*: to take the events before a time, apply what comes of them, and then take the others gives what
-  taking all of them at once gives. So nobody can tell where the seals were.
+- *Steps compose*: resolving the events before a time, and then the other ones on that result, is the same as resolving
+  all at once. So the results do not depend on the times of seals.
 - *Every update is at the time of an event of its key.*
 
-What an event lacks by itself is refused when it is given: fields of `event_fields` that are not nullable must have a
-value in events that do not delete. A machine may also raise `PersistError` for what it does not accept when it
-resolves: then nothing is resolved, and the seal fails with it. Such a machine has a method `may_refuse(schema)` that
-returns True, and goes with resolve="seal" only: in the background events would be sealed by then, and whatever is
-sealed could not be read any more.
+An incomplete event is refused at its arrival: fields of `event_fields` that are not nullable must have a value in
+events that do not delete. A machine may also raise `PersistError` for what it does not accept when it resolves: then
+nothing is resolved, and the seal fails with it. Such a machine has a method `may_refuse(schema)` that returns True, and
+needs resolve="seal": in the background, its events would be sealed already, and sealed contents could not be read any
+more.
 
-Of the events of one time, `Replacing` counts only the last in their order (`persist.core.keyed.events`). It changes
-nothing if its watermark, the columns of `order_by`, is below that of the row that stands; otherwise the row that stands
-is retracted, and the event's own row takes its place, unless the event deletes and there is no tombstone column that
-could say so. Where watermarks are declared, what stands after some events is the event with the greatest of them, and
-of equal ones the latest: a running maximum for each key.
+Among the events of one time, `Replacing` uses only the last in their order (`persist.core.keyed.events`). It changes
+nothing if its watermark, the columns of `order_by`, is below that of the present row. Otherwise the present row is
+retracted and replaced by the event's row, unless the event is a deletion and there is no tombstone column to mark it.
+With declared watermarks, the result of some events is the event with the greatest watermark, and among equal ones the
+latest: a running maximum for each key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,13 +54,13 @@ class Touched:
     Attributes:
         schema: of the collection.
         groups: how many keys there are. They are numbered from 0, and each has at least one event.
-        present: the key and value columns of `schema`, and `_group`, int64 and ascending: the rows that each key holds
-            before the first of its events, each as often as it is there. A key that holds nothing has no row. With a
-            tombstone column, tombstones are rows like any other.
-        events: the key columns, the `event_fields`, `_time` (int64), `_deleted` (bool, without NULL: the event
-            says that the key is gone; then all event fields may be NULL) and `_group`: sorted by group, then time, then
-            `order_by` where the collection declares it, then arrival, or the values of events where the collection
-            declares ties="greatest" (those that delete come first). No two rows are in doubt about their order.
+        present: the key and value columns of `schema`, and `_group`, int64 and ascending: the rows that each key has
+            before the first of its events, with repetitions. A key that holds nothing has no row. With a tombstone
+            column, tombstones are rows like any other.
+        events: the key columns, the `event_fields`, `_time` (int64), `_deleted` (bool, without NULL: whether the key is
+            deleted; then all event fields may be NULL) and `_group`. They are sorted by group, then time, then a
+            declared `order_by`, then arrival, or the values of events with ties="greatest" (deletions first). No two
+            rows are in doubt about their order.
     """
 
     schema: CollectionSchema
@@ -71,7 +71,7 @@ class Touched:
 
 @runtime_checkable
 class Machine(Protocol):
-    """What becomes of a key when an event comes; see the module's docstring for what it promises.
+    """Computes the values of a key from events; see the module's docstring for its promises.
 
     Attributes:
         name: stored with the collection; 1 to 128 printable characters.
@@ -90,12 +90,12 @@ class Machine(Protocol):
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """What it was made with, as JSON: numbers, text, booleans, None, lists and dicts of these. Stored as well."""
+        """The arguments of its constructor as JSON values (numbers, text, booleans, None, lists, dicts); stored."""
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
         """Return the fields of an event besides its key, of which none is called `_time`, `_seq`, `_deleted`, `_diff`.
 
-        Names that are columns of the collection, too, may have other types here, but not those of `order_by`.
+        Names that are also columns of the collection may have other types here, but not the names in `order_by`.
 
         Raises:
             SchemaMismatch: a collection of that schema cannot have this machine; called when it is created.
@@ -105,7 +105,7 @@ class Machine(Protocol):
         """Return the updates that all events of some keys amount to: the columns of `touched.schema.arrow`, any order.
 
         Updates that cancel, or are the same, may be left as they are: they are consolidated afterwards. Vectorised: no
-        Python for each row. Memory in proportion to what is given.
+        Python for each row. Memory in proportion to the input.
         """
 
 
@@ -120,11 +120,11 @@ class Replacing:
 
     Args:
         order_by: the columns of the watermark, the first decides first; none means that what arrived last is newest.
-        has_tombstone: whether events that delete leave a row, which says so.
+        has_tombstone: whether deletions leave a row, marked as such.
     """
 
     name, version, has_one_value = NAME, VERSION, True
-    options: ClassVar[Mapping[str, Any]] = {}  # What it depends on is in the declaration already.
+    options: ClassVar[Mapping[str, Any]] = {}  # The declaration has all that it depends on.
 
     def __init__(self, order_by: Sequence[str] = (), *, has_tombstone: bool = False) -> None:
         self._order_by = tuple(order_by)
@@ -132,7 +132,7 @@ class Replacing:
 
     @classmethod
     def of(cls, form: KeyedForm) -> "Replacing":
-        """Return the machine that a declaration asks for."""
+        """Return the machine of a declaration."""
         return cls(form.order_by, has_tombstone=form.tombstone is not None)
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
@@ -146,7 +146,8 @@ class Replacing:
         last = _last_of_each(groups, times)
         events = touched.events if last.all() else touched.events.take(int64_array(np.flatnonzero(last)))
         groups, times = groups[last], times[last]
-        # What each key holds, then its events: rows of one table, and for each the one before it of the same key.
+        # The present rows of each key, then its events: rows of one table. Each row has the number of the row before it
+        # with the same key.
         rows = pa.concat_tables([touched.present.select(names), events.select(names)]).combine_chunks()
         present = int64_values(combined(touched.present[GROUP]))
         order, group = with_present_first(present, groups)
@@ -181,7 +182,7 @@ def _last_of_each(groups: Ints, times: Ints) -> Flags:
 
 
 def with_present_first(present: Ints, groups: Ints) -> tuple[Ints, Ints]:
-    """Return the rows of both, by group and those that are present first, and the groups of these."""
+    """Return the rows of both by group, present ones first, and their groups."""
     groups_of_both = np.concatenate([present, groups])
     order = np.argsort(groups_of_both, kind="stable")
     return order, groups_of_both[order]

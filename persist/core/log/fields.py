@@ -49,8 +49,9 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def format_needed(self) -> int:
-        """The least number of a location's format with which a record may hold it."""
-        return self.came_with
+        """The least number of a location's format with which a record may hold it; schemas may need a greater one."""
+        schema = getattr(self, "schema", None)
+        return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
 
     def sentence(self, name: str, time: TimeText) -> str:
         """Return a description for people; `time` formats a time of the collection."""

@@ -1,32 +1,30 @@
-"""What is remembered beside the data: what people say of a location, collection or column, and which writes were done.
+"""Annotations beside the data: descriptions of a location, a collection or a column, and tokens of writes.
 
 *Descriptions* are a comment and properties. Nothing in them has a meaning to the package. A change may name the version
-of the description that it was made from; it is then refused if anybody else came first.
+of the description that it is based on; it is refused if another change came first.
 
-*Tokens* say what a retry may assume: a write that is tried again with the same token happens once (rule 7). A token is
-part of the contents of each collection that its commit wrote to, with the least time written and a digest of the data,
-so every client sees the tokens of all others.
+*Tokens* identify retries: a write that is repeated with the same token happens once (rule 7). The contents of each
+collection in a commit include its token, with the least time written and a digest of the data, so every client sees the
+tokens of all others.
 
 - The same data under a known token is done already, in whatever order, form and batches it comes. Other data is refused
   (`TokenReused`). Seals and expected uppers are not compared. Data whose digest is unknown counts as the same.
-- A commit to several collections of which only some know the token is refused: it is no repetition.
+- A commit to several collections is refused if only some know its token: it is not a repetition.
 - The contents hold the newest `TOKENS_KEPT` at most. The record that would exceed this moves the older half into an
-  archive (`persist.core.log.token_archives`), so whoever validates a commit looks up there what the contents do not
-  hold.
-- A collection remembers `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. A token says nothing of
-  its age, so each one that is unknown may be forgotten from then on, and is refused (`TokenForgotten`).
-- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped, and nothing tells of them.
+  archive (`persist.core.log.token_archives`). A client that validates a commit also looks there.
+- A collection remembers `ARCHIVED_MAX` tokens. Beyond that, its oldest archives are forgotten. A token does not have an
+  age, so each unknown one may be a forgotten one from then on, and is refused (`TokenForgotten`).
+- Before format 10 there were no archives: the oldest tokens of sealed writes were dropped without a trace.
 
 *Batches* of streaming queries: a query numbers its batches, and runs the last one again if it does not know whether it
-was committed. The record that adds a batch therefore says so, under the query's id, and:
+was committed. The record that adds a batch therefore has its number, under the query's id, and:
 
     batch > last        it is new
     batch == last       it was done; a run that is new says by a record of its own that it goes on here
     batch < last        a query never goes back: this is another one with the same id, or an old checkpoint
     run displaced       another run has taken over since, so two are running with one id
 
-Unlike tokens, these are kept however much others write: `QUERIES_KEPT` queries for each collection, those that
-committed last.
+Unlike tokens, these do not depend on other writers: each collection keeps the last `QUERIES_KEPT` queries.
 """
 
 from collections.abc import Callable, Container, Mapping, Sequence
@@ -49,14 +47,14 @@ RUNS_KEPT = 4
 
 
 class ColumnAbout(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is said of a column."""
+    """The description of a column."""
 
     comment: str = ""
     properties: dict[str, str] = {}
 
 
 class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What is said of a location or a collection; its columns are known by their ids.
+    """The description of a location or a collection; columns are identified by their ids.
 
     Attributes:
         version: how often it was changed.
@@ -69,10 +67,10 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
 
 
 def described(about: About, words: Words, columns: Mapping[str, Words], version: int | None) -> About:
-    """Return about after something more was said.
+    """Return about with changed words.
 
     Raises:
-        DescriptionMoved: a version was given, and it is another one by now.
+        DescriptionMoved: a version was expected, and it is another one now.
         InvalidUsage: it would take more than `ABOUT_BYTES_MAX`, or a property has no name.
     """
     if version not in (None, about.version):
@@ -95,7 +93,7 @@ def described(about: About, words: Words, columns: Mapping[str, Words], version:
 
 
 def without_columns(about: About, ids: Container[str]) -> About:
-    """Return about when columns of these ids are gone: nothing is said of them, and that they were is a change."""
+    """Return about without columns of these ids; if it had any, that is a change."""
     remaining = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
     if len(remaining) == len(about.columns):
         return about
@@ -137,7 +135,7 @@ class Archives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 def with_tokens(
     before: Mapping[str, Remembered], step: kinds.Tokens, upper: int, archives: Archives | None
 ) -> dict[str, Remembered]:
-    """Return the tokens in the contents after those of a commit.
+    """Return the tokens in the contents after a commit.
 
     Args:
         upper: times before it are sealed.
@@ -159,7 +157,7 @@ def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | No
     """Return the archives of a collection after a commit.
 
     Raises:
-        ValueError: the step is not one that `plan_archiving` makes.
+        ValueError: `plan_archiving` does not make such a step.
     """
     archiving, stored = step.archiving, () if archives is None else archives.stored
     if archiving is None:
@@ -181,7 +179,7 @@ def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | No
 
 
 def check_archives(collection: str, archives: Archives | None) -> None:
-    """Raise ValueError if archives that were read are not those of a collection."""
+    """Raise ValueError if archives that were read do not belong to a collection."""
     for archive in () if archives is None else archives.stored:
         if not is_upload(archive.stored.blob, collection):
             raise ValueError(f"{archive.stored.blob!r:.200} does not name an archive of collection {collection}")
@@ -238,6 +236,7 @@ def were_used(
     """
 
     def was_used(used: Used, digest: str | None) -> bool:
+        """Return whether a token was used before, with an equal digest."""
         name, write, forgotten = (used[0], None, 0) if used in before else remembered(used)
         if write is None and used not in before:
             if forgotten:

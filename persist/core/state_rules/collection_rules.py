@@ -1,12 +1,12 @@
-"""What a commit may do to one collection, and what the collection is then: rules 1, 2 and 4, conditions, holds, tokens.
+"""The rules for a commit to one collection, and its result: rules 1, 2 and 4, conditions, holds, tokens.
 
-What concerns keyed collections alone is in `persist.core.state_rules.keyed_rules`.
-Tags are holds that have the name of a time. Retention is compaction that is allowed with each seal, so since follows
-upper whoever seals, and no further than holds and tags let it.
+Rules of keyed collections are in `persist.core.state_rules.keyed_rules`. Tags are holds that have the name of a time.
+Retention is compaction that each seal allows, so since follows upper whoever seals, at most as far as holds and tags
+let it.
 
 The same function answers a reader that replays the log and a writer that drafts a commit, so that they cannot
-disagree. A draft has steps that are no mutations: appends whose parts are not encoded yet, and conditions, which hold
-because the slot of the log that the record is for is the compare-and-set.
+disagree. A draft has steps that are not mutations: appends whose parts are not encoded yet, and conditions. The
+conditions hold because the record's slot in the log is the compare-and-set.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -97,7 +97,7 @@ class ExpectUpper(Condition, frozen=True, tag="expect_upper"):
 
 
 class ExpectNothingBeyondUpper(Condition, frozen=True, tag="expect_nothing_beyond_upper"):
-    """Upper is this, and there are no updates at times beyond it."""
+    """Upper equals this, and there are no updates at times beyond it."""
 
     upper: Frontier
 
@@ -147,7 +147,7 @@ S = TypeVar("S")
 
 
 def gathered(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | Holds]":
-    """Yield the same steps, with `Holds` in the place of those that it can stand for."""
+    """Yield the same steps, with `Holds` in the place of consecutive holds of a collection."""
     for collection, alike in groupby(steps, _whose_hold):
         if collection is None:
             yield from alike
@@ -161,14 +161,15 @@ def _whose_hold(step: object) -> str | None:
 
 
 def apply_step(contents: CollectionState | None, step: CollectionStep) -> CollectionState:
-    """Return one collection's contents after a mutation, or after what stands for one in a draft.
+    """Return one collection's contents after a mutation, or after a step of a draft.
 
     Raises:
         InvalidUsage, Conflict: a rule does not allow it.
-        ValueError: it is not one that a writer would make.
+        ValueError: no writer would make such a step.
     """
     if isinstance(step, kinds.Makes):
-        CollectionSchema.from_json(step.schema)  # What raises here would raise with whoever reads the collection.
+        # An error here would otherwise be raised in every reader of the collection.
+        CollectionSchema.from_json(step.schema)
         return created(step) if isinstance(step, kinds.Create) else cloned(step)
     if contents is None:
         raise ValueError(f"the first mutation of collection {step.collection} does not create it")
@@ -183,7 +184,7 @@ _change = msgspec.structs.replace
 
 
 def cloned(step: kinds.Clone) -> CollectionState:
-    """Return the contents of a new clone; raises ValueError if its parts do not make up what it says."""
+    """Return the contents of a new clone; raises ValueError if its parts do not match its statistics."""
     end = to_stored(step.as_of + 1)
     is_background = step.keyed is not None and step.keyed.resolve == "background"
     contents = CollectionState(
@@ -293,7 +294,9 @@ def _with_since(contents: CollectionState) -> CollectionState:
 
 
 def _with_retention(contents: CollectionState) -> CollectionState:
-    """Return contents with compaction allowed as far as the retention says. What is complete for ever stays."""
+    """Return contents with compaction allowed up to the retention. A collection that is complete for ever keeps its
+    history.
+    """
     if contents.retention is None or not contents.upper_times:
         return contents
     allowed = max(contents.allowed, contents.upper - contents.retention)
@@ -405,7 +408,7 @@ def _apply_set_hold(contents: CollectionState, step: kinds.SetHold) -> Collectio
 def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
     """Return contents with holds set one after the other.
 
-    Since never passes a hold, so a hold that moves on is allowed wherever since stands: since moves once, after all of
+    Since never passes a hold, so a hold that moves forward is valid wherever since is: since moves once, after all of
     them. It moves sooner before a hold that is new or goes back, because whether that is allowed depends on since.
     """
     holds, follows = dict(contents.holds), False
@@ -447,7 +450,7 @@ def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHol
         if not is_id(step.hold) or (held is not None and held.lease != step.lease):
             raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
         return
-    if held is None or held.lease is not None:  # The name of one that is permanent was looked at when it was set.
+    if held is None or held.lease is not None:  # The name of a permanent one was checked when it was set.
         check_hold_name(step.hold)
     actual = None if held is None else held.time
     if actual != step.expected:
@@ -456,7 +459,7 @@ def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHol
         raise FrontierRegression(f"the hold {step.hold!r}", to_antichain(step.time), to_antichain(actual))
 
 
-# What each kind of mutation, and each step of a draft that stands for one, makes of contents. `Create` and `Clone` have
+# The rule of each kind of mutation, and of each step of a draft: from contents to contents. `Create` and `Clone` have
 # none before them, and `Destroy` leaves none.
 RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     PlannedAppend: _append_planned,
@@ -495,7 +498,7 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
 
 
 def check_contents(contents: CollectionState) -> None:
-    """Raise ValueError if contents that were read break an invariant, as far as the descriptors of parts tell."""
+    """Raise ValueError if contents that were read break an invariant, as far as the parts' descriptors show."""
     check_runs(contents)
     check_versions(contents)
     check_pending(contents)

@@ -3,18 +3,17 @@
     history     runs of updates, each update in exactly one of them
     keyframes   consolidated runs, each the whole contents as of one time
 
-Every part has a number, drawn in the order in which parts came and never used again; runs and keyframes list numbers,
-so that keyframes share parts, and a merge is named by few numbers. A history run is known by the number of its first
-part.
+Every part has a number, assigned in the order of arrival and never reused; runs and keyframes list numbers, so
+keyframes share parts, and a merge names few numbers. A history run is known by the number of its first part.
 
 Invariants:
 - the parts of a run do not overlap in key and are in key order;
 - a part belongs to one history run, or to keyframes only; each part belongs to something;
 - all updates at times `>= history_from` are in the history, and none at earlier times;
-- if `history_from > 0`, there is a keyframe as of `history_from - 1`, and since is not before that time: so every time
-  that may be read has a keyframe, or all of the history, at or before it;
+- if `history_from > 0`, there is a keyframe as of `history_from - 1`, and since is not before that time: so for every
+  readable time there is a keyframe, or the complete history, at or before it;
 - keyframes are of sealed times, ascending, none before `history_from - 1`; the rows of a keyframe have times up to its
-  own, of which nothing follows: they say when a part was made.
+  own, which have no meaning: they only record when a part was made.
 
 The contents at a time are then a keyframe plus the history after it, or minus the history between the time and it.
 
@@ -22,8 +21,8 @@ Parts that only a published table names (`persist.core.state_rules.publications`
 nothing is read from them. So no blob that a part, or a published table, names is unused.
 
 A keyed collection also has *pending* parts, which hold events and not updates: they are in no run, and no sum or
-statistic counts them. `persist.core.state_rules.keyed_rules` says what holds of them. Up to `resolved`, which is not
-beyond upper, all events have become updates; what is said above of sealed times holds of these times then.
+statistic counts them. `persist.core.state_rules.keyed_rules` has their invariants. Up to `resolved`, which is not
+beyond upper, all events have become updates; the invariants of sealed times above hold for these times.
 """
 
 from collections.abc import Iterable, Iterator
@@ -56,7 +55,7 @@ class Held(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     """A hold: since stays at or before time. It lives as long as its lease, or is permanent if it has none.
 
     Attributes:
-        schema: the version of the schema that its owner stays with; None if it does not say.
+        schema: the version of the schema that its owner uses; None if unknown.
         columns: the ids of columns that its owner reads, so that they are not dropped.
     """
 
@@ -78,7 +77,7 @@ class Publication(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
     Attributes:
         files: the parts that the present version has, by their numbers.
-        before: those of the version before that are gone or leave out other rows by now, as they were.
+        before: the files of the previous version that are gone or exclude other rows now, as they were.
         metadata_before: the metadata of the version before.
         is_renewed: whether the version has other columns or options than the one before.
     """
@@ -136,18 +135,18 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     upper_times: Frontier = msgspec.field(name="upper", default=(0,))
     allowed_times: Frontier = msgspec.field(name="allowed", default=(0,))
     holds: dict[str, Held] = {}
-    tags: dict[str, int] = {}  # Named times; since stays at or before each of them, too.
+    tags: dict[str, int] = {}  # Named times; since also stays at or before each of them.
     retention: int | None = None  # How many times before upper stay readable; None for all that is not given up.
     about: About = About()
     tokens: dict[str, Remembered] = {}  # In the order in which they came.
-    queries: dict[str, LastBatch] = {}  # By the query's id; the one that committed last is last.
+    queries: dict[str, LastBatch] = {}  # By the query's id; the last one to commit is last.
     numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)
     next_number: int = 0
     history: tuple[Numbers, ...] = ()
     keyframes: tuple[Keyframe, ...] = ()
     history_from: int = 0
     view: dict[str, Any] | None = None  # The definition of a view; see `persist.core.log.kinds.Create`.
-    inline_bytes: int = 0  # Of parts that live in the log; kept here because writers ask for it at every commit.
+    inline_bytes: int = 0  # The bytes of parts inside the log; cached because writers need it at every commit.
     keyed: KeyedForm | None = None
     pending: dict[int, Part] = {}  # In the order of arrival.
     resolved_times: Frontier | None = msgspec.field(name="resolved", default=None)  # None: as far as upper.
@@ -174,7 +173,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def allowed(self) -> int:
-        """What since would be without holds."""
+        """The value of since without holds."""
         return from_stored(self.allowed_times)
 
     @property
@@ -206,7 +205,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def tables(self) -> dict[str, Publication]:
-        """The published tables that users asked for: all but the pinned times of the Iceberg table."""
+        """The published tables of users: all but the pinned times of the Iceberg table."""
         return {name: table for name, table in self.published.items() if not name.startswith(PIN_PREFIX)}
 
     @property
@@ -217,7 +216,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def named_blobs(self) -> set[str]:
-        """The keys of all blobs that it refers to, those of published tables and archives, too."""
+        """The keys of all blobs that it refers to, including published tables and archives."""
         named = {part.blob for part in self.stored_parts if part.blob}
         for publication in self.published.values():
             named.update(publication.blobs)
@@ -273,13 +272,13 @@ def check_readable(contents: CollectionState, as_of: int) -> None:
 def _unreadable(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
     start, since = view_start(contents), to_antichain(contents.since)
     error = AsOfCompacted(as_of, since, lower)
-    if as_of < start and start > 0:  # Before 0 there is no time.
+    if as_of < start and start > 0:  # There is no time before 0.
         error = BeforeViewBegan(as_of, since, lower, start, contents.name)
     return with_timeline(error, contents.timeline)
 
 
 def check_changes_readable(contents: CollectionState, lower: int) -> None:
-    """Raise AsOfCompacted unless updates from lower on can be told apart.
+    """Raise AsOfCompacted unless updates from lower on are still distinguishable.
 
     They can if since is at most `lower - 1`, or if lower is 0 and nothing was compacted: nothing came before then.
     """
@@ -306,8 +305,7 @@ def apply_replacement(contents: CollectionState, step: kinds.Replace) -> Collect
     """Return contents after a compaction.
 
     Raises:
-        Superseded: something that it replaces, or builds on, is not there any more, or other blobs fall out of use than
-            it says.
+        Superseded: something that it replaces, or builds on, is gone, or other blobs become unused than it names.
         ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
     """
     after, unused = with_replaced(contents, step)
@@ -317,7 +315,7 @@ def apply_replacement(contents: CollectionState, step: kinds.Replace) -> Collect
 
 
 def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[CollectionState, tuple[str, ...]]:
-    """Return contents after a compaction, and the blobs that it leaves unused, whatever it says of them.
+    """Return contents after a compaction, and the blobs that become unused, whatever it names.
 
     Raises:
         Superseded: something that it replaces, or builds on, is not there any more.
@@ -376,7 +374,7 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
 
 
 def check_runs(contents: CollectionState) -> None:
-    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors show."""
     listed = [*chain.from_iterable(contents.history)]
     in_keyframes = {*chain.from_iterable(keyframe.parts for keyframe in contents.keyframes)}
     if len(set(listed)) != len(listed) or not in_keyframes.isdisjoint(listed) or not all(contents.history):
@@ -415,11 +413,11 @@ def check_beyond_upper(contents: CollectionState, time: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Unsealed:
-    """The updates at times beyond upper, which nobody can read yet, as far as the descriptors of parts tell.
+    """The updates at times beyond upper, which are not readable yet, as far as the parts' descriptors show.
 
     Attributes:
-        updates: how many there are, if is_exact; otherwise at most so many, because some parts hold sealed ones, too.
-            Of a keyed collection, events are counted.
+        updates: their number if is_exact; otherwise an upper bound, because some parts also hold sealed ones. In a
+            keyed collection, events are counted.
         first, last: the least and the greatest of their times; first is a bound, too, unless is_exact.
         timeline: of the collection, to show the times as moments.
     """
@@ -432,7 +430,7 @@ class Unsealed:
 
     @property
     def advice(self) -> str:
-        """What is there, and what makes it readable."""
+        """The unsealed updates, and the seal that makes them readable."""
         return f"{self}: sealing to {self.last + 1} makes all of that readable"
 
     def __str__(self) -> str:

@@ -53,7 +53,7 @@ class Draft:
         self._epoch = epoch
         self._new_tokens: dict[Used, str | None] = {}  # With the digests of what they name.
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
-        # Of valid planned appends, by collection and schema: the time from which on an append is valid.
+        # For valid planned appends, by collection and schema: the first time at which an append is valid.
         self._valid_from: dict[tuple[str, int], int] = {}
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
@@ -148,6 +148,7 @@ class Draft:
 
     def _are_used(self, tokens: dict[Used, str | None]) -> bool:
         def remembered(used: Used) -> tuple[str, Remembered | None, int]:
+            """Look up a token: the collection's name, the earlier write, and the number of forgotten tokens."""
             # As the log has them: what operations before this one have added is in `_new_tokens`.
             collection, token = used
             entry = self._before.get(collection)

@@ -12,7 +12,8 @@ is pending. Invariants:
 - results that were computed from the collection before, and are not in the log yet, are refused: compactions and
   differences name the erasures that they know (`ExpectErasures`);
 - pending events get new numbers, in their order, so that no resolution of what was pending before is valid;
-- published tables are given up, because they, their metadata, and parts that only they name may hold erased records.
+- published tables are given up, because erased records may be in them, in their metadata, and in parts that only they
+  name.
 
 Since, upper, holds and tags stay where they are.
 """

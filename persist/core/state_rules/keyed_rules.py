@@ -1,9 +1,9 @@
-"""What a commit may do to a keyed collection: declare it, add events, resolve them, and what it may not.
+"""The rules for a commit to a keyed collection: declaring it, adding events, resolving them, and refusals.
 
 Events are not updates. They wait in pending parts, beside the history and never in it, until one `Resolve` puts what
-they amount to in their place. Invariants of a keyed collection, besides those of `persist.core.state_rules.contents`:
+they amount to in their place. Invariants of a keyed collection, in addition to `persist.core.state_rules.contents`:
 
-- it has no updates but those of a `Resolve`: a plain append is refused, because what it would add to is not known yet;
+- only a `Resolve` adds updates to it: a plain append is refused, because the present contents are not known yet;
 - `resolved` is at or before upper; with the policy "seal" it is upper, so that a seal past pending events is refused;
 - all updates are at times before `resolved`, and every event at a time beyond `resolved` is in a pending part;
 - each pending part holds an event at a time beyond `resolved`; its rows before `resolved` do not count;
@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 import pyarrow.types as pat
 
+from persist.codecs.nested import all_ids
 from persist.codecs.part.part import Footer, Part
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema
@@ -76,10 +77,14 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
     if not schema.key_names:
         raise ValueError("a keyed collection has no key columns")
     if not {*keyed.order_by} <= events.keys() or not all(is_flat(events[name]) for name in keyed.order_by):
-        raise ValueError(f"its events are ordered by {list(keyed.order_by)}, which are no flat columns of them")
+        raise ValueError(
+            f"its events are ordered by {list(keyed.order_by)}, but some of these columns are missing or nested"
+        )
     if keyed.tombstone is not None:
         if keyed.tombstone not in fields or not is_flat(fields[keyed.tombstone]):
-            raise ValueError(f"the tombstone column {keyed.tombstone!r} is none of its flat value columns")
+            raise ValueError(
+                f"the tombstone column {keyed.tombstone!r} is missing or nested: it must be a flat value column"
+            )
         if keyed.tombstone_value is not None:
             scalar_from_json(keyed.tombstone_value, fields[keyed.tombstone])
     elif keyed.tombstone_value is not None:
@@ -89,14 +94,14 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
     if keyed.late_by is not None and keyed.late_by < 0:
         raise ValueError(f"its late bound lies {keyed.late_by} behind the greatest watermark")
     if not 0 < len(keyed.machine.name) <= 128 or keyed.machine.version < 0:
-        raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} is no machine")
+        raise ValueError(f"{keyed.machine.name[:200]!r} version {keyed.machine.version} cannot be a machine")
 
 
 def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
     """Return how contents resolve events, with the names that columns have in a version of their schema.
 
     Args:
-        resolves: whether events are to be resolved. Who only reads needs no watermarks.
+        resolves: whether events are to be resolved. A reader needs no watermarks.
 
     Raises:
         SchemaMismatch: that version lacks a column that is needed.
@@ -117,7 +122,7 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
         if (new_name := named.get(ids[name])) is None:
             raise SchemaMismatch(
                 f"column {name!r} is the {what} of a keyed collection, and version {after.version} of its schema does "
-                "not have it: what its keys hold could not be told"
+                "not have it: its events could not be resolved"
             )
         return new_name
 
@@ -146,7 +151,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
     schema_before = contents.schema
-    if form.ties == "greatest" and not {*schema_before.ids} <= {*after.ids} and due(contents, contents.upper):
+    if form.ties == "greatest" and not all_ids(schema_before) <= all_ids(after) and due(contents, contents.upper):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
             "(ties is 'greatest'): no column can be dropped before."
@@ -167,13 +172,13 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
 
 
 def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
-    """Return contents that have been plain as those of a keyed collection, with their newest schema.
+    """Make plain contents those of a keyed collection, with their newest schema.
 
-    What they hold is not looked at here: whoever asks for it has checked that (`persist.engine.collection.evolution`).
+    The rows are not checked here: the caller has checked them (`persist.engine.collection.evolution`).
 
     Raises:
         InvalidUsage: they are keyed, or since is not before upper.
-        UpdatesBeyondUpper: there are updates that are not sealed, which no event tells.
+        UpdatesBeyondUpper: there are unsealed updates, which are not events.
         ValueError: the declaration does not fit the schema.
     """
     if contents.keyed is not None:
@@ -212,7 +217,7 @@ def keyed_form(contents: CollectionState) -> KeyedForm:
 
 
 def planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
-    """Return contents with what stands for the events of a draft, so that whoever does not know of them loses."""
+    """Return contents with a placeholder for a draft's events, so that commits that do not know of them lose."""
     part = Part(
         bytes=0,
         rows=1,
@@ -244,7 +249,7 @@ def pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
 def due(contents: CollectionState, end: int) -> tuple[int, ...]:
     """Return the numbers of the pending parts that hold an event before end, in order of arrival; none are resolved.
 
-    Of a part that lies on both sides of what is resolved, the later events count, whose times are not known exactly.
+    In a part on both sides of the resolved times, the later events count, whose times are not known exactly.
     """
     if end <= contents.resolved:
         return ()
@@ -308,7 +313,7 @@ def sealed(contents: CollectionState, upper: Frontier) -> CollectionState:
             first = min(contents.pending[number].time_min for number in waiting)
             raise PendingEvents(contents.name, to_antichain(after.upper), first)
         return after
-    # Where nothing waits, everything is resolved.
+    # Without pending events, everything is resolved.
     return after if waiting else msgspec.structs.replace(after, resolved_times=upper)
 
 
@@ -318,7 +323,7 @@ def since_max(contents: CollectionState) -> int:
 
 
 def with_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> CollectionState:
-    """Return contents with the late bound at that of step, or where it is if that is farther."""
+    """Return contents with the late bound of step, unless it is farther already."""
     if not keyed_form(contents).order_by:
         raise KeyedCollection(contents.name, "late_bound")
     known_bound = contents.late_bound
@@ -346,7 +351,7 @@ def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -
 
 
 def check_pending(contents: CollectionState) -> None:
-    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors tell."""
+    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors show."""
     if contents.keyed is None:
         if contents.pending or contents.resolved_times is not None or contents.late_bound is not None:
             raise ValueError("it is not keyed, and has pending events, a late bound or something to resolve")

@@ -58,7 +58,7 @@ class Lease(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Dropped(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Blobs that were given up at seqno, and the leases of the collection's readers at the time.
+    """Blobs that were given up at seqno, and the leases of the collection's readers at that time.
 
     These are the listed blobs, which compaction left unused. If the list is empty, the collection was destroyed, and
     all of its blobs are meant. Blobs of a clone may also lie in the folders of other collections.

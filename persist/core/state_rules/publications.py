@@ -112,7 +112,7 @@ class OtherUnused(Superseded):
     """A step lists other unused blobs than it leaves."""
 
     def __init__(self, blobs: tuple[str, ...]) -> None:
-        super().__init__("other blobs fall out of use than was expected: somebody else published or compacted first")
+        super().__init__("other blobs become unused than expected: another client published or compacted first")
         self.blobs = blobs
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import changes_between, check_next, only_adds
+from persist.codecs.nested import Node, all_ids, column_node, find_differences
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
@@ -65,7 +66,7 @@ def reconciled(given: CollectionSchema, contents: CollectionState, collection: s
     That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
 
     Raises:
-        CodecMismatch, SchemaMismatch: it is none of these; the message tells the difference to the newest.
+        CodecMismatch, SchemaMismatch: it is none of these; the message has the difference to the newest.
     """
     newest = contents.schema
     try:
@@ -82,10 +83,10 @@ def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
     """Return contents with the next version of their schema.
 
     Raises:
-        SchemaMoved: it was made from another version than the newest: somebody else came first.
+        SchemaMoved: it is based on another version than the newest: another client was first.
         SchemaMismatch: it may not follow the newest.
         InvalidUsage: it is a view; or what `evolved_form` and `make_keyed` raise.
-        ValueError: it is no schema.
+        ValueError: it is not a valid schema.
     """
     if contents.view is not None:
         raise InvalidUsage(
@@ -99,8 +100,8 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
     """Return contents of a view with its next definition.
 
     Raises:
-        UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or somebody else came first.
-        InvalidUsage: it is no view, or is complete for ever.
+        UpperMismatch, ViewRedefined, SchemaMoved: the view was refreshed, or another client was first.
+        InvalidUsage: it is not a view, or is complete for ever.
         SchemaMismatch: the schema may not follow the newest.
     """
     if contents.view is None:
@@ -167,7 +168,7 @@ def check_written(contents: CollectionState, written: int) -> None:
 
 
 def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
-    """Raise SchemaMismatch if a column that somebody is about to read was dropped."""
+    """Raise SchemaMismatch if a column to be read was dropped."""
     newest = contents.schema
     dropped_ids = [id_ for id_ in ids if id_ not in newest.ids]
     if dropped_ids:
@@ -179,12 +180,18 @@ def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
 
 
 def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the columns that a version of the schema drops although they are held, and the holds on each by name."""
+    """Return the columns that a version of the schema drops although they are held, and the holds on each by name.
+
+    A column of which only fields inside are dropped counts, too.
+    """
     if not any(hold_state.columns for hold_state in contents.holds.values()):
         return {}
     schema_before, after = contents.schema, CollectionSchema.from_json(schema)
+    now = dict(zip(after.ids, after.names, strict=True))
     dropped = {
-        id_: name for id_, name in zip(schema_before.ids, schema_before.names, strict=True) if id_ not in after.ids
+        id_: name
+        for id_, name in zip(schema_before.ids, schema_before.names, strict=True)
+        if id_ not in now or _loses_fields(column_node(schema_before, name), column_node(after, now[id_]))
     }
     in_use: dict[str, list[str]] = {}
     for hold, hold_state in contents.holds.items():
@@ -194,11 +201,15 @@ def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[st
     return in_use
 
 
+def _loses_fields(before: Node, after: Node) -> bool:
+    return any(there is None for _, _, there in find_differences(before, after))
+
+
 def check_versions(contents: CollectionState) -> None:
     """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
-    used: set[int] = set()
+    used: set[int | tuple[int, int]] = set()
     for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
-        used.update(earlier_schema.ids)
+        used.update(all_ids(earlier_schema))
         check_next(earlier_schema, after, used)
     newest = len(contents.earlier) + 1
     if any(part.schema > newest for part in (*contents.parts, *contents.pending.values())):

@@ -5,11 +5,12 @@ Every rule about what a commit may do is checked here and nowhere else, so that 
 reader replaying the log cannot disagree. All values are immutable; a reader keeps the `CollectionState` it started
 from for as long as it likes.
 
-A location may hold many collections of which a client uses few. A `CollectionEntry` is therefore a *base* (pointers
-to a stored `CollectionState`; the `CollectionState` itself, when no checkpoint has stored it yet; or none for a
-collection that begins with its pending mutations) plus the mutations *pending* since then. The `contents` are the fold
-of the second over the first, and are present only when somebody needed them. Applying a record to an entry without
-contents only appends to its pending mutations; `with_contents` replays and checks them once the base has been fetched.
+A location may hold many collections of which a client uses few. A `CollectionEntry` is therefore a *base* plus the
+mutations *pending* since then. The base is pointers to a stored `CollectionState`, or the `CollectionState` itself if
+no checkpoint has stored it yet, or None for a collection that begins with its pending mutations. Its `contents` are the
+base with the pending mutations applied, and are present only after a caller needed them. Applying a record to an entry
+without contents only appends to its pending mutations; `with_contents` replays and checks them once the base has been
+fetched.
 
 Invariants, for every state reachable by `apply`:
 - `since` and `upper` of a collection never go back;
@@ -17,13 +18,13 @@ Invariants, for every state reachable by `apply`:
 - `since` is the least of what compaction was allowed up to and every hold, or beyond it;
 - a token is remembered as long as a write with its times could be applied once more;
 - names are unique among the collections that exist, ids for ever;
-- an entry's `leased` are those of the holds in its contents that live by a lease, and these leases exist;
+- an entry's `leased` are the holds with a lease in its contents, and these leases exist;
 - an entry's blobs lie in its own folder and its `folders`. Those in the latter were named by the source of the clone
   when the clone was made, so what no entry names will never be named again;
 - if `contents` is present, it equals the fold of `pending` over the base.
 
-What a commit may do to a collection is in `persist.core.state_rules.collection_rules`, what its contents are in
-`persist.core.state_rules.contents`, and what concerns the location as a whole in `persist.core.state_rules.location`.
+The rules for one collection are in `persist.core.state_rules.collection_rules`, its contents in
+`persist.core.state_rules.contents`, and the rules for the location as a whole in `persist.core.state_rules.location`.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -69,12 +70,13 @@ PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for it
 
 @dataclass(frozen=True, slots=True)
 class CollectionEntry:
-    """What is known of one collection: see the module's docstring.
+    """One collection: see the module's docstring.
 
     Attributes:
         leased: (hold, lease) of each hold that lives by a lease. It is kept here, and not with the leases, so that a
             client that reads thousands of collections has no list of them all in the location's own state.
-        folders: the other collections, sorted, in whose folders parts may lie: it is a clone, or was made of one.
+        folders: the other collections, sorted, whose folders may have its parts, because it is a clone or derived from
+            one.
         levels: pointers to what changed in the base since it was stored, oldest first.
     """
 
@@ -98,7 +100,7 @@ class CollectionEntry:
         return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
     def with_contents(self, base: CollectionState | None) -> "CollectionEntry":
-        """Return this entry with its contents, given what its stored base is (None when it has none)."""
+        """Return this entry with its contents, computed from its stored base (None when it has none)."""
         contents = base
         for step in gathered(self.pending):
             contents = apply_step(contents, step)
@@ -111,7 +113,7 @@ class CollectionEntry:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Everything the log says up to and including seqno, where the record is commit; -1 and None for an empty log.
+    """The state after all records up to and including seqno, whose commit id is commit; -1 and None for an empty log.
 
     The format is the location's number: the greatest of its records, and the newest one for a location that begins.
     """
@@ -149,7 +151,7 @@ class State:
 
 
 class DoesNotFollow(ValueError):
-    """A record names another predecessor than the one that is known: one of the two does not belong to this log."""
+    """A record names another predecessor than the known one: one of the two does not belong to this log."""
 
 
 def apply(state: State, record: Record) -> State:
@@ -162,7 +164,7 @@ def apply(state: State, record: Record) -> State:
         InvalidUsage, Conflict: one of the rules does not allow it; the state is unchanged. A record in the log never
             raises these, because its writer applied it before creating it.
         DoesNotFollow: the record was made after another one than the last that state knows.
-        ValueError: the record belongs to another location or position, or is not one that a writer would make.
+        ValueError: the record belongs to another location or position, or no writer would make it.
     """
     if record.seqno != state.seqno + 1:
         raise ValueError(f"it says seqno {record.seqno} where {state.seqno + 1} belongs")
@@ -194,7 +196,7 @@ def format_after(state: State, mutations: Iterable[Mutation]) -> int:
 
 
 class Changing:
-    """What mutations are applied to, one after the other; extend says how an entry takes one in."""
+    """A state to which mutations are applied one after the other; extend adds one to an entry."""
 
     def __init__(
         self,
@@ -252,7 +254,7 @@ class Changing:
     def _check_not_needed(self, entry: CollectionEntry) -> None:
         """Raise CollectionNeeded if views read the collection: each has a permanent hold on it, called after its id.
 
-        Where the contents are not known, a record is replayed whose writer knew them.
+        If the contents are not known, this is a replay of a record whose writer knew them.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
         views = {view.name for hold in holds if (view := self._find_view(hold)) is not None}
@@ -273,7 +275,7 @@ class Changing:
         return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._find_view(hold)
 
     def _find_view(self, hold: str) -> CollectionEntry | None:
-        """Return the view that a hold is of; of one that holds the groups of a view, that one."""
+        """Return the view of a hold; for a hold of a view's groups, that view."""
         entry = self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
         owner = None if entry is None else owner_of_groups(entry.name)
         return entry if owner is None else self.entries.now(owner)
@@ -309,7 +311,7 @@ class Changing:
         """Return the folders of others in which the parts of a clone may lie, after checking that its source has these.
 
         The source is among them also if the clone has no part there: what is erased from one is erased from the others.
-        A blob that nothing names is never named again. Where the contents are not known, as `_check_not_needed`.
+        A blob that nothing names is never named again. If the contents are not known, see `_check_not_needed`.
         """
         source, folders = self.entries.now(step.source), shared_folders(step)
         if source is None:

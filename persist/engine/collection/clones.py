@@ -5,19 +5,19 @@
     no row is                               left out
     some are (they straddle a bound)        rewritten: these rows become new parts, in the clone's own folder
 
-Wanted are the rows after some keyframe up to `as_of`, with that keyframe, or all rows up to `as_of` without one. Of
-these ways the one is taken that has to rewrite the fewest bytes. It is mostly none: a commit writes one time, and a
-merge crosses no keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
+Wanted are the rows after some keyframe up to `as_of`, with that keyframe, or all rows up to `as_of` without one. The
+way with the fewest bytes to rewrite is chosen. It is mostly none: a commit writes one time, and a merge crosses no
+keyframe. An old time between keyframes may lie in the middle of a large merged part, though.
 
 The clone is one record, whatever its size, and a part list if it is long. That record holds only if the source still
 names all that is shared (`persist.core.state_rules.state`). If a compaction came first, all is planned again. From the
 record on,
-the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs go when nobody
-names them any more (`persist.engine.upkeep.garbage`).
+the two know nothing of each other: each has its own schema, frontiers, events, compaction and end. Blobs are deleted
+when no collection names them any more (`persist.engine.upkeep.garbage`).
 
 A clone does not take over what belongs to one collection alone: holds, tags, tokens, published tables, events that are
 not resolved, the definition of a view. It keeps descriptions, the retention and, if it is keyed, the declaration and
-the late bound as it is now: with an earlier one, late events could bring back what was deleted.
+the present late bound: with an earlier one, late events could restore deleted rows.
 
 Rejected: an upper bound in the descriptor of a shared part. Every reader, sum, statistic and published table would have
 to know of it. Rejected: a keyframe after `as_of` minus the history between, by which a clone would need times that it
@@ -45,7 +45,7 @@ from persist.engine.collection.failures import is_of_failures
 from persist.engine.compact import Rewrite
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
-from persist.engine.location.opening import handle_on
+from persist.engine.location.opening import open_handle
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
@@ -64,24 +64,25 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         time = _last_change(source.known())
 
     def plan() -> CollectionHandle:
-        if engine.follower.newest_id_of(name) is not None:
+        """Plan the steps of the clone from the newest state, and rewrite parts if needed."""
+        if engine.newest_id_of(name) is not None:
             raise CollectionExists(name)
         if time >= source.known().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)
         contents = source.known()
         check_readable(contents, time)
         id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
-        made: Sequence[Part] = ()
+        new_parts: Sequence[Part] = ()
         try:
-            made = _rewritten(source, contents, id_, shares)
-            steps = _steps(contents, id_, name, shares, made)
+            new_parts = _rewritten(source, contents, id_, shares)
+            steps = _steps(contents, id_, name, shares, new_parts)
             engine.submit("clone", steps, {id_: name, source.id: source.name}).result()
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
-                writer.part_writer().discard(made)
+                writer.part_writer().discard(new_parts)
             raise
-        known = engine.follower.known(id_, name)
-        return handle_on(engine, known, newest_like(source.schema, known), source.machine)
+        clone_contents = engine.follower.known(id_, name)
+        return open_handle(engine, clone_contents, newest_like(source.schema, clone_contents), source.machine)
 
     def raise_if_needed(error: PersistError) -> None:
         if isinstance(error, MissingBlob) and source.needs(error.key):
@@ -99,7 +100,7 @@ def _last_change(contents: CollectionState) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Shares:
-    """What a clone as of a time has of its source's parts.
+    """The parts of its source that a clone as of a time shares.
 
     Attributes:
         runs: of the history, by the source's numbers, without what straddles.
@@ -187,6 +188,9 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
     if contents.view is not None:
         properties[DERIVED_FROM] = " ".join([contents.id, *contents.view.get("inputs", ())])
     if about.comment or properties or about.columns:
-        columns = {column: Words(said.comment, {**said.properties}) for column, said in about.columns.items()}
+        columns = {
+            column: Words(column_words.comment, {**column_words.properties})
+            for column, column_words in about.columns.items()
+        }
         steps.append(kinds.Describe(id_, Words(about.comment, {**properties}), columns))
     return steps if contents.retention is None else [*steps, kinds.SetRetention(id_, contents.retention)]

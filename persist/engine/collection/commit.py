@@ -1,18 +1,18 @@
 """Several steps, events and seals, of one or more collections, as one commit.
 
 The block keeps, in call order, the steps of collections that take updates, and for each keyed collection a `_Draft`:
-its events in the order of their arrival, and the upper that it is to be sealed to. When the block ends, the drafts are
-planned from the newest contents (`persist.engine.collection.planned_commits.submit_all`), and all of it is one record.
+its events in the order of their arrival, and the upper to seal to. When the block ends, the drafts are planned from the
+newest contents (`persist.engine.collection.planned_commits.submit_all`), and all of it is one record.
 
 - Before the block ends nothing reaches the log, and no event is stored. If it raises, what `write` has uploaded is
   deleted.
 - A seal of a keyed collection resolves what was pending before it, together with the events of the block.
-- What the block says of a keyed collection is checked in its order: an event before a seal of the block is refused, and
-  so is a seal back. The last seal counts, and a condition is about what was there before the block.
-- If somebody else changes one of the collections first, all is validated again, and resolved again where it changed.
-  An upsert of a collection that is not keyed, and an overwrite or a delete without a time, is the difference to what is
-  there when the block ends, and is made again then. With a time, it is the difference to what was there when the block
-  asked for it, so the commit is refused.
+- Steps on a keyed collection are checked in their order: an event before a seal of the block is refused, and so is a
+  seal to an earlier time. The last seal counts, and a condition is about what was there before the block.
+- If another client changes one of the collections first, everything is validated again, and resolved again where it
+  changed. An upsert of a plain collection, and an overwrite or a delete without a time, is the difference to the
+  contents when the block ends, and is computed again then. With a time, it is the difference to the contents when the
+  block called it, so a change in between refuses the commit.
 - With a token, each collection remembers it with the digest of its own part, so that a repetition does nothing.
 """
 
@@ -69,11 +69,11 @@ def _times_differ(what: str, handle: CollectionHandle) -> str:
 
 @dataclass(slots=True)
 class _Draft:
-    """What the block does with a keyed collection.
+    """The block's steps on a keyed collection.
 
     Attributes:
         end: the upper that it is to be sealed to; None if it is not sealed.
-        change: what becomes of all that it holds; there are no events then.
+        change: a change of all its contents; there are no events then.
     """
 
     handle: CollectionHandle
@@ -82,7 +82,7 @@ class _Draft:
     change: KeyedChange | None = None
 
     def add(self, events: EventTable) -> None:
-        """Add events after those that there are.
+        """Add events after the earlier ones.
 
         Raises:
             UpdateNotBeyondUpper: the block has sealed their time.
@@ -115,7 +115,7 @@ class _Draft:
             raise with_timeline(error, self.handle.schema.timeline)
         self.end = end
 
-    def asked(self, token: str | None) -> AskedEvents:
+    def to_request(self, token: str | None) -> AskedEvents:
         """Return it for `submit_all`."""
         events, end = joined_events(self.events) if self.events else None, self.end
         if self.change is not None and self.change.time is not None:
@@ -144,7 +144,7 @@ class Commit:
         """Begin with nothing; errors are those of `Client.multi_write`.
 
         Args:
-            options: of all steps; a time is given with each step, and not here.
+            options: of all steps; a time is passed with each step, and not here.
             action: what errors call it.
             is_single: it is committed before its caller has control again, so no rows are copied.
         """
@@ -191,7 +191,7 @@ class Commit:
         """Add parts that are stored; see `MultiWrite.add_parts`.
 
         Args:
-            at_commit: their rows have 0 as their time, and get that of the commit, which seals after it.
+            at_commit: their rows have 0 as their time, and get the time of the commit, which seals after it.
         """
         self.check(handle)
         steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
@@ -201,7 +201,7 @@ class Commit:
         self.add(handle, steps)
 
     def add_events(self, handle: CollectionHandle, events: EventTable) -> None:
-        """Add events of a keyed collection, after those that there are.
+        """Add events of a keyed collection, after the earlier ones.
 
         Raises:
             InvalidUsage: as `add`.
@@ -250,8 +250,10 @@ class Commit:
                 self._draft(handle).change = keyed_deletion(handle, where, time, self.options.token)
             return
         self.check_unwritten(handle)
-        wanted = None if keys is None else distinct_keys(keys, handle.schema)
-        self._add_difference(handle, time, partial(delete_steps, handle, wanted, where, time, self.options.token))
+        keys_to_delete = None if keys is None else distinct_keys(keys, handle.schema)
+        self._add_difference(
+            handle, time, partial(delete_steps, handle, keys_to_delete, where, time, self.options.token)
+        )
 
     def restore(self, handle: CollectionHandle, as_of: int | Moment, *, time: int | Moment | None = None) -> None:
         """Make the contents what they were; see `Collection.restore`."""
@@ -265,9 +267,9 @@ class Commit:
         if handle.keyed is None:
             self._add_difference(handle, time, partial(restore_steps, handle, then, time, self.options.token))
             return
-        # The updates of a keyed collection are made of events, so an overwrite takes rows, of which each key has one.
-        with snapshot(handle, then) as held:
-            self.overwrite(handle, held.to_batches(), time=time)
+        # The updates of a keyed collection are resolved from events, so an overwrite takes rows, one for each key.
+        with snapshot(handle, then) as contents_then:
+            self.overwrite(handle, contents_then.to_batches(), time=time)
 
     def rewrite(self, handle: CollectionHandle, rewritten: Rewritten, *, time: int | Moment | None = None) -> None:
         """Replace rows of the contents as a function decides, and of no others; see `rewrite`."""
@@ -279,7 +281,7 @@ class Commit:
         self._draft(handle).change = KeyedChange(rewritten, at, None, 0)
 
     def dated(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
-        """Return the collection for writes at a time, as the options allow; refuse a time that nobody means."""
+        """Return the collection for writes at a time, as the options allow; refuse an implausible time."""
         handle.check_meant("time", time, allow_future=self.options.allow_future)
         return handle.dating(allow_future=self.options.allow_future)
 
@@ -294,7 +296,7 @@ class Commit:
         self._changes[handle.id] = (handle, PlainChange(steps, at_commit=True))
 
     def add_upsert(self, handle: CollectionHandle, events: EventTable) -> None:
-        """Add rows for keys of a collection that is not keyed, after those that there are.
+        """Add rows for keys of a plain collection, after the earlier ones.
 
         Raises:
             InvalidUsage: some of all rows have no time, and others do; or the block has done something else with it.
@@ -385,11 +387,11 @@ class Commit:
     def submit(self) -> CommitFuture:
         """Queue all that was added as one commit, and return its future."""
         with self._needed as needed:
-            asks = [(draft.handle, draft.asked(self.options.token)) for draft in self._drafts.values()]
+            asks = [(draft.handle, draft.to_request(self.options.token)) for draft in self._drafts.values()]
             changes = [*self._changes.values(), *(self._upserting(*upsert) for upsert in self._upserts.values())]
             asks += [(handle, self._with_steps_beside(handle, change)) for handle, change in changes]
-            asked = {handle.id for handle, _ in asks}
-            plain = [id_ for id_ in self._names if id_ not in asked]
+            keyed_ids = {handle.id for handle, _ in asks}
+            plain = [id_ for id_ in self._names if id_ not in keyed_ids]
             steps = [*with_token(self.options.token, plain, self._steps), *self.options.notes(self._names)]
             future = submit_all(self._engine, self._action, asks, steps, self._names)
             until_done = needed.pop_all()
@@ -426,11 +428,11 @@ def commit_one(
 def rewrite(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> CommitFuture:
     """Replace rows of the contents as a function decides, in one commit: again if others come first.
 
-    The contents are those that were sealed last or, if the collection is keyed, those after all events up to the time.
+    These are the last sealed contents or, if the collection is keyed, the contents after all events up to the new time.
 
     Args:
         rewritten: takes a function that reads the contents; returns the rows that go and come, or None to leave all.
-        time: of the difference; None for that of the commit.
+        time: of the difference; None for the time of the commit.
     """
     future = commit_one(handle, "sql", WriteOptions(), lambda commit: commit.rewrite(handle, rewritten, time=time))
     if handle.keyed is not None and isinstance(future.exception(), Unchanged):

@@ -1,4 +1,4 @@
-"""What a collection says of itself, and what its history is kept for: descriptions, tags, retention and holds."""
+"""Descriptions, tags, retention and holds of a collection."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,17 +26,17 @@ from persist.engine.write.retrying import commit_with_retry
 def take_hold(
     handle: CollectionHandle, time: int | Moment | Antichain | None, name: str | None, schema: int | None = None
 ) -> Hold:
-    """Keep since at or before a time, durably; arguments, cost and errors are those of `Collection.hold`.
+    """Keep since at or before a time, durably; see `Collection.hold` for arguments, cost and errors.
 
     Args:
         schema: the version of the schema that the owner of a new named hold stays with.
     """
     leases = handle.engine.writer("hold").leases
     if isinstance(time, Antichain) and time.time is not None:
-        time = time.time  # That of since, say: what is readable from there on stays so.
+        time = time.time  # The time of since, for example: times from there on stay readable.
     time = None if time is None else handle.as_time("hold time", time)
     if name is not None:
-        return _named_hold(handle, check_hold_name(name), time, schema)
+        return _build_named_hold(handle, check_hold_name(name), time, schema)
     if time is None:
         raise InvalidUsage("hold() needs the time that since must not pass: hold(time), or hold(name=…)")
     check_readable(handle.contents(), time)
@@ -57,23 +57,23 @@ def list_holds(handle: CollectionHandle) -> list[HoldInfo]:
     contents = handle.contents()
     leases = handle.engine.follower.state.control.leases
     holds = [HoldInfo(name, time, is_tag=True) for name, time in contents.tags.items()]
-    for name, held in contents.holds.items():
-        lease = leases.get(held.lease or "")
+    for name, hold_state in contents.holds.items():
+        lease = leases.get(hold_state.lease or "")
         if lease is None:
-            holds.append(HoldInfo(name, held.time))
+            holds.append(HoldInfo(name, hold_state.time))
         else:
-            holds.append(HoldInfo(None, held.time, lease.holder, lease.expires_ms))
+            holds.append(HoldInfo(None, hold_state.time, lease.holder, lease.expires_ms))
     return sorted(holds, key=lambda hold: hold.time)
 
 
 def hold_with_schema(handle: CollectionHandle, name: str, schema: int) -> None:
     """Let the owner of a named hold, if there is one, stay with another version of the schema."""
-    held = handle.contents().holds.get(name)
-    if held is not None and held.schema != schema:
-        handle.submit("hold", [kinds.SetHold(handle.id, name, held.time, None, held.time, schema)]).result()
+    hold = handle.contents().holds.get(name)
+    if hold is not None and hold.schema != schema:
+        handle.submit("hold", [kinds.SetHold(handle.id, name, hold.time, None, hold.time, schema)]).result()
 
 
-def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: int | None) -> NamedHold:
+def _build_named_hold(handle: CollectionHandle, name: str, time: int | None, schema: int | None) -> NamedHold:
     def move(expected: int | None, to: int) -> None:
         step = kinds.SetHold(handle.id, name, to, None, expected, schema if expected is None else None)
         handle.submit("hold", [step]).result()
@@ -82,17 +82,18 @@ def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: i
         handle.submit("release", [kinds.ReleaseHold(handle.id, name, expected)]).result()
 
     def plan() -> NamedHold:
+        """Set or move the hold, as the newest state requires."""
         holds = handle.contents().holds
-        held = holds.get(name)
-        if held is None and time is None:
-            raise HoldNotFound(name, tuple(n for n, held in holds.items() if held.lease is None))
-        if held is None or held.lease is not None:
+        hold_now = holds.get(name)
+        if hold_now is None and time is None:
+            raise HoldNotFound(name, tuple(n for n, hold_now in holds.items() if hold_now.lease is None))
+        if hold_now is None or hold_now.lease is not None:
             assert time is not None
             move(None, time)
-            held = handle.contents().holds.get(name)
-        if held is None:
+            hold_now = handle.contents().holds.get(name)
+        if hold_now is None:
             raise Superseded(f"the hold {name!r} was released as soon as it was made")
-        return NamedHold(name, held.time, handle.as_time, move, give_up, handle.format_time)
+        return NamedHold(name, hold_now.time, handle.as_time, move, give_up, handle.format_time)
 
     # Another client made it in between: return that one.
     return commit_with_retry(plan, action="hold", clock=handle.engine.clock, conflicts=(HoldMoved, Superseded))
@@ -100,12 +101,12 @@ def _named_hold(handle: CollectionHandle, name: str, time: int | None, schema: i
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a location, a collection or a column says of itself; give it back as `expected` to change it.
+    """The description of a location, a collection or a column; pass it back as `expected` to change it.
 
     Attributes:
         comment: a text for people.
         properties: texts by name.
-        columns: the same of each column that says something, by its present name.
+        columns: the descriptions of columns that have one, by their present names.
         version: how often it was changed; of a column it is 0.
     """
 
@@ -149,40 +150,42 @@ class Retained(Shown):
 
 
 def about_location(stored: StoredAbout) -> About:
-    """Return what a location says of itself."""
+    """Return the description of a location."""
     return About(stored.comment, dict(stored.properties), {}, stored.version)
 
 
 def about_collection(contents: CollectionState) -> About:
-    """Return what a collection and its columns say of themselves; a column that is gone says nothing."""
+    """Return the descriptions of a collection and of its present columns."""
     stored, schema = contents.about, contents.schema
     named = {str(id_): name for id_, name in zip(schema.ids, schema.names, strict=True)}
     columns = {
-        named[id_]: About(own.comment, dict(own.properties)) for id_, own in stored.columns.items() if id_ in named
+        named[id_]: About(column_about.comment, dict(column_about.properties))
+        for id_, column_about in stored.columns.items()
+        if id_ in named
     }
     return About(stored.comment, dict(stored.properties), columns, stored.version)
 
 
 def words(comment: str | None, properties: Mapping[str, str | None] | None) -> Words:
-    """Return what callers give to be said, checked.
+    """Check a comment and properties.
 
     Raises:
         InvalidUsage: it is not text.
     """
     if comment is not None and not is_text(comment):
         raise InvalidUsage(f"comment={comment!r:.100} is no text: give a str, '' for no comment")
-    said = {} if properties is None else properties
-    if not isinstance(said, Mapping) or not all(
-        is_text(name) and (value is None or is_text(value)) for name, value in said.items()
+    changed_properties = {} if properties is None else properties
+    if not isinstance(changed_properties, Mapping) or not all(
+        is_text(name) and (value is None or is_text(value)) for name, value in changed_properties.items()
     ):
         raise InvalidUsage(
             f"properties={properties!r:.200} is no dict of texts: give {{'owner': 'data team'}}, and None for one that "
             "is to go"
         )
-    return Words(comment, dict(said))
+    return Words(comment, dict(changed_properties))
 
 
-def version_of(expected: About | None) -> int | None:
+def read_version(expected: About | None) -> int | None:
     """Return the version that a caller expects, None for any."""
     if expected is not None and not isinstance(expected, About):
         raise InvalidUsage(f"expected={expected!r:.100} is not what `about` gave")
@@ -198,12 +201,12 @@ def describe_step(
 ) -> kinds.Describe:
     """Return the step that changes the description of a collection; arguments as of `Collection.describe`."""
     if not isinstance(columns or {}, Mapping):
-        raise InvalidUsage(f"columns={columns!r:.200} is no dict of what is to be said, by name of column")
+        raise InvalidUsage(f"columns={columns!r:.200} must be a dict of descriptions by column name")
     schema = handle.contents().schema if columns else handle.schema
     names = schema.distinct("columns", list(columns or {}))
     ids = ids_as_seen(handle, schema, names)
-    said = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
-    return kinds.Describe(handle.id, words(comment, properties), said, version_of(expected))
+    column_words = {str(ids[name]): _column_words(name, (columns or {})[name]) for name in names}
+    return kinds.Describe(handle.id, words(comment, properties), column_words, read_version(expected))
 
 
 def ids_as_seen(handle: CollectionHandle, newest: CollectionSchema, names: Sequence[str]) -> dict[str, int]:
@@ -213,10 +216,10 @@ def ids_as_seen(handle: CollectionHandle, newest: CollectionSchema, names: Seque
         SchemaMismatch: one of some names was another column's when the handle was loaded.
     """
     ids = dict(zip(newest.names, newest.ids, strict=True))
-    seen = dict(zip(handle.schema.names, handle.schema.ids, strict=True))
-    if other := [name for name in names if seen.get(name, ids[name]) != ids[name]]:
+    ids_by_name = dict(zip(handle.schema.names, handle.schema.ids, strict=True))
+    if renumbered := [name for name in names if ids_by_name.get(name, ids[name]) != ids[name]]:
         raise SchemaMismatch(
-            f"column {other[0]!r} of collection {handle.name!r} is another one by now than when this handle "
+            f"column {renumbered[0]!r} of collection {handle.name!r} is another one by now than when this handle "
             f"was loaded: {'; '.join(changes_between(handle.schema, newest))}. Load it again, and say what is meant."
         )
     return ids
@@ -256,7 +259,7 @@ def untag(handle: CollectionHandle, name: str) -> CommitFuture:
 
 
 def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None:
-    """Return how much history the collection keeps readable, None if there is no retention."""
+    """Return how much history the collection keeps readable; None without a retention."""
     contents = handle.contents()
     if contents.retention is None:
         return None
@@ -268,7 +271,7 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
 
 
 def retention_step(handle: CollectionHandle, given: Retention | None) -> kinds.SetRetention:
-    """Return the step that makes a collection keep so much history; None for all that is not given up."""
+    """Return the step that sets a collection's retention; None keeps all history."""
     return kinds.SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
 
 

@@ -1,9 +1,9 @@
-"""Changing the schema of a collection: from what a user asks for to a mutation, and what must be looked at for it.
+"""Change the schema of a collection: from a user's request to a mutation, with its checks of stored data.
 
-- Times in a finer unit have less room: whether all that is stored fits is looked up in the statistics of the parts, and
-  in the parts themselves where these say nothing. Events that wait are stored, too.
-- A collection that becomes keyed must have one value per key at every time that can be told apart, because events that
-  come later retract what their key holds, and that is one row.
+- Times in a finer unit have a smaller range: the statistics of the parts show whether all stored values fit, or else
+  the parts themselves. Pending events are stored values, too, and are checked.
+- A collection that becomes keyed must have one value per key at every distinguishable time, because later events
+  retract the one row of their key.
 
 The commit is refused if anything was added after the look.
 """
@@ -17,9 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import evolved, may_overflow, widened_column
+from persist.codecs.evolution import evolved
+from persist.codecs.nested import Node, column_node, reshape_column, split_changes, split_names
 from persist.codecs.types.python_types import field_types
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
+from persist.codecs.types.widening import may_overflow, widened_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import Keyed, build_form, find_machine
@@ -40,8 +42,8 @@ from persist.engine.write.retrying import commit_with_retry
 KEYS_NAMED = 10
 
 
-def declared(keyed: Any, schema: CollectionSchema) -> KeyedForm:
-    """Return the declaration that a user gives for a collection, after checking that it fits its schema to be."""
+def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
+    """Return a user's declaration for a collection, after checking that it fits the future schema."""
     if not isinstance(keyed, Keyed):
         raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
     return build_form(keyed, schema)
@@ -69,7 +71,7 @@ def checked(
 
 @dataclass(frozen=True, slots=True)
 class WantedEvolution:
-    """What `Collection.evolve` is asked for; checked when it is applied to a schema."""
+    """The arguments of `Collection.evolve`; checked when they are applied to a schema."""
 
     add: Mapping[str, Any]
     defaults: Mapping[str, Any]
@@ -81,7 +83,7 @@ class WantedEvolution:
 
     @property
     def changes_columns(self) -> bool:
-        """Whether anything is asked for but how events are resolved."""
+        """Whether anything changes besides the resolution of events."""
         return any((self.add, self.drop, self.rename, self.widen, self.reorder))
 
 
@@ -114,55 +116,58 @@ def _evolve(
             )
         ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
         return _only_commented(handle, contents.schema, comments, beside)
-    # From what the user has seen: a name may be that of another column by now.
-    before = among_versions(handle.schema, contents)
-    after = _after(before, wanted, contents)
+    # From the user's version: a name may belong to another column now.
+    schema_before = among_versions(handle.schema, contents)
+    after = _evolve_schema(schema_before, wanted, contents)
     check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
-    if wanted.keyed is None and replace(after, version=before.version) == before:
-        return _only_commented(handle, before, comments, beside)
+    if wanted.keyed is None and replace(after, version=schema_before.version) == schema_before:
+        return _only_commented(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
-    form = None if wanted.keyed is None else declared(wanted.keyed, after)
+    form = None if wanted.keyed is None else parse_declaration(wanted.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
-    then = apply_step(contents, step)  # What it may not do is said before anything is read.
+    then = apply_step(contents, step)  # Raise rule violations before anything is read.
     steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
-    if risky := [n for n, kind in wanted.widen.items() if may_overflow(before.arrow.field(n).type, kind)]:
-        _check_fits(handle, contents, before, {name: wanted.widen[name] for name in risky})
+    if risky := _find_risky(schema_before, after):
+        _check_fits(handle, contents, schema_before, risky)
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
     steps += _comment_steps(handle, after, comments)
     handle.submit("evolve", [*steps, *beside]).result()
     if wanted.keyed is not None and wanted.keyed.machine is not None:
         handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
         handle = replace(handle, machine=wanted.keyed.machine)
-    return handle.as_in(then)  # What others have made of it since is not what this user has seen.
+    return handle.adapt_to(then)  # The user has not seen the others' changes.
 
 
 def _only_commented(
     handle: CollectionHandle, schema: CollectionSchema, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
-    """Say what there is to say of columns, if anything; the schema stays what it is, and so does its version."""
+    """Set comments of columns, if there are any; the schema and its version stay the same."""
     steps: list[Step] = [*_comment_steps(handle, schema, comments)]
     if steps or not all(isinstance(step, record_kinds.Note) for step in beside):
         handle.submit("evolve", [*steps, *beside]).result()
     return handle
 
 
-def _after(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
+def _evolve_schema(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
     if not wanted.changes_columns:
         return replace(before, version=before.version + 1, known=())
     try:
+        known = replace(before, known=before.known or (before,))
+        add, drop, rename, widen, inner = split_changes(known, wanted.add, wanted.drop, wanted.rename, wanted.widen)
         return evolved(
-            replace(before, known=before.known or (before,)),
-            add=wanted.add,
-            defaults=wanted.defaults,
-            drop=wanted.drop,
-            rename=wanted.rename,
-            widen=wanted.widen,
+            known,
+            add=add,
+            defaults=split_names(wanted.defaults),
+            drop=drop,
+            rename=rename,
+            widen=widen,
             reorder=wanted.reorder,
+            inner=inner,
         )
     except SchemaMismatch as error:
         if before.version == len(contents.earlier) + 1:
             raise
-        # Perhaps it is meant for what others have made of the collection: the user is to look at that.
+        # Another client may have changed the collection so that it does not apply: the user must look first.
         raise moved(contents, before.version, [str(error)]) from error
 
 
@@ -188,14 +193,14 @@ _EXAMPLES = {
 
 def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:
     for what in _EXAMPLES:
-        if not isinstance(given := getattr(wanted, what), Mapping):
+        if not isinstance(value := getattr(wanted, what), Mapping):
             raise InvalidUsage(
-                f"{what}={given!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
+                f"{what}={value!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
     if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
-        raise InvalidUsage(f"comments={comments!r:.100} is no dict of texts by name of column")
+        raise InvalidUsage(f"comments={comments!r:.100} must be a dict of texts by column name")
     if not all(isinstance(name, str) for name in wanted.rename.values()):
-        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} is no dict of old names to new ones")
+        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} must be a dict of old names to new ones")
 
 
 def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:
@@ -216,26 +221,41 @@ def _comment_steps(
 ) -> list[record_kinds.Describe]:
     names = schema.distinct("comments", [*comments])
     ids = dict(zip(schema.names, schema.ids, strict=True))
-    said = {str(ids[name]): Words(comments[name]) for name in names}
-    return [record_kinds.Describe(handle.id, columns=said)] if said else []
+    words_by_id = {str(ids[name]): Words(comments[name]) for name in names}
+    return [record_kinds.Describe(handle.id, columns=words_by_id)] if words_by_id else []
+
+
+def _find_risky(before: CollectionSchema, after: CollectionSchema) -> dict[str, tuple[Node, Node]]:
+    """Return the columns, before and after, in which something gets a type where stored values may have no place."""
+    names, risky = dict(zip(after.ids, after.names, strict=True)), {}
+    for id_, name in zip(before.ids, before.names, strict=True):
+        if id_ in names:
+            was, now = column_node(before, name), column_node(after, names[id_])
+            kinds = {node.number: node.kind for node in was.walk()}
+            if any(may_overflow(kinds.get(node.number, node.kind), node.kind) for node in now.walk()):
+                risky[name] = was, now
+    return risky
 
 
 def _check_fits(
-    handle: CollectionHandle, contents: CollectionState, schema: CollectionSchema, kinds: Mapping[str, pa.DataType]
+    handle: CollectionHandle,
+    contents: CollectionState,
+    schema: CollectionSchema,
+    shapes: Mapping[str, tuple[Node, Node]],
 ) -> None:
     """Raise SchemaMismatch if a time that is stored has no place in a finer unit. Cost: reading these columns."""
     reader = handle.engine.reader()
-    scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(kinds))
+    scan = Scan(schema, contents.history_parts, 0, TIME_MAX + 1, tuple(shapes))
     base = tuple(part for keyframe in contents.keyframes for part in contents.list_parts(keyframe.parts))
-    waiting = _waiting_rows(reader, contents, schema, [*kinds])
-    for table in (*scan.base_rows(reader, [*kinds], base), *scan.updates(reader, [*kinds]), *waiting):
-        for name, kind in kinds.items():
+    waiting = _waiting_rows(reader, contents, schema, [*shapes])
+    for table in (*scan.base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
+        for name, pair in shapes.items():
             try:
-                widened_column(table[name], kind)
+                reshape_column(table[name], *pair, widened_column)
             except pa.ArrowException as error:
                 raise SchemaMismatch(
-                    f"column {name!r} holds times that {kind} cannot hold: {error}. Keep its unit, or correct these "
-                    "times first."
+                    f"column {name!r} holds times that {pair[1].kind} cannot hold: {error}. Keep its unit, or correct "
+                    "these times first."
                 ) from error
 
 

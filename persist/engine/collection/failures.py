@@ -1,13 +1,13 @@
-"""Why a collection came no further: the last failure of what fills it, or of a sink, in what it says of itself.
+"""The last failure of the process that fills a collection, or of a sink, among the collection's properties.
 
 A refresh or a source that fails writes one record with the property `failed` of the collections that it fills: when, in
 which process, and what the error was. A sink writes `failed.<its hold>` of the first of its collections. The next
-success takes it back. So nothing is written or asked while all goes well, and whoever opens the location can see why a
-process that is gone came no further.
+success takes it back. So there are no writes or requests while all goes well, and every client of the location can see
+why a vanished process stopped.
 
-- The same failure is told again after `RETOLD_S` at the earliest: a process that is started again and again does not
+- The same failure is stored again after `RETOLD_S` at the earliest: a process that restarts again and again does not
   fill the log.
-- Nothing is told of conflicts with others, nor of the store of the location itself, which could not take it.
+- Conflicts with other clients are not stored, nor failures of the location's own store, which could not take them.
 - The text is short. Passwords, what is in quotation marks, and the numbers that a function or another library speaks
   of, are left out of it, because they may be values of rows. Names of collections and columns stay.
 """
@@ -45,34 +45,34 @@ _ASKED = re.compile(r"(\w+://[^\s?'\"]+)\?[^\s'\"]*")
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """The last failure: when, by the clock of the process that failed, which one that was, and what the error was."""
+    """The last failure: its time by the clock of the failed process, that process, and the error."""
 
     at_ms: int
     by: str
     error: str
 
 
-def failures_of(contents: CollectionState) -> dict[str, Failure]:
+def load_failures(contents: CollectionState) -> dict[str, Failure]:
     """Return the last failure of each sink, by its hold, and of what fills the collection, by ""; none that is over.
 
     A property that a user wrote under such a name is left out.
     """
     failures = {}
-    for name, told in contents.about.properties.items():
+    for name, text in contents.about.properties.items():
         if is_of_failures(name):
             with suppress(msgspec.MsgspecError):
-                failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(told, type=Failure)
+                failures[name.removeprefix(FAILED)[1:]] = msgspec.json.decode(text, type=Failure)
     return failures
 
 
 def is_of_failures(name: str) -> bool:
-    """Return whether a property of that name tells of a failure."""
+    """Return whether a property of that name stores a failure."""
     return name == FAILED or name.startswith(FAILED + ".")
 
 
 @contextmanager
 def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterator[None]:
-    """Let collections tell of the failure of what is done in the block, or that it succeeds again.
+    """Store a failure of this block in the collections, or its success after a failure.
 
     Args:
         sink: the hold of the sink that fails, or "" if it is what fills them.
@@ -87,29 +87,29 @@ def failures_told(handles: Sequence[CollectionHandle], sink: str = "") -> Iterat
 
 
 def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: str = "") -> None:
-    """Let collections tell of a failure. If that fails, too, it is logged, and no error."""
+    """Store a failure in collections. If that fails, too, it is logged, and no error."""
     if not handles:
         return
     engine = handles[0].engine
     now_ms = engine.clock.wall_ms()
     try:
         columns = {name for handle in handles for name in handle.schema.names}
-        told = _text_of(error, {*engine.follower.state.names(), *columns})
-        failure = Failure(now_ms, engine.writer("tell_failure").name, told)
-        stale = [handle for handle in handles if _is_news(failures_of(handle.known()).get(sink), failure)]
+        text = _redact_error(error, {*engine.follower.state.names(), *columns})
+        failure = Failure(now_ms, engine.writer("tell_failure").name, text)
+        stale = [handle for handle in handles if _is_news(load_failures(handle.known()).get(sink), failure)]
         _say(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
-        logger.warning("the location could not be told of a failure: %s", problem)
+        logger.warning("a failure could not be stored in the location: %s", problem)
 
 
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
-    """Remove the failure from those collections that tell of one. Cost: nothing if none does."""
+    """Remove the stored failure from collections that have one. Cost: nothing if there is none."""
     try:
-        _say([handle for handle in handles if sink in failures_of(handle.known())], sink, None)
+        _say([handle for handle in handles if sink in load_failures(handle.known())], sink, None)
     except CollectionNotFound:
-        pass  # It says nothing any more.
+        pass  # Its properties are gone.
     except PersistError as problem:
-        logger.warning("the location could not be told of a success: %s", problem)
+        logger.warning("the end of a failure could not be stored in the location: %s", problem)
 
 
 def _is_news(before: Failure | None, now: Failure) -> bool:
@@ -123,7 +123,7 @@ def _say(handles: Sequence[CollectionHandle], sink: str, text: str | None) -> No
         handles[0].engine.submit("failed", steps, {handle.id: handle.name for handle in handles}).result()
 
 
-def _text_of(error: Exception, names: set[str]) -> str:
+def _redact_error(error: Exception, names: set[str]) -> str:
     """Return an error as a text that may be kept: one line, without what may be a secret or the value of a row."""
     if isinstance(error, OperatorFailed):
         text, is_ours = f"operator {error.operator} failed: {error.problem}", False
@@ -131,10 +131,10 @@ def _text_of(error: Exception, names: set[str]) -> str:
         text, is_ours = str(error), isinstance(error, PersistError)
     text = _ASKED.sub(r"\1?…", without_secrets(" ".join(plain(text).split())))
 
-    def kept(quoted: re.Match[str]) -> str:
+    def redact(quoted: re.Match[str]) -> str:
         return quoted[0] if quoted[2] in names else f"{quoted[1]}…{quoted[1]}"
 
-    text = _QUOTED.sub(kept, text)
+    text = _QUOTED.sub(redact, text)
     if not is_ours:
         text = _NUMBER.sub("…", text)
     text = f"{type(error).__name__}: {text}"

@@ -1,6 +1,6 @@
-"""What is asked of keyed collections, and of plain ones beside them: events, seals and changes, checked.
+"""Requests to keyed collections, and to plain ones in the same commit: events, seals and changes, checked.
 
-`persist.engine.collection.planned_commits` plans and commits what is asked.
+`persist.engine.collection.planned_commits` plans and commits them.
 """
 
 from collections import Counter
@@ -67,14 +67,14 @@ class Rewrite:
         return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
 
 
-Rewritten: TypeAlias = Callable[[ReadRows], Rewrite | None]  # None leaves the contents.
+Rewritten: TypeAlias = Callable[[ReadRows], Rewrite | None]  # None leaves the contents unchanged.
 
 
 class Unchanged(InvalidUsage):
     """Contents are to be left as they are, so there is nothing to commit; it never leaves the engine."""
 
 
-def rows_in(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
+def read_rows(scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
     """Yield the rows of a snapshot, slice by slice."""
     for scan_slice in scan.slices_within(reader.slice_bytes):
         yield from read_snapshot(scan_slice, "rows", reader)
@@ -86,7 +86,7 @@ def reading_rows(scan: Callable[[pc.Expression | None], Scan], reader: PartReade
     def read(by: pc.Expression | pa.Table | None) -> Iterator[pa.Table]:
         if not isinstance(by, pa.Table):
             for part in _slices_that_may_match(scan(by)):
-                yield from rows_in(part, reader)
+                yield from read_rows(part, reader)
             return
         whole = scan(None)
         keys = Wanted.of(distinct_keys(by, whole.schema), whole.schema)
@@ -108,14 +108,14 @@ def _slices_that_may_match(scan: Scan) -> list[Scan]:
 
 @dataclass(frozen=True, slots=True)
 class KeyedChange:
-    """What makes rows the contents of a keyed collection, or a part of them: after all events up to its time.
+    """Replaces the contents of a keyed collection, or a part of them, after all events up to its time.
 
     Attributes:
-        new: rows as `differences` takes them, which nobody else changes; what makes them of the contents; or partial
-            events, which become whole with the rows of their keys.
-        time: when; None for that of the commit.
+        new: rows as `differences` takes them, which no other code changes; or a function that computes them from the
+            contents; or partial events, which the rows of their keys complete.
+        time: when; None for the time of the commit.
         where: replaces only what it is true for; None for all.
-        digest: of all that was asked for.
+        digest: of the complete request.
     """
 
     new: NewRows | Rewritten | EventTable
@@ -129,7 +129,7 @@ class KeyedChange:
         return self.new.watermarks if isinstance(self.new, EventTable) else None
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
-        """Yield the updates to add, given the contents after the events.
+        """Yield the updates to add, from the contents after the events.
 
         Raises: as `KeyReplacement`; SchemaMismatch, if they have another schema by now; Unchanged.
         """
@@ -213,16 +213,17 @@ class PlainChange:
 
 @dataclass(frozen=True, slots=True)
 class AskedEvents:
-    """What somebody wants of one collection as one commit: of a keyed one events, a seal, or both; or a change.
+    """A request to one collection as one commit: events, a seal, or both, for a keyed one; or a change.
 
     Attributes:
         marks: what makes the collection remember the token: the digest is of all events, late ones among them.
         also: steps of the same commit: what must hold of upper, and notes.
         late: counts the events that are late, by reason, which are left out then; None refuses all if some are.
-        late_steps: makes, of the late ones, more steps of the same commit, and tells the names of their collections.
-        is_least: the seal asks for end or farther, so that one who sealed farther has done it.
-        change: what becomes of the contents when all events before end are resolved; there are no own events then.
-        plain: what is asked of a collection that is not keyed, and nothing else is then.
+        late_steps: makes more steps of the same commit from the late events, and returns the names of their
+            collections.
+        is_least: whether an upper already beyond end counts as done.
+        change: a change of the contents after all events before end are resolved; then there are no own events.
+        plain: the request to a plain collection; then there is nothing else.
     """
 
     events: EventTable | None
@@ -268,7 +269,7 @@ def keyed_form(handle: CollectionHandle) -> KeyedForm:
     return handle.keyed
 
 
-def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
+def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may_delete: bool = True) -> EventTable:
     """Return events in any form, checked; see `persist.core.keyed.intake`."""
     form, timeline = keyed_form(handle), handle.clocked_timeline
     events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)
@@ -277,13 +278,15 @@ def taken_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
 
 
 def check_event_times(handle: CollectionHandle, events: EventTable) -> None:
-    """Refuse events whose first or last time nobody is likely to mean; see `CollectionHandle.check_times`."""
+    """Refuse events whose first or last time is implausible; see `CollectionHandle.check_times`."""
     if not events.at_commit and len(events.table):
         handle.check_times(pc.min_max(events.table[TIME]).as_py().values(), allow_future=handle.allow_future)
 
 
 def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:
-    """Return events that delete keys, in any form that `Snapshot.get` takes, or rows with what orders events, too."""
+    """Return events that delete keys, in any form that `Snapshot.get` takes, or rows that also have the ordering
+    columns.
+    """
     form = keyed_form(handle)
     rows = as_table(opened(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
@@ -295,7 +298,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
 
 
 def check_upserts(handle: CollectionHandle, action: str = "upsert") -> None:
-    """Raise InvalidUsage if the events of a collection are not those of `upsert`, but of a machine."""
+    """Raise InvalidUsage if the events of a collection belong to a machine other than `upsert`."""
     if handle.keyed is not None and handle.keyed.machine.name != NAME:
         raise InvalidUsage(
             f"the collection {handle.name!r} has the machine {described(handle.keyed.machine)}, which alone says what "

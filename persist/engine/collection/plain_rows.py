@@ -1,14 +1,14 @@
 """Overwriting, deleting and restoring plain rows: the difference to what is there, as updates of one commit.
 
-History is never rewritten. What is there is what was sealed last; records that are there as often as they should be are
-not touched, others are retracted or inserted at the new time. The commit is alone: it is rejected if somebody else has
-sealed or added anything since, sealed or not, because then the difference would be to something else. It seals the new
-time, so that the next difference is to what this one left.
+History is never rewritten. The present contents are the last sealed ones. Records with the right multiplicity are not
+touched; others are retracted or inserted at the new time. The commit must be alone: it is rejected if another client
+has sealed or added anything since, even unsealed, because the difference would be wrong. It seals the new time, so that
+the next difference is to what this one left.
 
-New rows that fit in memory are compared as they are. More of them are stored as parts that no record names, so that a
-stream may be larger than memory, and are deleted when the difference is known; a crash leaves them to garbage
-collection. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is
-there, writing the difference and, of new rows that do not fit, writing and reading them once.
+New rows that fit in memory are compared as they are. Larger rows are stored as parts that no record names, so a stream
+may be larger than memory. They are deleted when the difference is known; after a crash, garbage collection deletes
+them. The difference is made slice by slice of the key space. Memory: the client's budget. Cost: reading what is there,
+writing the difference and, of new rows that do not fit, writing and reading them once.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -78,20 +78,20 @@ from persist.engine.write.write_options import delete_digest, filter_text, overw
 def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None, token: str | None) -> list[Step]:
     """Return the steps that take back all that has changed since a sealed time. Cost: what has changed.
 
-    Raises: as `overwrite_steps`; AsOfCompacted, if what it was cannot be told any more.
+    Raises: the errors of `overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
     contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
-    asked = Asked(handle.id, overwrite_digest(then, at, "what was there"))
+    request = Asked(handle.id, overwrite_digest(then, at, "what was there"))
     if handle.remembers(contents, token):
-        return [asked, *_stamping(handle, at)]
+        return [request, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     writer = handle.engine.writer("restore").part_writer()
     with ExitStack() as stack:
         later = stack.enter_context(changes(handle, then + 1, contents.upper))
         back = (with_time(negated(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
-        new, _ = _held_or_stored(handle, back, None, (), writer, stack)
+        new, _ = _hold_or_store_rows(handle, back, None, (), writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
-        return [asked, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
+        return [request, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
 
 
 def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Moment | None) -> list[Step]:
@@ -99,7 +99,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
 
     Args:
         rewritten: takes a function that reads the contents, and returns the rows that go and come.
-        time: of the difference; None for that of the commit.
+        time: of the difference; None for the time of the commit.
     """
     contents = _settled(handle)
     with ExitStack() as stack:
@@ -126,17 +126,17 @@ def overwrite_steps(
 ) -> list[Step]:
     """Return the steps that make rows the contents from a time on, or that part of them for which where is true.
 
-    With a token that was used before, only what was asked for is returned, for the commit to find out that it is done.
+    With a token that was used before, only the request is returned, so that the commit recognises it as done.
 
     Args:
-        time: of the difference; None for that of the commit.
+        time: of the difference; None for the time of the commit.
         multiset: whether keys may have several rows.
 
     Raises:
         DuplicateKeys: rows repeat a key, and may not.
         InvalidUsage: where is not true for some of the rows, or time is none.
         UpdateNotBeyondUpper: the time is sealed.
-        UpdatesBeyondUpper: somebody has written what is not sealed.
+        UpdatesBeyondUpper: another client has written unsealed updates.
         SchemaMismatch, InvalidUpdate: the rows do not fit.
     """
     handle.check_plain("overwrite")
@@ -192,12 +192,12 @@ class NewContents:
         with ExitStack() as stack:
             present = _present(handle, contents, where, stack)
             new, rows_digest = self._new()
-            asked = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
+            request = Asked(handle.id, overwrite_digest(rows_digest, self._at, text))
             check = (lambda rows: None) if isinstance(new, pa.Table) else self._check
             replaced = self._without_repetitions if self._by_key else None
             writes = _upload(handle, present, new, self._at or 0, self._writer, check, replaced)
             is_single = where is None and not self._multiset and bool(handle.schema.key_names)
-            return [asked, *_alone(handle, contents, self._at, writes, is_single=is_single)]
+            return [request, *_alone(handle, contents, self._at, writes, is_single=is_single)]
 
     def read(self) -> None:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
@@ -230,7 +230,7 @@ class NewContents:
         if self._held is None:
             by = () if self._token is None else self._handle.schema.names
             stamp = Stamp(self._at, 1)
-            self._held = _held_or_stored(self._handle, self._given, stamp, by, self._writer, self._stack)
+            self._held = _hold_or_store_rows(self._handle, self._given, stamp, by, self._writer, self._stack)
             self._given = None
             if isinstance(self._held[0], pa.Table):  # Others are looked at key by key when they are compared.
                 self._check(self._held[0])
@@ -246,9 +246,10 @@ def delete_steps(
 ) -> list[Step]:
     """Return the steps that retract all records with the keys wanted, or else those for which where is true.
 
-    They are retracted at a time, or at that of the commit.
+    They are retracted at a time, or at the time of the commit.
 
-    Raises: as `overwrite_steps`; InvalidUsage, if these are no keys of the collection, or both are given, or none.
+    Raises: the errors of `overwrite_steps`; InvalidUsage, if the keys do not fit the collection, or both keys and where
+    are passed, or neither.
     """
     handle.check_plain("a plain delete")
     check_either(wanted, where)
@@ -259,18 +260,18 @@ def delete_steps(
     if keys is not None and token is not None:  # How often each was named does not matter.
         once = keys.append_column("_diff", int64_array(np.ones(len(keys), np.int64)))
         digest = compute_digest(once, handle.schema.key_names)
-    asked = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
+    request = Asked(handle.id, delete_digest(digest, at, filter_text(where, token)))
     if handle.remembers(contents, token):
-        return [asked, *_stamping(handle, at)]
+        return [request, *_stamping(handle, at)]
     _check_beginning(handle, contents, at)
     with ExitStack() as stack:
         present = _present(handle, contents, where, stack)
         if keys is None:
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
-            return [asked, *_alone(handle, contents, at, writes)]
+            return [request, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
         step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
-        return [asked, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
+        return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
 def keyed_deletion(
@@ -337,7 +338,7 @@ def _checked_events(handle: CollectionHandle, events: EventTable, action: str) -
     if starts.all():
         return events
     names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
-    once = consolidate(events.table.select([*names, "_diff"]), names)  # A row may be given twice.
+    once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
         raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), action)
@@ -358,23 +359,23 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     contents, schema = _settled(handle), handle.schema
     handle.check_plain("a plain upsert")
     columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
-    asked = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
+    request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):
-        return [asked, *([handle.at_commit()] if events.at_commit else [])]
+        return [request, *([handle.at_commit()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
-        return [*_creating(handle), asked]
+        return [*_creating(handle), request]
     with ExitStack() as stack:
         present = _present(handle, contents, None, stack)
         ready = prepared(schema, _upsert_form(schema), events.table)
-        wanted = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        held = Lookup(present).contents(wanted, "diff", handle.engine.reader())
-        ready, held = complete_events(ready, held, _upsert_form(schema), handle.name)
-        updates = consolidate(replace_by_event(ready, Replacing(), held), [*schema.names, TIME])
+        keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
+        present_rows = Lookup(present).contents(keys_to_replace, "diff", handle.engine.reader())
+        ready, present_rows = complete_events(ready, present_rows, _upsert_form(schema), handle.name)
+        updates = consolidate(replace_by_event(ready, Replacing(), present_rows), [*schema.names, TIME])
         step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
-        return [asked, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
+        return [request, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
 
 
 def check_either(keys: Any, where: pc.Expression | None) -> None:
@@ -386,13 +387,13 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
 
 
 def _settled(handle: CollectionHandle) -> CollectionState:
-    """Return the newest state, after all that was asked of this client before: the difference is to that."""
+    """Return the newest state, after all earlier requests of this client."""
     handle.engine.settle()
     return handle.contents()
 
 
 def _check_beginning(handle: CollectionHandle, contents: CollectionState, at: int | None) -> None:
-    """Refuse a time that is sealed, what is there and is not, and another schema than that of what is there."""
+    """Refuse a sealed time, unsealed updates, and another schema than the newest."""
     handle.current_schema(contents)
     if contents.upper == END:  # Complete: no time is left, and nothing may be taken for done.
         raise with_timeline(UpdateNotBeyondUpper(TIME_MAX if at is None else at, Antichain()), contents.timeline)
@@ -407,7 +408,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     """Return why nothing can be written as the difference to contents, saying whose they are; None if all is sealed.
 
     Args:
-        own: the name of the client that is told.
+        own: the name of the client that gets the error.
     """
     hidden = unsealed(contents)
     if hidden is None:
@@ -473,7 +474,7 @@ def _scans(
     return partial(snapshot_scan, newest, schema, as_of, None)
 
 
-def _held_or_stored(
+def _hold_or_store_rows(
     handle: CollectionHandle,
     rows: Any,
     stamp: Stamp | None,
@@ -486,7 +487,7 @@ def _held_or_stored(
     A digest is taken by some columns; there is none without any.
     """
     committer = handle.engine.writer("overwrite").committer
-    new, digest = committer.write_steps.held_or_stored(handle.id, handle.schema, rows, stamp, by=by)
+    new, digest = committer.write_steps.hold_or_store_updates(handle.id, handle.schema, rows, stamp, by=by)
     if isinstance(new, tuple):
         stack.callback(writer.discard, new)
     return new, digest
@@ -501,7 +502,7 @@ def _upload(
     check: Callable[[pa.Table], object] = lambda rows: None,
     replaced: Replaced | None = None,
 ) -> list[Write]:
-    """Store the updates that turn what is present into the new rows; return what adds them to a commit."""
+    """Store the updates from the present to the new rows; return the writes that add them to a commit."""
     reader = handle.engine.reader()
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []

@@ -1,16 +1,15 @@
 """Commits whose steps depend on the contents: what is read, made, uploaded and committed for them, and again.
 
-With the policy "seal", whoever seals a keyed collection resolves it. The events that are pending before the new upper,
-and those that come with the seal, become updates in the one record that advances upper. That record is refused if
-anything it was made of has changed (`persist.core.state_rules.keyed_rules`). The loser deletes its parts and looks
-again. Nothing is claimed meanwhile: parts that fall out of use stay for the grace period, and a blob that is missing
-after that is a race that was lost, too.
+With the policy "seal", a seal of a keyed collection resolves it. The pending events before the new upper, and the
+events with the seal, become updates in the one record that advances upper. That record is refused if any of its inputs
+has changed (`persist.core.state_rules.keyed_rules`). The loser deletes its parts and looks again. Nothing is claimed
+meanwhile: unused parts stay for the grace period, and a blob that is missing after that also means a lost race.
 
-What a client asks of one collection is done in call order. Events go straight to the committer, unless a seal of the
-same collection is under way: then they come after it. One thread per client resolves
+A client's requests to one collection are committed in call order. Events go straight to the committer, unless a seal of
+the same collection is under way: then they come after it. One thread per client resolves
 (`persist.engine.location.resolver`).
 
-Events without a time get that of the commit. If the commit resolves them, they must have it before. So it is chosen
+Events without a time get the time of the commit. If the commit resolves them, they must have it before. So it is chosen
 with the plan, from the contents of the plan, and another one if these have moved on by then.
 
 Several collections go into one record (`submit_all`). Each is planned from its own contents. If one of them has
@@ -85,28 +84,28 @@ def submit_all(
     beside: Sequence[Step] = (),
     names: Mapping[str, str] | None = None,
 ) -> CommitFuture:
-    """Queue what is asked of keyed collections, and other steps, as one commit: all of it or nothing.
+    """Queue requests to keyed collections, and other steps, as one atomic commit.
 
     Args:
-        beside: come before what is asked. Their uploads stay until the commit is done, or refused for good.
+        beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
-    writer, asks = engine.writer(action), [(handle, _prepared(handle, asked)) for handle, asked in asks]
+    writer, asks = engine.writer(action), [(handle, _prepared(handle, request)) for handle, request in asks]
     ids = [handle.id for handle, _ in asks]
     commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
-    if any(asked.at_commit and asked.end is not None for _, asked in asks):
+    if any(request.at_commit and request.end is not None for _, request in asks):
         engine.abandon(beside)
         raise InvalidUsage(
             "a seal is given with events that have no time: the commit gives them one, and seals just after it. Leave "
             "the seal out, or give them times, too."
         )
-    is_decided = not any(asked.late is not None or asked.is_least for _, asked in asks)
+    is_decided = not any(request.late is not None or request.is_least for _, request in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
-    if asks and all(asked.plain is not None for _, asked in asks):
-        return commit.here()
+    if asks and all(request.plain is not None for _, request in asks):
+        return commit.run()
     future = writer.new_future()
-    size = sum(asked.events.table.nbytes for _, asked in asks if asked.events is not None)
+    size = sum(request.events.table.nbytes for _, request in asks if request.events is not None)
     try:
         return writer.keyed.submit(ids, future, lambda: commit.in_queue(future), size)
     except ClientClosed:
@@ -143,7 +142,7 @@ def seal(
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """What commits one collection's part: right for these contents, and for no others if it resolves.
+    """The steps of one collection's part, valid for these contents only if it resolves.
 
     Attributes:
         names: of the collections that the steps are of.
@@ -157,7 +156,7 @@ class _Planned:
 
 
 _REFUSED = (InvalidUsage, Conflict, MissingBlob)  # Nothing of such a commit is in the log, nor will be.
-# What may be otherwise once the newest state is known.
+# Errors that may disappear with the newest state.
 _LOST = (
     Superseded,
     UploadExpired,
@@ -173,14 +172,14 @@ _LOST = (
 
 @dataclass(slots=True)
 class _Commit:
-    """Commits what is asked of some collections together, with steps beside.
+    """Commits requests to some collections together, with other steps beside.
 
     A plan is made for each collection from its contents. If the record is refused because some of them have changed,
     these are planned again, and the plans of the others stay. Nothing that a plan has stored is deleted before that.
 
     Attributes:
-        contents: those of which the present plans are made, by collection.
-        times: those that the commit gives, as far as plans need them.
+        contents: the contents that the present plans are based on, by collection.
+        times: the times that the commit assigns, as far as plans need them.
     """
 
     engine: Engine
@@ -193,9 +192,11 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def in_queue(self, future: CommitFuture) -> Committed:
-        """Plan and commit until that is not lost to somebody else; return where; tell future what was late."""
+        """Plan and commit until it is not lost to another client; return the place in the log; report late events to
+        future.
+        """
         writer = self.engine.writer(self.action)
-        # Events that this client asked for before are not known yet while they are on their way.
+        # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
         for handle, _ in self.asks:
             writer.compaction.relieve(handle.id)
@@ -203,14 +204,15 @@ class _Commit:
         self._tell_late(future)
         return committed
 
-    def here(self) -> CommitFuture:
+    def run(self) -> CommitFuture:
         """Plan and commit in this thread until that is not lost to others; return the future of the last commit.
 
-        It is resolved, unless this thread may not wait: then there is one attempt. What a plan raises is raised.
+        It is resolved, unless this thread may not wait: then there is one attempt. Errors of a plan are raised.
         """
         last: CommitFuture | None = None
 
         def commit() -> CommitFuture:
+            """Submit once; raise the error of a lost race."""
             nonlocal last
             last = self._submit()
             error = last.exception()
@@ -260,20 +262,20 @@ class _Commit:
     def _submit(self) -> CommitFuture:
         """Plan what has no plan, and submit all plans with the steps beside."""
         self.times = self.times or self._times()
-        for handle, asked in self.asks:
+        for handle, request in self.asks:
             if handle.id not in self.plans:
                 contents = self.contents.get(handle.id) or handle.known()
-                self.plans[handle.id] = _planned(handle, contents, asked, self.times.get(handle.id))
+                self.plans[handle.id] = _planned(handle, contents, request, self.times.get(handle.id))
         return self._submitted()
 
     def _times(self) -> dict[str, int]:
-        """Return which time the commit gives to those that named none, if some of them are resolved with it."""
-        if not any(asked.at_commit and asked.plain is None for _, asked in self.asks):
+        """Return the times that the commit assigns to requests without one, if some of them are resolved with it."""
+        if not any(request.at_commit and request.plain is None for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
-        asks += [handle.at_commit() for handle, asked in self.asks if asked.at_commit]
-        uppers = {asked.collection: self._upper(asked.collection) for asked in asks}
-        return times_together({asked.collection: asked for asked in asks}, uppers, self.engine.clock.wall_ms())
+        asks += [handle.at_commit() for handle, request in self.asks if request.at_commit]
+        uppers = {request.collection: self._upper(request.collection) for request in asks}
+        return times_together({request.collection: request for request in asks}, uppers, self.engine.clock.wall_ms())
 
     def _upper(self, collection: str) -> int:
         contents = self.engine.follower.load(collection)
@@ -286,19 +288,21 @@ class _Commit:
 
     def _submitted(self) -> CommitFuture:
         plans, times = self.plans, self.times
-        # What is the difference to the contents of before comes first, and says that they are still there.
-        first = [step for handle, asked in self.asks if asked.plain is not None for step in plans[handle.id].steps]
-        rest = [step for handle, asked in self.asks if asked.plain is None for step in plans[handle.id].steps]
-        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *rest]
+        # Differences to the earlier contents come first, and check that these are still there.
+        first = [step for handle, request in self.asks if request.plain is not None for step in plans[handle.id].steps]
+        keyed_steps = [
+            step for handle, request in self.asks if request.plain is None for step in plans[handle.id].steps
+        ]
+        planned, steps = [plans[handle.id] for handle, _ in self.asks], [*first, *self.beside, *keyed_steps]
         if times:
             steps = [
                 msgspec.structs.replace(step, time=times[step.collection]) if isinstance(step, AtCommit) else step
                 for step in steps
             ]
         # Kept when the record is refused: the next attempt may need it again.
-        kept = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
+        marked_steps = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
         names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
-        return self.engine.submit(self.action, kept, names)
+        return self.engine.submit(self.action, marked_steps, names)
 
     def _may_succeed(
         self, error: BaseException, before: Mapping[str, CollectionState], newest: Mapping[str, CollectionState]
@@ -311,8 +315,8 @@ class _Commit:
         if newest == before:
             return False  # A condition among the steps beside does not hold, and will not.
         if isinstance(error, FrontierRegression | UpdateNotBeyondUpper | LateEvents):
-            # What is late has to be decided anew; and whoever is refused is told the newest upper.
-            decides = any(asked.late is not None or asked.is_least for _, asked in self.asks)
+            # Late events must be found again, and a refused caller gets the newest upper.
+            decides = any(request.late is not None or request.is_least for _, request in self.asks)
             return decides or any(newest[id_].upper != before[id_].upper for id_ in before)
         return True
 
@@ -325,10 +329,10 @@ class _Commit:
             self.engine.abandon(plan.steps)
 
     def _tell_late(self, future: CommitFuture) -> None:
-        for handle, asked in self.asks:
+        for handle, request in self.asks:
             late = self.plans[handle.id].late
-            if asked.late is not None and late is not None:
-                asked.late.update(late[REASON].to_pylist())
+            if request.late is not None and late is not None:
+                request.late.update(late[REASON].to_pylist())
                 future.late = late
 
 
@@ -352,7 +356,7 @@ def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
     """Return the request with its events as the newest schema has them.
 
     Raises:
-        SchemaMismatch: more than additions lies between that and the schema they were given in.
+        SchemaMismatch: the schema has changed by more than additions since the events were passed.
     """
     events = asked.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
@@ -370,8 +374,8 @@ def _timely(
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
     if asked.late is None or asked.events is None or handle.remembers(contents, asked.token):
         return asked, None
-    kept, late = split_late(asked.events, contents, keyed_form(handle))
-    return replace(asked, events=kept if len(kept.table) else None), late
+    timely_events, late = split_late(asked.events, contents, keyed_form(handle))
+    return replace(asked, events=timely_events if len(timely_events.table) else None), late
 
 
 def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
@@ -381,29 +385,29 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked:
     if handle.remembers(contents, asked.token):
         return [*asked.marks]  # It was done before, which the committer will find.
     sealing = kinds.Seal(handle.id, to_stored(end))
-    before, after = _cut(asked.events, end)
-    first = [] if before is None else [pc.min(before["_time"]).as_py()]
+    due_events, after = _split_events(asked.events, end)
+    first = [] if due_events is None else [pc.min(due_events["_time"]).as_py()]
     if asked.change is not None:
         first.append(asked.change.time or 0)
     if first and min(first) < contents.upper:
         error = UpdateNotBeyondUpper(min(first), to_antichain(contents.upper))
         raise with_timeline(error, contents.timeline)
     if end < contents.upper:
-        return [*asked.also, sealing]  # Which is refused; but first for what must hold of upper, as in the background.
+        return [*asked.also, sealing]  # It is refused, but first for its conditions on upper, as in the background.
     resolving: list[Step] = [sealing]
     change = None if asked.change is None else partial(asked.change.updates, handle)
-    if before is not None or change is not None or due(contents, end):
-        watermarks = None if asked.events is None or before is None else asked.events.watermarks
+    if due_events is not None or change is not None or due(contents, end):
+        watermarks = None if asked.events is None or due_events is None else asked.events.watermarks
         if asked.change is not None:
             watermarks = asked.change.watermarks
         resolver = handle.engine.writer("seal").resolver
-        machine = handle.machine_in(contents)
-        made = resolver.made(contents, contents.schema, machine, end, before, watermarks, change)
-        resolving = [ExpectErasures(handle.id, erasure_number(contents)), made]
+        machine = handle.load_machine(contents)
+        resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
+        resolving = [ExpectErasures(handle.id, erasure_number(contents)), resolution]
     pending: list[Step] = []
     if after is not None and asked.events is not None:
-        # What is told of watermarks is of all these events, and once.
-        watermarks = asked.events.watermarks if before is None else None
+        # The watermarks of all these events, once.
+        watermarks = asked.events.watermarks if due_events is None else None
         pending = [handle.pend_step(replace(asked.events, table=after, watermarks=watermarks))]
     return [*asked.also, *resolving, *pending, *asked.marks]
 
@@ -429,7 +433,7 @@ def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tok
     return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
 
 
-def _cut(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:
+def _split_events(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:
     """Return the events before end, and the others."""
     if events is None:
         return None, None

@@ -49,7 +49,7 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import UnreadParts, changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot, checked_filter
 
-READ_TIMEOUT_S = 0.0  # Who reads what is not sealed hears so at once.
+READ_TIMEOUT_S = 0.0  # A read of an unsealed time fails at once.
 
 
 def snapshot(
@@ -62,11 +62,11 @@ def snapshot(
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Snapshot:
-    """Return the contents as of a time; arguments and errors are those of `Collection.snapshot`."""
+    """Return the contents as of a time; see `Collection.snapshot` for arguments and errors."""
     checked_filter(handle.reading_schema(schema), where, columns, form)
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s)
     try:
-        read_as = handle.schema_in(contents, schema)
+        read_as = handle.load_schema(contents, schema)
         filter = checked_filter(read_as, where, columns, form)
         scan = snapshot_scan(contents, read_as, time, columns, filter)
         scan.check_columns()
@@ -82,21 +82,21 @@ def snapshots_together(
 ) -> list[Snapshot]:
     """Return the contents of collections of one engine as of times, None for the latest in one state of the location.
 
-    All claims are made in one record first. So those that each snapshot makes for itself cost nothing.
+    All claims are made in one record first. So the claims of the single snapshots cost nothing.
 
-    Cost: one look at the log, and one commit. Errors are those of `snapshot`; then nothing stays claimed.
+    Cost: one look at the log, and one commit. Errors are those of `snapshot`; after one, nothing stays claimed.
     """
     if not wanted:
         return []
     engine = wanted[0][0].engine
-    with engine.follower.looks.once(), ExitStack() as made, ExitStack() as claimed:
+    with engine.follower.looks.once(), ExitStack() as listens, ExitStack() as claimed:
         for handle, as_of in wanted:
             if as_of is not None:
                 handle.sealed(as_of, timeout_s)
         engine.settle()
         engine.follower.refresh()
         _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle, _ in wanted])
-        times = [handle.time_in(state, as_of) for (handle, as_of), state in zip(wanted, states, strict=True)]
+        times = [handle.choose_time(state, as_of) for (handle, as_of), state in zip(wanted, states, strict=True)]
         least: dict[str, WantedClaim] = {}
         for (handle, _), state, time in zip(wanted, states, times, strict=True):
             check_readable(state, time)
@@ -105,9 +105,9 @@ def snapshots_together(
         for claim in engine.claim_all([*least.values()]):
             claimed.callback(claim.release)
         snapshots = [
-            made.enter_context(snapshot(handle, time)) for (handle, _), time in zip(wanted, times, strict=True)
+            listens.enter_context(snapshot(handle, time)) for (handle, _), time in zip(wanted, times, strict=True)
         ]
-        made.pop_all()
+        listens.pop_all()
     return snapshots
 
 
@@ -124,10 +124,10 @@ def changes(
     timeout_s: float | None = READ_TIMEOUT_S,
     raw: bool = False,
 ) -> Changes:
-    """Return the updates with `start <= time < until`; arguments and errors are those of `Collection.changes`.
+    """Return the updates with `start <= time < until`; see `Collection.changes` for arguments and errors.
 
     Args:
-        raw: give tombstones, too.
+        raw: include tombstones.
     """
     check_changes_form(form)
     moments = handle.moments(times)
@@ -154,7 +154,7 @@ def _changes(
     *,
     raw: bool = False,
 ) -> T:
-    """Return what a function makes of the plan of the updates with `start <= time < until`, and of what reads them."""
+    """Plan the updates with `start <= time < until`, and pass the plan and its reader to make."""
     lower, upper = handle.as_bound("start", start), None
     if until is not None:
         upper = handle.as_bound("until", until, most=END)
@@ -166,7 +166,7 @@ def _changes(
     handle.engine.settle()
     contents = handle.contents()
     if upper is None:
-        # What begins beyond upper is waited for, as far as that.
+        # If the start is beyond upper, the read waits as far as that.
         upper = max(lower, contents.upper)
         is_short = contents.upper < lower
     else:
@@ -178,7 +178,7 @@ def _changes(
     contents, reading = handle.claim(max(0, lower - 1), end=upper)
     try:
         check_changes_readable(contents, lower)
-        read_as = handle.schema_in(contents, schema)
+        read_as = handle.load_schema(contents, schema)
         filter = checked_filter(read_as, where, columns)
         scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
@@ -217,14 +217,14 @@ def upserts(
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Upserts:
-    """Return the changes of a keyed collection as events; arguments and errors are those of `Collection.upserts`."""
+    """Return the changes of a keyed collection as events; see `Collection.upserts` for arguments and errors."""
     keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
     form = load_form(handle.known(), updates.scan.result_schema, resolves=False)
     return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
 
 
-def listen_from(
+def open_listen(
     handle: CollectionHandle,
     lower: int,
     reading: ClaimedRead,
@@ -242,6 +242,7 @@ def listen_from(
     unread = UnreadParts()
 
     def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
+        """Plan the updates of an interval."""
         if contents.keyed is not None:
             return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
         parts = unread.at_or_after(contents, lower)
@@ -249,6 +250,7 @@ def listen_from(
         return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
+        """Cut an interval into pieces that fit into memory."""
         scan = planned(contents, lower, upper)
         is_whole = whole_times or not {*scan.schema.key_names} <= {*scan.columns}
         pieces: list[Piece] = []
@@ -269,7 +271,7 @@ def listen_from(
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, plan, first)
 
 
-def contents_as_of(
+def read_as_updates(
     handle: CollectionHandle,
     contents: CollectionState,
     time: int,
@@ -286,6 +288,7 @@ def contents_as_of(
     slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
+        """Read contents as updates of the one time."""
         empty = scan.cast_to_result(scan.empty([*scan.columns, "_diff"]))
         rows = pa.concat_tables([empty, *snapshot_tables(scan, "diff", reading)])
         column = pa.repeat(pa.scalar(time, pa.int64()), len(rows))
@@ -315,7 +318,7 @@ def begun_listen(
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
+    return open_listen(handle, lower, reading, (), moments, columns, whole_times=bool(consumer))
 
 
 def begun_subscription(
@@ -328,18 +331,18 @@ def begun_subscription(
     """Return a listen of the contents as of a time, then of what follows; see `Collection.subscribe`."""
     contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
     try:
-        first = contents_as_of(handle, contents, time, reading, moments, whole_times=bool(consumer))
+        first = read_as_updates(handle, contents, time, reading, moments, whole_times=bool(consumer))
     except BaseException:
         reading.close()
         raise
-    return listen_from(handle, time + 1, reading, first, moments, whole_times=bool(consumer))
+    return open_listen(handle, time + 1, reading, first, moments, whole_times=bool(consumer))
 
 
 @dataclass(frozen=True, slots=True)
 class WantedListen:
-    """What is to be followed: a collection, after a time, with what turns its times into moments.
+    """A collection to follow after a time, and the conversion of its times to moments.
 
-    A time of None stands for all that ever was, or for the latest sealed time if contents come first.
+    A time of None means the complete history, or the latest sealed time if contents come first.
     """
 
     handle: CollectionHandle
@@ -360,23 +363,23 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
     handles = [want.handle for want in wanted]
     engine = handles[0].engine
     engine.follower.refresh()
-    _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
-    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, known, strict=True)]
+    _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+    lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, states, strict=True)]
     claims = engine.claim_all(
         [WantedClaim(handle.id, handle.name, max(0, lower - 1)) for handle, lower in zip(handles, lowers, strict=True)]
     )
     readings = [ClaimedRead(engine.reader, claim, handle.needs) for claim, handle in zip(claims, handles, strict=True)]
     try:
-        _, known = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+        _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
         listens = []
-        for want, state, lower, reading in zip(wanted, known, lowers, readings, strict=True):
+        for want, state, lower, reading in zip(wanted, states, lowers, readings, strict=True):
             first: Sequence[Piece] = ()
             if contents:
                 check_readable(state, lower - 1)
-                first = contents_as_of(want.handle, state, lower - 1, reading, want.moments)
+                first = read_as_updates(want.handle, state, lower - 1, reading, want.moments)
             else:
                 check_changes_readable(state, lower)
-            listens.append(listen_from(want.handle, lower, reading, first, want.moments))
+            listens.append(open_listen(want.handle, lower, reading, first, want.moments))
         return listens
     except BaseException:
         for reading in readings:
@@ -406,31 +409,31 @@ def as_of_join(
     """Return a frame with what its keys held at its rows' times; see `Collection.as_of_join`."""
     schema = handle.schema
     table = _frame(frame)
-    wanted = schema.value_names if columns is None else schema.distinct("columns", columns)
+    value_columns = schema.value_names if columns is None else schema.distinct("columns", columns)
     keys, times = _keys(table, on, time, handle), _times(table, time, handle)
-    if clashing := [name for name in wanted if name in table.column_names]:
+    if clashing := [name for name in value_columns if name in table.column_names]:
         raise SchemaMismatch(
             f"the frame has a column {clashing[0]!r}, as the collection has: rename it in the frame, or leave it "
             "out of columns"
         )
     ends = pc.min_max(times).as_py()
     if ends["min"] is None:  # No row has a time, so none has a record.
-        return joined(table, keys, times, schema.arrow.empty_table(), schema, wanted)
+        return joined(table, keys, times, schema.arrow.empty_table(), schema, value_columns)
     handle.sealed(ends["max"], timeout_s)
     contents, reading = handle.claim(ends["min"])
     try:
         check_readable(contents, ends["min"])
         with reading.explained():
-            before = Lookup(snapshot_scan(contents, schema, ends["min"], None))
-            records = before.contents(before.wanted(keys), "diff", reading())
+            lookup = Lookup(snapshot_scan(contents, schema, ends["min"], None))
+            records = lookup.contents(lookup.to_lookup_keys(keys), "diff", reading())
             first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
             changes = changes_scan(contents, schema, ends["min"] + 1, ends["max"] + 1, None)
             after = Lookup(changes, keeps_time=True)
-            later = after.updates(after.wanted(keys), reading())
+            later = after.updates(after.to_lookup_keys(keys), reading())
     finally:
         reading.close()
     updates = pa.concat_tables([first.select(schema.arrow.names), later])
-    return joined(table, keys, times, updates, schema, wanted)
+    return joined(table, keys, times, updates, schema, value_columns)
 
 
 def _frame(frame: Any) -> pa.Table:
@@ -444,7 +447,7 @@ def _frame(frame: Any) -> pa.Table:
                 f"the pieces of the frame differ in their columns: {error}. Make them alike."
             ) from error
     else:
-        table = as_table(data, None)  # The frame's own columns are no columns of the collection.
+        table = as_table(data, None)  # A table's own columns need not be columns of the collection.
     if table is None:
         raise InvalidUsage(
             f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"

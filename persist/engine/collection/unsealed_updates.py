@@ -1,9 +1,9 @@
-"""What a collection holds beyond its upper, for who works ahead of the seal.
+"""A collection's updates beyond its upper, for readers that work ahead of the seal.
 
 There are two kinds of pieces: parts of the history with times beyond the upper, and writes of this client that are
-under way, which are not durable yet. What is told is the difference to what was told before. So a write that fails, or
-a part that somebody erases or compacts, is taken back, and a write that becomes a part changes nothing. Nothing here is
-definite. Who is told must take all of it back for a time that is sealed, and read that time as everybody does.
+under way, which are not durable yet. Each result is the difference to the earlier results. So a write that fails, or a
+part that is erased or compacted, is retracted, and a write that becomes a part changes nothing. Nothing here is
+definite. For a sealed time, the reader must retract all of it, and read that time as every reader does.
 
 A write that gets its time from its commit is seen when it is durable: before that it has no time.
 """
@@ -29,13 +29,14 @@ Pieces = dict[Hashable, "int | tuple[Write, CommitFuture]"]
 
 
 class UnsealedUpdates:
-    """The updates of one collection beyond a time, as they come and go. Memory: those that were told and not passed.
+    """The updates of one collection beyond a time, as they come and go. Memory: the updates that were returned and are
+    not retracted.
 
     Args:
-        columns: those that are read.
+        columns: the columns to read.
 
     Raises:
-        InvalidUsage: the collection is keyed, so what its events come to is known when they are sealed.
+        InvalidUsage: the collection is keyed, so its updates are unknown until a seal.
     """
 
     def __init__(self, handle: CollectionHandle, columns: Sequence[str]) -> None:
@@ -48,7 +49,7 @@ class UnsealedUpdates:
         self._columns = tuple(columns)
         self._unread = UnreadParts()
         self._told: dict[Hashable, pa.Table] = {}
-        self._writes: dict[Hashable, CommitFuture] = {}  # Those that were told.
+        self._writes: dict[Hashable, CommitFuture] = {}  # The writes already returned.
 
     def have_changed(self, lower: int) -> bool:
         """Return whether pieces have come or gone since `changes`."""
@@ -63,14 +64,14 @@ class UnsealedUpdates:
             if key not in self._told
         }
         # Nothing is forgotten before all has been read, because reading may fail and is repeated then.
-        gone = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
+        retracted = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
         self._told |= come
         futures = {key: piece[1] for key, piece in pieces.items() if not isinstance(piece, int)}
         self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
-        return pa.concat_tables([*come.values(), *gone]) if come or gone else None
+        return pa.concat_tables([*come.values(), *retracted]) if come or retracted else None
 
-    def pass_to(self, upper: int) -> pa.Table | None:
-        """Return the updates that take back all that was told of times before upper; forget it."""
+    def retract_before(self, upper: int) -> pa.Table | None:
+        """Retract and forget all returned updates of times before upper."""
         passed = []
         for key, table in self._told.items():
             is_passed = pc.less(table["_time"], upper)

@@ -1,16 +1,15 @@
 """Compaction carried out: a part maker makes new parts out of old ones, and one record puts the result in place.
 
-Nothing is replaced before all of it has been written, and only if what it was made of is still there: the record says
-so, and loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser
-deletes what it made. A part found missing or damaged ends the compaction with an error that names it. Before the
-commit the sums of
+Nothing is replaced before all output is written, and only if all inputs are still there: the record names them, and
+loses otherwise (`persist.core.state_rules.contents`). Any number of compactors may therefore run; a loser deletes what
+it made. A part found missing or damaged ends the compaction with an error that names it. Before the commit the sums of
 diffs are held against each other: a slice that was lost or read twice would show.
 
 After large work, and after each collection of garbage, memory goes back to the operating system (`give_back`).
-Allocators keep what was freed, for the next time: after a compaction that is often ten times what is still in use, and
-the next compaction may be hours away. What many small pieces of work leave behind is scattered over the heaps of all
-threads, and grows for months. Reads and writes do not give back: they follow each other, and to get the same pages
-again costs them more than it spares others.
+Allocators keep freed memory for later: after a compaction that is often ten times the memory in use, and the next
+compaction may be hours away. The remains of many small pieces of work are scattered over the heaps of all threads, and
+grow for months. Reads and writes do not give back: they follow each other, and to get the same pages again costs them
+more than it spares others.
 """
 
 import ctypes
@@ -49,16 +48,16 @@ from persist.engine.write.retrying import commit_with_retry
 
 @dataclass(frozen=True)
 class CompactionReport(Shown):
-    """What compaction did.
+    """The work of one compaction.
 
     Attributes:
         keyframes: those made, by their times.
         forgotten: the time up to which history was dropped, None if none was.
         runs_merged: runs of history that became fewer.
-        keyframes_dropped: those that were not needed any more, or too many.
+        keyframes_dropped: the keyframes that were not needed any more, or too many.
         parts_read, rows_read, bytes_read: what it read, of parts; rows and bytes of whole parts.
         parts_written, rows_written, bytes_written: what it wrote.
-        parts_shared: parts of an earlier keyframe that a new one lists, too.
+        parts_shared: parts of an earlier keyframe that a new one also lists.
         superseded: pieces of work that another compactor was faster to do.
     """
 
@@ -79,7 +78,7 @@ class CompactionReport(Shown):
         return self.sentence()
 
     def sentence(self, time: Callable[[int], str] = str) -> str:
-        """Return what was done as a person reads it, given how a time is told, such as with its moment."""
+        """Return the report as a sentence; time formats a time, for example with its moment."""
         if self == CompactionReport():
             return "nothing to do"
         done = [f"keyframe as of {time(as_of)}" for as_of in self.keyframes]
@@ -120,13 +119,13 @@ def with_written(parts: Sequence[Part], report: CompactionReport) -> CompactionR
     )
 
 
-LARGE_BYTES = 32 << 20  # Of parts that were read; less work leaves little behind.
+LARGE_BYTES = 32 << 20  # The size of parts read; less work leaves little behind.
 
 
 def give_back() -> None:
-    """Let Arrow's allocator and that of the C library return what they keep and nobody uses.
+    """Return the unused memory of Arrow's and the C library's allocators to the system.
 
-    Nothing that is in use is touched, whoever in the process uses it. Cost: milliseconds.
+    Memory in use is not affected, in the whole process. Cost: milliseconds.
     """
     pa.default_memory_pool().release_unused()
     if sys.platform == "linux":
@@ -153,7 +152,7 @@ class Compactor:
         Args:
             commit: submits steps for collections, by id and name.
             maker: makes the parts.
-            stop: set by `close`; the part maker may know it, too.
+            stop: set by `close`; the part maker may watch it, too.
             clock: measures the waits between attempts to commit.
         """
         self._follower = follower
@@ -220,7 +219,7 @@ class Compactor:
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
         attempt = _Attempt(contents)
         if isinstance(work, Thin):
-            self._put(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
+            self._commit_step(contents, kinds.Replace(contents.id, removed_keyframes=work.keyframes), attempt)
             return CompactionReport(keyframes_dropped=len(work.keyframes))
         try:
             if isinstance(work, MakeKeyframe):
@@ -229,7 +228,7 @@ class Compactor:
                 step, report = self._merge(contents, work.runs, attempt)
             else:
                 step, report = self._forget(contents, work, attempt)
-            self._put(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
+            self._commit_step(contents, msgspec.structs.replace(step, parts=tuple(attempt.parts)), attempt)
         except BaseException as error:
             if attempt.may_be_committed:
                 raise
@@ -241,13 +240,13 @@ class Compactor:
 
     def _needs(self, contents: CollectionState, blob: str) -> bool:
         try:
-            known = self._follower.current(contents.id, contents.name)
+            contents_now = self._follower.current(contents.id, contents.name)
         except CollectionNotFound:
             return False
-        return any(part.blob == blob for part in known.stored_parts)
+        return any(part.blob == blob for part in contents_now.stored_parts)
 
-    def _put(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
-        """Commit step, which names what was made for it, as long as what it replaces is there."""
+    def _commit_step(self, contents: CollectionState, step: kinds.Replace, attempt: "_Attempt") -> None:
+        """Commit step, which names the attempt's parts, as long as its inputs are still there."""
         conditions = attempt.conditions(step)
 
         def checked() -> Step:
@@ -260,7 +259,7 @@ class Compactor:
 
         def plan() -> None:
             steps: list[Step] = [*conditions, checked()]
-            # Until there is an answer that says no, the record may be there or come yet, whatever ends the wait for it.
+            # Until an answer refuses it, the record may exist or appear later, whatever ends the wait.
             attempt.may_be_committed = True
             try:
                 self._commit(steps, {contents.id: contents.name}).result()
@@ -280,8 +279,8 @@ class Compactor:
         self, contents: CollectionState, runs: Iterable[Iterable[RunPiece]], attempt: "_Attempt"
     ) -> list[MadeRun]:
         made_runs = self._maker.make(contents.id, runs, contents.parts)
-        for made in made_runs:
-            attempt.parts += made.new
+        for maker_output in made_runs:
+            attempt.parts += maker_output.new
         return made_runs
 
     def _keyframe(
@@ -290,11 +289,11 @@ class Compactor:
         scan = snapshot_scan(contents, contents.schema, as_of, None, raw=True)
         numbers = {part.blob: number for number, part in contents.numbered.items()}
         pieces = keyframe_pieces(scan, numbers, self._tuning.part_bytes, self._maker)
-        [made] = self._make(contents, [pieces], attempt)
-        listed = attempt.numbers(made)
+        [maker_output] = self._make(contents, [pieces], attempt)
+        listed = attempt.numbers(maker_output)
         shared = {number for number in listed if number >= 0}
         rewritten = [part for part in scan.base if numbers[part.blob] not in shared]
-        attempt.check(listed, made.added + sum(part.diff_sum for part in scan.base))
+        attempt.check(listed, maker_output.added + sum(part.diff_sum for part in scan.base))
         step = kinds.Replace(contents.id, keyframes=(Keyframe(as_of, listed),))
         report = CompactionReport(keyframes=(as_of,), parts_shared=len(shared))
         return step, with_read([*scan.parts, *rewritten], report)
@@ -319,7 +318,7 @@ class Compactor:
                 return None
             keyed.append((keys[0], keys[-1], number))
         keyed.sort(key=lambda entry: entry[:2])
-        if any(one[1] >= other[0] for one, other in pairwise(keyed)):
+        if any(earlier[1] >= later[0] for earlier, later in pairwise(keyed)):
             return None
         return tuple(number for _, _, number in keyed)
 
@@ -331,10 +330,12 @@ class Compactor:
         parts = [contents.list_parts(run) for run in runs]
         scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
         rewritten = []
-        for old, made in zip(parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True):
-            new = attempt.numbers(made)
-            attempt.check(new, made.added)
-            if lower == 0 and made.added != sum(part.diff_sum for part in old):
+        for old, maker_output in zip(
+            parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True
+        ):
+            new = attempt.numbers(maker_output)
+            attempt.check(new, maker_output.added)
+            if lower == 0 and maker_output.added != sum(part.diff_sum for part in old):
                 raise AssertionError("slices of a merge did not read every update once")
             rewritten += [new] if new else []
         return tuple(rewritten)
@@ -358,7 +359,7 @@ class Compactor:
 
 
 class _Attempt:
-    """What was made for one piece of work, and how far it has come.
+    """The parts made for one piece of work, and its progress.
 
     A part that was made is named by -1, -2, … in the order of parts.
 
@@ -397,5 +398,5 @@ class _Attempt:
             raise AssertionError(f"the diffs of the result sum to {total}, and those of its sources to {diff_sum}")
         schema = self._contents.schema
         keyed = [keys for part in parts if (keys := comparable_keys(part, schema)) is not None]
-        if any(one[-1] >= other[0] for one, other in pairwise(keyed)):
+        if any(earlier[-1] >= later[0] for earlier, later in pairwise(keyed)):
             raise AssertionError("the parts of the result overlap in key: slices of the key space did, too")

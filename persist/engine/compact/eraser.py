@@ -1,20 +1,20 @@
 """Erasure worked out: which parts of a collection hold records that must go, and the parts that take their places.
 
-Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. What is
-to go is decided by key and value alone (`ErasedRecords`), so it does not matter in which part, at which time or with
-which diff a record stands. Each part is looked at by itself, by the columns that decide. If it holds such a record, it
-is written anew under the newest schema, and its neighbours stay as they are.
+Erasure is a rewrite like compaction, made by the same part maker, with one difference: some rows are left out. Key and
+value alone decide about a record (`ErasedRecords`), so its part, time and diff do not matter. Each part is looked at by
+itself, by the columns that decide. If it holds such a record, it is written anew under the newest schema, and its
+neighbours stay as they are.
 
 In a keyed collection, a condition erases everything of each key that has a record, or a pending event, for which it is
-true. An event that only deletes is no record, so its NULLs match nothing. If one event of a key were erased alone, what
-the others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
+true. A deletion event is not a record, so its NULLs match nothing. If one event of a key were erased alone, what the
+others give would depend on whether they have been resolved. If all are erased, the key holds nothing at any time.
 
-The work is proved like a merge: the diffs of a new part sum to those of the old one less those of the rows that were
-counted as erased.
+Like a merge, the work is checked by sums: the diffs of a new part sum to the old part's, less the diffs of the erased
+rows.
 
 Writers go on meanwhile. Parts never change, so what was worked out of one holds as long as the collection names it. A
-`PartEraser` therefore keeps what it knows by part. Whoever commits (`persist.services.erase`) asks it again, for the
-parts that have come since, until no other record comes first.
+`PartEraser` therefore keeps what it knows by part. The committing code (`persist.services.erase`) calls it again for
+newer parts, until no other record comes first.
 
 Memory: a slice, a row group, and a part in progress, as for compaction.
 """
@@ -48,12 +48,12 @@ from persist.engine.write.part_writer import PartWriter
 
 @dataclass(frozen=True)
 class ErasedRecords:
-    """What is to be erased: the records of some keys, or those for which a condition is true.
+    """The records to erase: all records of some keys, or the records that satisfy a condition.
 
     Attributes:
         keys: the key columns, as `persist.engine.read.lookups.requested_keys.distinct_keys` returns them; or None.
         where: instead of these.
-        ids: of the columns that where names, by name: those of relatives must be the same.
+        ids: the ids of where's columns, by name: in relatives, they must be the same.
     """
 
     keys: pa.Table | None
@@ -63,7 +63,7 @@ class ErasedRecords:
     @classmethod
     def matching(cls, where: pc.Expression, schema: CollectionSchema) -> "ErasedRecords":
         """Return the records of a schema for which a condition is true."""
-        return cls(None, where, _ids_of(referenced_columns(where, schema.arrow), schema))
+        return cls(None, where, _list_ids(referenced_columns(where, schema.arrow), schema))
 
     @cached_property
     def _sorted(self) -> SortedKeys:
@@ -72,7 +72,7 @@ class ErasedRecords:
 
     @cached_property
     def filter(self) -> pc.Expression:
-        """What is true for all of these records, and maybe for others: so that parts need not be looked at."""
+        """A filter that is true for all of these records, and maybe for others: it excludes parts."""
         if self.where is not None:
             return with_both_zeros(self.where)
         assert self.keys is not None
@@ -91,7 +91,7 @@ class ErasedRecords:
         return referenced_columns(self.where, schema.arrow)
 
     def split(self, rows: pa.Table) -> tuple[pa.Table, pa.Table]:
-        """Return the rows that go and those that stay, of rows that are in the order of keys."""
+        """Return the rows to erase and the rows that stay, from rows in the order of keys."""
         if self.keys is not None:
             return self._sorted.split(rows)
         goes = pc.coalesce(self.filter, pc.scalar(False))
@@ -122,7 +122,7 @@ class ErasedRecords:
             return False
         return True
 
-    def kept(self, rows: pa.Table) -> pa.Table:
+    def drop_erased(self, rows: pa.Table) -> pa.Table:
         """Return the rows that stay."""
         return self.split(rows)[1]
 
@@ -131,19 +131,21 @@ class ErasedRecords:
 
         A column of the same name that is another one decides nothing: in a clone, names may have been exchanged.
         """
-        if self.where is not None and not (self.is_about(schema) and _ids_of(self.columns(schema), schema) == self.ids):
+        if self.where is not None and not (
+            self.is_about(schema) and _list_ids(self.columns(schema), schema) == self.ids
+        ):
             raise InvalidUsage(
-                f"what is to be erased cannot be told of the rows of {name}, whose columns are "
-                f"{list(schema.names)}, or were renamed: erase by keys instead"
+                f"the condition does not apply to the rows of {name}: their columns are {list(schema.names)}, or were "
+                "renamed. Erase by keys instead"
             )
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What is known of a part: how many rows go, and what takes its place; None if it stays as it is."""
+    """The result for a part: the number of erased rows, and its replacement; None if it stays as it is."""
 
     rows: int
-    made: tuple[Part, ...] | None
+    parts: tuple[Part, ...] | None
 
 
 _Known = tuple[str, str, int, int]
@@ -181,7 +183,7 @@ class PartEraser:
     ) -> kinds.Erase | None:
         """Return what erases the records from contents; None if there are none.
 
-        Cost: reading what decides, of the parts that it has not seen yet; then what must be written anew.
+        Cost: reading the deciding columns of new parts, and rewriting parts with erased rows.
 
         Raises:
             Superseded: a part that it has not seen lies in a blob, and it reads none.
@@ -202,9 +204,9 @@ class PartEraser:
         updates = 0
 
         def take(number: int, part: Part, outcome: _Outcome) -> None:
-            if outcome.made is not None:
-                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.made)))))
-                parts.extend(outcome.made)
+            if outcome.parts is not None:
+                replaced.append((number, tuple(-1 - len(parts) - n for n in range(len(outcome.parts)))))
+                parts.extend(outcome.parts)
 
         counted = {n for run in contents.history for n in run}
         if contents.history_from:  # Then what came before is in the first keyframe alone.
@@ -214,11 +216,13 @@ class PartEraser:
             updates += outcome.rows if number in counted else 0
         events = len(parts)
         if contents.pending:
-            schema = events_of(contents)
+            schema = load_events_schema(contents)
             for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
-                is_waiting = [made.time_max >= contents.resolved for made in outcome.made or ()]
-                waiting = tuple(made for made, waits in zip(outcome.made or (), is_waiting, strict=True) if waits)
+                is_waiting = [new_part.time_max >= contents.resolved for new_part in outcome.parts or ()]
+                waiting = tuple(
+                    new_part for new_part, waits in zip(outcome.parts or (), is_waiting, strict=True) if waits
+                )
                 take(number, part, _Outcome(outcome.rows, waiting))
                 updates += outcome.rows
         if not replaced:
@@ -236,10 +240,10 @@ class PartEraser:
         return msgspec.structs.replace(step, unused=list_blobs_unused_after_erasure(contents, step))
 
     def _find_keys(self, contents: CollectionState) -> None:
-        """Let the records be those of all keys which have one for which the condition is true."""
+        """Select all records of the keys that have a record satisfying the condition."""
         names, key_tables = contents.schema.key_names, list[pa.Table]()
-        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, events_of(contents))):
-            new = [part for part in parts.values() if _known(part) not in self._seen]
+        for parts, schema in ((contents.numbered, contents.schema), (contents.pending, load_events_schema(contents))):
+            new = [part for part in parts.values() if _identify_part(part) not in self._seen]
             if new and self._wanted.is_about(schema):
                 may_match = parts_that_may_match(new, self._wanted.filter, schema)
                 self._check_read(*may_match)
@@ -248,7 +252,7 @@ class PartEraser:
                 tables = self._reader().tables(may_match, schema, columns)
                 rows = (without_deletions(table, contents) for _, table in tables)
                 key_tables += [self._wanted.split(table)[0].select(names) for table in rows]
-            self._seen.update(map(_known, new))
+            self._seen.update(map(_identify_part, new))
         keys = pa.concat_tables([contents.schema.arrow.empty_table().select(names), *key_tables])
         if self._records.keys is not None:
             keys = pa.concat_tables([keys, self._records.keys])
@@ -258,32 +262,36 @@ class PartEraser:
             self._records = ErasedRecords(distinct, None)
 
     def committed(self, step: kinds.Erase | None) -> None:
-        """Note that a record names what was made for a step; delete what was made and is not in it."""
+        """Note that a record names a step's parts; delete the other new parts."""
         named = set() if step is None else {part.blob for part in step.parts}
         self._discard(lambda part: part.blob not in named)
 
     def discard(self) -> None:
-        """Delete what was made, which no record names."""
+        """Delete the new parts, which no record names."""
         self._discard(lambda part: True)
 
     def _discard(self, is_unwanted: Callable[[Part], bool]) -> None:
         with self._lock:
-            made = [part for outcome in self._outcomes.values() for part in outcome.made or ()]
+            new_parts = [part for outcome in self._outcomes.values() for part in outcome.parts or ()]
             self._outcomes.clear()
-        self._writer.discard(part for part in made if is_unwanted(part))
+        self._writer.discard(part for part in new_parts if is_unwanted(part))
 
     def _touched(
         self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
     ) -> Iterator[tuple[int, Part, _Outcome]]:
         """Yield the parts that hold records which go, with what is known of them."""
-        new = [part for part in parts.values() if _known(part) not in self._outcomes]
-        may_match = {_known(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+        new = [part for part in parts.values() if _identify_part(part) not in self._outcomes]
+        may_match = (
+            {_identify_part(part) for part in parts_that_may_match(new, self._records.filter, schema)} if new else set()
+        )
         for number, part in parts.items():
-            outcome = self._outcomes.get(_known(part))
+            outcome = self._outcomes.get(_identify_part(part))
             if outcome is None:
-                outcome = self._look(part, schema, inline_bytes) if _known(part) in may_match else _Outcome(0, None)
-                self._outcomes[_known(part)] = outcome
-            if outcome.made is not None:
+                outcome = (
+                    self._look(part, schema, inline_bytes) if _identify_part(part) in may_match else _Outcome(0, None)
+                )
+                self._outcomes[_identify_part(part)] = outcome
+            if outcome.parts is not None:
                 yield number, part, outcome
 
     def _look(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> _Outcome:
@@ -296,11 +304,11 @@ class PartEraser:
             diffs += exact_sum(goes["_diff"].to_numpy())
         if not rows:
             return _Outcome(0, None)
-        made = self._written(part, schema, inline_bytes)
-        if sum(new_part.diff_sum for new_part in made) != part.diff_sum - diffs:
-            self._writer.discard(made)
+        new_parts = self._written(part, schema, inline_bytes)
+        if sum(new_part.diff_sum for new_part in new_parts) != part.diff_sum - diffs:
+            self._writer.discard(new_parts)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
-        return _Outcome(rows, made)
+        return _Outcome(rows, new_parts)
 
     def _check_read(self, *parts: Part) -> None:
         if not (self._reads_blobs or all(part.inline for part in parts)):
@@ -310,31 +318,35 @@ class PartEraser:
         """Return the parts that hold what stays of a part; none if that is nothing."""
         if not part.inline:
             scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).pruned()
-            (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.kept)]], [part])
+            (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.drop_erased)]], [part])
             return run.new
         tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]
-        kept = self._records.kept(pa.concat_tables(tables))
-        return tuple(self._writer.stored_parts(self._collection, kept, schema, inline_bytes)) if len(kept) else ()
+        remaining_rows = self._records.drop_erased(pa.concat_tables(tables))
+        return (
+            tuple(self._writer.stored_parts(self._collection, remaining_rows, schema, inline_bytes))
+            if len(remaining_rows)
+            else ()
+        )
 
 
 def without_deletions(rows: pa.Table, contents: CollectionState) -> pa.Table:
-    """Return rows of a part without events that only delete: these are no records, and their NULLs no values."""
+    """Return rows of a part without deletion events, which are not records."""
     if DELETED not in rows.column_names or contents.keyed is None or contents.keyed.tombstone is not None:
         return rows
     return rows.filter(pc.invert(rows[DELETED]))
 
 
-def _ids_of(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
+def _list_ids(columns: list[str], schema: CollectionSchema) -> tuple[int, ...]:
     ids = dict(zip(schema.names, schema.ids, strict=True))
     return tuple(ids[name] for name in sorted(columns) if name in ids)
 
 
-def events_of(contents: CollectionState) -> CollectionSchema:
+def load_events_schema(contents: CollectionState) -> CollectionSchema:
     """Return the schema of the pending events of a keyed collection, under the newest version of its own."""
     assert contents.keyed is not None, "it has events"
     return events_schema(contents.schema, event_fields(contents.schema, contents.keyed))
 
 
-def _known(part: Part) -> _Known:
+def _identify_part(part: Part) -> _Known:
     """Return the identity of a part in its collection: the same bytes may stand under two schemas."""
     return part.blob, part.checksum, part.time_min, part.schema

@@ -1,4 +1,4 @@
-"""What compaction should do to a collection, decided from its state alone: no I/O happens here.
+"""Decide what compaction does to a collection, from its state alone and without I/O.
 
 Keyframes cut the history into *intervals* of time: after one keyframe, up to and including the next. Four kinds of
 work:
@@ -12,22 +12,23 @@ work:
 
 A merge never crosses a keyframe's time: a reader near a keyframe would decode what it must then drop. It puts together
 runs that follow each other in time, for the same reason. Levels are sizes: a run is of level n if it has at least
-`LEVEL_BYTES * merge_runs**n` bytes; `merge_runs` runs in a row of one level, and whatever smaller ones lie between
-them, become one run of the next; or of a later one at once, if very many small runs have piled up. So an update is
+`LEVEL_BYTES * merge_runs**n` bytes. `merge_runs` consecutive runs of one level, and any smaller ones between them,
+become one run of the next level; or of a later one at once, if very many small runs have piled up. So an update is
 rewritten at most once for each level (O'Neil et al., The log-structured merge-tree, 1996, in its size-tiered form), and
-there are at most `merge_runs` runs for each level and interval.
+each level has at most `merge_runs` runs for each interval.
 
-Where no update retracts another, the history is the contents, and no keyframe is made.
+If no update retracts another, the history equals the contents, and no keyframe is made.
 
 A new keyframe shares the parts whose keys no update has touched, so it costs what the other parts have. It is due when
 the history since the last one has `keyframe_fraction` of the rows of all parts. It is also due when the history has
-`HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So what changes often is written
-anew often: the latest contents of a small range of keys stay cheap to read in a large collection, and such keyframes
-add at most 1 / `HISTORY_TIMES` to what came in. Each of them names all parts, and planning a read looks at all that
-they name. So the names of all keyframes together are bounded by a multiple of the parts that there are (`NAMES_TIMES`).
+`HISTORY_TIMES` the rows of the parts that it touches, however large the rest is. So frequently changed keys are
+rewritten often: the latest contents of a small range of keys stay cheap to read in a large collection, and such
+keyframes add at most 1 / `HISTORY_TIMES` to the incoming bytes. Each of them names all parts, and planning a read looks
+at all that they name. So the names of all keyframes together are bounded by a multiple of the parts that there are
+(`NAMES_TIMES`).
 
-What was retracted must be destroyed once since has passed the retraction. A keyframe as of since then takes the place
-of all history before it, whatever little there is of it.
+Retracted records must be destroyed once since has passed the retraction. A keyframe as of since then takes the place of
+all history before it, whatever little there is of it.
 """
 
 from bisect import bisect_right
@@ -48,7 +49,7 @@ SMALL_RUNS_MAX = 1000  # Merged at a time: of those in the log, or of small blob
 CROWDED = 2
 KEYFRAME_SPACE = 0.5  # Bytes of keyframes that the newest does not share, for each byte of the history.
 HISTORY_TIMES = 2  # Rows of history for each row of the parts that it touches, at which these are written anew.
-NAME_ROWS = 64  # What it costs to name a part: when history is forgotten, the descriptors of all are written again.
+NAME_ROWS = 64  # The cost of naming a part: forgetting history rewrites all descriptors.
 NAMES_TIMES = 4  # Names of parts in keyframes, for each part.
 
 
@@ -101,9 +102,9 @@ def next_work(
         without: work that could not be done, and what it merges.
     """
     if (full or destroy) and (time := must_destroy(contents)) is not None:
-        made = any(keyframe.as_of == time for keyframe in contents.keyframes)
-        if made or MakeKeyframe(time) not in without:
-            return Forget(time) if made else MakeKeyframe(time)
+        is_made = any(keyframe.as_of == time for keyframe in contents.keyframes)
+        if is_made or MakeKeyframe(time) not in without:
+            return Forget(time) if is_made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
     merged = frozenset(run for work in without if isinstance(work, MergeRuns) for run in work.runs)
@@ -127,14 +128,14 @@ def must_destroy(contents: CollectionState) -> int | None:
     if last is None:
         return None
     passed = [part for part in contents.history_parts if part.time_min <= last]
-    # What follows a keyframe may also make up for a record that it has less than none of.
-    before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
-    owing = contents.list_parts(before[0].parts) if before else ()
+    # Later updates may also balance a negative multiplicity in the keyframe.
+    keyframes_before = [keyframe for keyframe in contents.keyframes if keyframe.as_of <= last][-1:]
+    owing = contents.list_parts(keyframes_before[0].parts) if keyframes_before else ()
     return last if passed and any(part.negatives for part in (*passed, *owing)) else None
 
 
 def last_readable(contents: CollectionState) -> int | None:
-    """Return the latest sealed time that since has reached, up to which times need not be told apart; None if none."""
+    """Return the latest sealed time that since has reached; None without one."""
     sealed = last_resolved(contents)
     return None if contents.since == 0 or sealed is None else min(contents.since, sealed)
 
@@ -184,13 +185,14 @@ def _touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequ
     schema = contents.schema
     is_known = all(part.has_keys for part in base)
 
-    def number_of(key: Any) -> int:
+    def assign_number(key: Any) -> int:
         return max(0, bisect_right(base, key, key=lambda part: (comparable_keys(part, schema) or [key])[0]) - 1)
 
-    changes = [0] * (len(base) + 1)  # Of how many parts of the history are in the range, from one part to the next.
+    # The changes, from one part to the next, of the number of history parts in the range.
+    changes = [0] * (len(base) + 1)
     for part in history:
         keys = comparable_keys(part, schema) if is_known and base else None
-        first, last = (0, len(base) - 1) if keys is None else (number_of(keys[0]), number_of(keys[-1]))
+        first, last = (0, len(base) - 1) if keys is None else (assign_number(keys[0]), assign_number(keys[-1]))
         changes[first] += 1
         changes[last + 1] -= 1
     return sum(part.rows for part, touching in zip(base, accumulate(changes), strict=False) if touching)
@@ -220,7 +222,7 @@ def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int
 
 
 def _intervals(contents: CollectionState, runs: list[Numbers]) -> list[list[Numbers]]:
-    """Return runs by the keyframes they lie between, in order of time; those that reach across one are alone."""
+    """Return runs by the keyframes around them, in order of time; a run that crosses a keyframe is alone."""
     times = [keyframe.as_of for keyframe in contents.keyframes]
     by_interval: dict[tuple[int, int], list[Numbers]] = {}
     spans = {run: _span(contents, run) for run in runs}
@@ -270,14 +272,14 @@ def _too_dense(contents: CollectionState, tuning: Tuning) -> Numbers:
     room = KEYFRAME_SPACE * sum(part.bytes for part in history)
     times = sorted((part.time_max, part.rows) for part in history)
     rows_until = [0, *accumulate(rows for _, rows in times)]
-    before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
+    rows_before = {k.as_of: rows_until[bisect_right(times, (k.as_of, 2**63))] for k in keyframes}
     dropped: list[int] = []
     names_max = NAMES_TIMES * len(contents.numbered)
     while len(keyframes) > 2 and (
         _older_bytes(contents, keyframes) > room or sum(len(keyframe.parts) for keyframe in keyframes) > names_max
     ):
         gaps = [
-            (before[after.as_of] - (before[keyframes[at - 1].as_of] if at else 0), at)
+            (rows_before[after.as_of] - (rows_before[keyframes[at - 1].as_of] if at else 0), at)
             for at, (keyframe, after) in enumerate(pairwise(keyframes))
             if keyframe.as_of != contents.history_from - 1
         ]

@@ -1,19 +1,18 @@
 """Parts made anew out of parts: read, merged, encoded and stored, slice by slice of the key space.
 
-A run that is to be made is told as a sequence of *pieces* in key order:
+A planned run is a sequence of *pieces* in key order:
 
     a number    of a part that stays as it is
     a Rewrite   the rows of a `Scan`, consolidated
 
-A `PartMaker` makes runs of them. What is to be made, and what becomes of it, is `persist.engine.compact.compactor`'s
-to say, so that one process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) do the same work by
-the same code.
+A `PartMaker` makes runs of them. `persist.engine.compact.compactor` decides which runs to make and commits them, so one
+process (`LocalPartMaker`) and the tasks of a cluster (`persist.spark.compact`) use the same code.
 
-A new keyframe shares parts with the one before it (`keyframe_pieces`). It is made of the plan by which a reader would
-read its time. Where no history touches the keys of a part of the old one, the new one lists that very part. Small parts
-are rewritten with what is rewritten before them, if that is no less: so they do not become many, and work is at most
-doubled. Where history touches only a few of the keys of a large part, the others get parts of their own. They are
-written anew this once, and are shared from then on.
+A new keyframe shares parts with the one before it (`keyframe_pieces`). A keyframe is written by the plan of a read at
+its time. If no history touches the keys of an old keyframe's part, the new keyframe lists that part. A small part is
+rewritten with its rewritten neighbours, if these are at least as large: so small parts stay few, and the work at most
+doubles. If history touches only a few keys of a large part, the other keys get their own parts. They are written anew
+this once, and are shared from then on.
 
 Invariants of a run that was made: its parts are stored, have no key in common and are in key order. A part maker that
 fails leaves nothing behind that it could delete.
@@ -69,7 +68,7 @@ class MadeRun:
     """A run that was made.
 
     Attributes:
-        parts: numbers of those that stayed, and the new ones, in key order.
+        parts: numbers of the parts that stay, and the new parts, in key order.
         added: the sum of the diffs of all updates that were read of the history.
     """
 
@@ -83,10 +82,10 @@ class MadeRun:
 
 
 class PartMaker(Protocol):
-    """Where parts are made: in this process, or in the tasks of a cluster."""
+    """Makes parts in this process, or in the tasks of a cluster."""
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """Return a function that tells of each of some regions whether its history changes anything in it."""
+        """Return a function that determines whether the history changes anything in a region."""
         ...
 
     def make(self, collection: str, runs: Iterable[Iterable[RunPiece]], sources: Sequence[Part]) -> list[MadeRun]:
@@ -94,14 +93,14 @@ class PartMaker(Protocol):
 
         Args:
             collection: its id.
-            runs: of pieces, which may be asked for one by one, as the work goes on.
+            runs: of pieces, which are consumed one by one, as the work proceeds.
             sources: parts that the rows come from, and maybe others; a hint (see `PartStream`).
 
         Raises:
             CorruptBlob: a part cannot be believed; it is a MissingBlob if it is not there.
             DiffOverflow: a sum of diffs does not fit int64.
             Unavailable: the store did not answer.
-            ClientClosed: it was told to stop.
+            ClientClosed: the client is closing.
         """
         ...
 
@@ -114,7 +113,7 @@ class LocalPartMaker:
     """The part maker that one process is: slices one after the other, while parts are uploaded.
 
     Small parts join across slices, whatever pieces they come from. Memory is a slice, a row group and a part in
-    progress, and one that is uploaded, whatever the size of the collection.
+    progress, and a part in upload, whatever the size of the collection.
     """
 
     def __init__(
@@ -139,7 +138,7 @@ class LocalPartMaker:
         self._stop = stop
 
     def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
-        """See `PartMaker`; each region is looked at when it is asked about."""
+        """See `PartMaker`; a region is read when the function is called for it."""
         return self.is_touched
 
     def is_touched(self, region: Scan) -> bool:
@@ -163,15 +162,15 @@ class LocalPartMaker:
         self._writer.discard(parts)
 
     def _run(self, run: Iterable[RunPiece], sources: Sequence[Part], uploads: "_Uploads") -> MadeRun:
-        made: list[int | Future[Part]] = []
+        outputs: list[int | Future[Part]] = []
         stream: PartStream | None = None
         added, is_quiet, is_single = 0, False, True
         for piece in run:
             if stream is not None and (isinstance(piece, int) or piece.is_quiet is not is_quiet):
-                made += uploads.begin(stream.finish())
+                outputs += uploads.begin(stream.finish())
                 stream = None
             if isinstance(piece, int):
-                made.append(piece)
+                outputs.append(piece)
                 continue
             is_quiet = piece.is_quiet
             stream = stream or self._stream(piece.scan.schema, sources)
@@ -182,10 +181,10 @@ class LocalPartMaker:
                     (slice_.sign > 0 and all(part.is_single for part in slice_.all_parts))
                     or (piece.as_of is not None and _has_one_row_per_key(table, slice_.schema.key_names))
                 )
-                made += uploads.begin(stream.add(table))
+                outputs += uploads.begin(stream.add(table))
                 del table  # Before the next slice is read.
-        made += uploads.begin(stream.finish()) if stream is not None else []
-        parts = (part.result() if isinstance(part, Future) else part for part in made)
+        outputs += uploads.begin(stream.finish()) if stream is not None else []
+        parts = (part.result() if isinstance(part, Future) else part for part in outputs)
         return MadeRun(
             tuple(part.as_single() if is_single and isinstance(part, Part) else part for part in parts), added
         )
@@ -269,7 +268,7 @@ WHOLE_FRACTION = 4  # Parts at least this fraction of the target are left as the
 
 
 def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, maker: PartMaker) -> Iterator[RunPiece]:
-    """Yield what the keyframe is made of that a plan of `snapshot_scan` tells, in key order.
+    """Yield the pieces of a keyframe, from a plan of `snapshot_scan`, in key order.
 
     Args:
         numbers: of parts, by their blobs.
@@ -296,7 +295,7 @@ def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, mak
 def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
     """Cut a region where so many bytes of its part of the keyframe lie between keys that the history touches.
 
-    Only the sampled keys of the part say where, so a stretch that is touched has up to two thirty-seconds of it more.
+    Only the part's sampled keys are known, so a touched stretch has up to two thirty-seconds of the part more.
     """
     sampled = [comparable_keys(part, region.schema) for part in region.all_parts]
     if len(region.base) != 1 or region.base[0].bytes < quiet_bytes or any(keys is None for keys in sampled):
@@ -345,7 +344,7 @@ def _regions(scan: Scan) -> list[Scan]:
 
 
 def _may_stay(region: Scan) -> bool:
-    """Tell whether an earlier keyframe may list the parts of a region: rows of a later one say a later time."""
+    """Return whether an earlier keyframe may list the parts of a region: rows of a later keyframe have a later time."""
     return all(part.time_max <= region.as_of for part in region.base)
 
 

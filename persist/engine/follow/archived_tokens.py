@@ -1,4 +1,4 @@
-"""What a collection remembers of a token: in its contents, or in archives, which a client reads once.
+"""Find earlier uses of a token, in a collection's contents or in archives, which a client reads once.
 
 Archives never change, so a client that writes with tokens pays one GET for each of them, and later one for each that
 others add. Memory: 25 bytes for each token, as far as the client's cache has room.
@@ -34,7 +34,7 @@ class TokenMemory:
         return None
 
     def read(self, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
-        """Return the tokens of an archive; cost and errors are those of `find`."""
+        """Return the tokens of an archive, at the cost and with the errors of `find`."""
         tokens = self._archives.get(archive.stored.blob)
         if tokens is None:
             tokens = read_archive(self._blob, location, collection, archive)

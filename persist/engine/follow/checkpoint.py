@@ -4,22 +4,22 @@
     state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json   frame "state"
 
 The first half of a checkpoint's name makes the newest one the first in a listing: opening takes one page however many
-there are. Of each collection, the directory says the pointers to its state objects and the mutations since
+there are. The directory has, for each collection, the pointers to its state objects and the mutations since
 (`persist.core.state_rules.state.CollectionEntry` without its contents). Only when those have grown past
-`STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint holds that of the
-collections that changed lately, and points to where the rest is said (`persist.engine.follow.directory`), so it costs
-one PUT and a fraction of one per collection changed, however many there are. It can therefore be made every `INTERVAL`
-records, which bounds the GETs of opening.
+`STORED_PENDING_MAX` or `STORED_PENDING_BYTES_MAX` is a new state object written. A checkpoint has the entries that
+changed lately, and points to the other ones (`persist.engine.follow.directory`), so it costs one PUT and a fraction of
+one per collection changed, however many there are. It can therefore be made every `INTERVAL` records, which bounds the
+GETs of opening.
 
-A checkpoint is made of the newest one that `LocationState.taken_over` allows and the records after it, not of what its
-maker has in memory: so all clients refer to the same state and directory objects, and one that the newest checkpoints
-do not refer to stays unused for good and can be collected (`persist.engine.upkeep.garbage` says why, however late its
-maker is). If none is left that is allowed, everything is written anew. What a maker may remember is what such objects
-hold.
+A checkpoint is computed from the newest one that `list_reusable_levels` allows and the records after it, not from its
+maker's memory. So all clients refer to the same state and directory objects. An object that the newest checkpoints do
+not refer to stays unused for good and can be collected (`persist.engine.upkeep.garbage` explains why, however late its
+maker is). If none is left that is allowed, everything is written anew. A maker may cache only the contents of such
+objects.
 
-Checkpoints and state objects hold nothing that the log does not (as long as it has not been truncated); they are never
-changed, and any client that is able to write may make them. Rejected: one state object per collection and
-checkpoint, which costs 200 PUTs each time when 200 collections are sealed together.
+Checkpoints and state objects contain nothing that the log does not, as long as it has not been truncated. They are
+never changed, and any client that can write may create them. Rejected: one state object per collection and checkpoint,
+which costs 200 PUTs each time when 200 collections are sealed together.
 """
 
 import logging
@@ -63,13 +63,13 @@ from persist.engine.follow.directory import (
     NewDirectory,
     check_leases,
     check_pointers,
+    list_reusable_levels,
     new_directory,
-    taken_over,
 )
 from persist.engine.follow.state_objects import LEVELS, WHOLE_BYTES_MAX, new_levels
 
 INTERVAL = 16
-CHECKPOINT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+CHECKPOINT_BYTES_MAX = 1 << 30  # A larger checkpoint is neither written nor read.
 STORED_PENDING_MAX = 32  # Mutations, and bytes of parts inside them, that a checkpoint keeps beside a base.
 STORED_PENDING_BYTES_MAX = 64 * 1024
 
@@ -79,7 +79,7 @@ logger = logging.getLogger(__name__)
 class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     """The directory of a location after the record at seqno, whose commit id is commit.
 
-    It is that of the objects in directory, with what changed since.
+    It consists of the objects in directory and the changes since.
     """
 
     location: str
@@ -100,33 +100,35 @@ def checkpoint_due(seqno: int) -> bool:
 def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
-    Cost: two pages of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and what `LocationState` takes; now and
-    then a PUT of a directory object; a PUT (and perhaps a GET) for each collection whose pending mutations have
-    grown too many; a GET for each record since the newest checkpoint that is not in recent, and for each directory
-    object that is not known.
+    Cost: two pages of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and the size of `LocationState`; now and
+    then a PUT of a directory object. Each collection with too many pending mutations costs a PUT, and perhaps a GET.
+    Each record since the newest checkpoint that is not in recent, and each directory object that is not known, costs a
+    GET.
 
     Raises:
-        CorruptBlob: the log between the newest checkpoint and state is not the one that recent comes from.
+        CorruptBlob: the log between the newest checkpoint and state differs from recent.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
     known = known or KnownLevels()
-    # A damaged one is passed over: the log says the same, and what is made here takes its place.
-    taken = state.control.taken_over
-    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=taken)
+    # A damaged checkpoint is skipped: the log has the same contents, and the new checkpoint replaces it.
+    takeover = state.control.taken_over
+    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=takeover)
     if replayed.seqno >= state.seqno:
         return False
-    is_new = replayed.location is None and taken is not None  # Nothing may be taken over, and the log may begin later.
-    replayed = _vouched_for(blob, state) if is_new else _replayed(blob, replayed, state, recent)
-    before = levels[-1].directory if levels else EMPTY
+    is_new = (
+        replayed.location is None and takeover is not None
+    )  # Nothing may be taken over, and the log may begin later.
+    replayed = _verify_log(blob, state) if is_new else _replayed(blob, replayed, state, recent)
+    directory_before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
-    for id_, entry in replayed.entries.changes_since(before.entries).items():
+    for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, replayed, entry, known, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
-    kept = taken_over(levels, replayed.control)
-    new = new_directory(blob, replayed, directory, levels, kept, blob.set)
-    data = encode_framed(checkpoint_of(replayed, new))
+    reused_levels = list_reusable_levels(levels, replayed.control)
+    new = new_directory(blob, replayed, directory, levels, reused_levels, blob.set)
+    data = encode_framed(build_checkpoint(replayed, new))
     if len(data) > CHECKPOINT_BYTES_MAX:
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
     if not blob.create(checkpoint_key(state.seqno), data):
@@ -137,8 +139,9 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
 
 def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Record]) -> State:
     """Return state as the records after an earlier one give it."""
-    # Memory must not bridge what a roll-back of the location took away: all of them must be there, whoever wrote the
-    # first ones beyond the hole, and one of them is read although it is known, because another may be in its place.
+    # After a roll-back of the location, cached records must not replace missing ones. All of them must be in the log,
+    # whoever wrote the first ones beyond the hole. One record is read although it is cached, because the store may have
+    # another one in its place.
     _check_present(blob, replayed.seqno + 1, state.seqno)
     probed = min(replayed.seqno + INTERVAL, state.seqno)
     for seqno in range(replayed.seqno + 1, state.seqno + 1):
@@ -156,7 +159,7 @@ def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Re
     return replayed
 
 
-def _vouched_for(blob: Blob, state: State) -> State:
+def _verify_log(blob: Blob, state: State) -> State:
     """Return state, if the log still has its record."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
         raise CorruptBlob(record_key(state.seqno), f"its commit is {present}, and {state.commit} was read there")
@@ -166,7 +169,7 @@ def _vouched_for(blob: Blob, state: State) -> State:
 def _check_present(blob: Blob, first: int, last: int) -> None:
     """Raise MissingBlob unless the log holds all records from first to last.
 
-    Cost: a LIST of them, mostly one page; where requests cost little, a GET of nothing for each, because a folder is
+    Cost: a LIST of them, mostly one page; on a local store, a GET of no bytes for each record, because a folder is
     listed as a whole, however long the log is.
     """
     if is_remote(blob):
@@ -180,8 +183,8 @@ def _check_present(blob: Blob, first: int, last: int) -> None:
             raise MissingBlob(record_key(seqno), f"it is missing, and a checkpoint at {last} needs it")
 
 
-def checkpoint_of(state: State, directory: NewDirectory) -> Checkpoint:
-    """Return the checkpoint that says this; the directory objects that it names are stored before it."""
+def build_checkpoint(state: State, directory: NewDirectory) -> Checkpoint:
+    """Return the checkpoint of a state; store its directory objects before it."""
     assert state.location is not None, "a record was applied"
     assert state.commit is not None, "as above"
     return Checkpoint(
@@ -205,7 +208,8 @@ def read_newest_checkpoint(
     Cost: one page of LIST, a GET, and one for each directory object that is not known.
 
     Args:
-        page_of: is asked for the log from the newest checkpoint on (-1 without one), before that is read.
+        page_of: called with the seqno of the newest checkpoint (-1 without one), before that is read; returns a page of
+            the log.
 
     Raises:
         CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
@@ -216,15 +220,15 @@ def read_newest_checkpoint(
 def beyond_the_log(blob: Blob) -> list[int]:
     """Return the seqnos of the newest checkpoints that were made after records which are not in the log, newest first.
 
-    A client whose location was rolled back while it made a checkpoint leaves such a one, and perhaps records after it.
-    None counts if the log does not tell its state without them. Cost: a page of LIST and three GETs, if there is
-    none.
+    A client whose location was rolled back while it wrote a checkpoint leaves such a checkpoint, and perhaps records
+    after it. None counts if the log does not tell its state without them. Cost: a page of LIST and three GETs, if there
+    is none.
     """
 
     def is_there(seqno: int) -> bool:
         if blob.get(record_key(seqno), range=(0, 0)) is None:
             return False
-        with suppress(Corruption):  # What is damaged is for others to say.
+        with suppress(Corruption):  # Other readers report damaged objects.
             checkpoint, commit = read_checkpoint(blob, checkpoint_key(seqno)), read_commit_id(blob, seqno)
             return checkpoint is None or commit is None or checkpoint.commit == commit
         return True
@@ -237,13 +241,13 @@ def beyond_the_log(blob: Blob) -> list[int]:
             beyond.append(seqno)
         else:
             beyond = beyond if blob.get(record_key(0), range=(0, 0)) is not None else []
-        # If there is a newer one by now, the log may have been truncated beyond those that were listed.
+        # If there is a newer one now, the log may have been truncated beyond the listed ones.
         if not beyond or beyond[0] == next((seqno for seqno, _ in listed_checkpoints(blob)), None):
             return beyond
 
 
 def read_newest_control(blob: Blob) -> LocationState:
-    """Return what the newest checkpoint says of the location itself. Cost: one page of LIST and one GET."""
+    """Return the location's own state in the newest checkpoint. Cost: one page of LIST and one GET."""
     return next((stored.checkpoint.control for stored in stored_checkpoints(blob)), LocationState())
 
 
@@ -291,7 +295,7 @@ class StoredCheckpoint:
 def stored_checkpoints(
     blob: Blob, *, skip_damaged: bool = False, page_of: Callable[[int], LogPage] | None = None
 ) -> Iterator[StoredCheckpoint]:
-    """Yield the checkpoints that there are, the newest first; page_of is that of `read_newest_checkpoint`.
+    """Yield the checkpoints, the newest first; page_of is the argument of `read_newest_checkpoint`.
 
     One that has gone since it was listed was collected, because there are newer ones: then all are listed again. So
     the first that is yielded was the newest one of all at some time after this was called.
@@ -300,12 +304,12 @@ def stored_checkpoints(
         MissingBlob: none could be read, and the log does not begin at 0.
         CorruptBlob: one is damaged, unless those are to be skipped.
     """
-    gone: set[str] = set()
+    collected: set[str] = set()
     is_any = is_whole = False
     while not is_whole:
         is_whole, page = True, None
         for seqno, entry in listed_checkpoints(blob):
-            if entry.key in gone:
+            if entry.key in collected:
                 continue
             if page is None and page_of is not None:
                 page = page_of(seqno)
@@ -317,7 +321,7 @@ def stored_checkpoints(
                 logger.warning("skipping a damaged checkpoint: %s", error)
                 continue
             if stored is None:
-                gone.add(entry.key)  # A store that goes on listing it is not asked for it again.
+                collected.add(entry.key)  # A store may go on listing it: do not read it again.
                 is_whole = False
                 break
             is_any = True
@@ -354,7 +358,7 @@ def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
 
 
 def _check(checkpoint: Checkpoint) -> None:
-    """Check all that is relied on later: above all what becomes part of keys, or decides what is deleted."""
+    """Check all fields that are relied on later: above all, parts of keys, and fields that decide about deletion."""
     control, seqno = checkpoint.control, checkpoint.seqno
     if not is_id(checkpoint.location):
         raise ValueError(f"the location {checkpoint.location[:200]!r} is not 32 hex digits")
@@ -373,13 +377,13 @@ def _check(checkpoint: Checkpoint) -> None:
     floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
-    taken = control.taken_over
-    if taken is not None and not (checkpoint_seqno(taken.checkpoint.blob) or seqno) < taken.seqno <= seqno:
-        raise ValueError(f"checkpoints are made of {taken.checkpoint.blob[:200]!r} from seqno {taken.seqno} on")
+    takeover = control.taken_over
+    if takeover is not None and not (checkpoint_seqno(takeover.checkpoint.blob) or seqno) < takeover.seqno <= seqno:
+        raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
 
 
 def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> State:
-    """Return the state that a checkpoint stands for, without contents. Cost: a GET for each level that is not known.
+    """Return the state of a checkpoint, without contents. Cost: a GET for each level that is not known.
 
     Raises:
         MissingBlob, CorruptBlob: a directory object is missing, or cannot be believed.
@@ -395,10 +399,10 @@ def directory_blobs(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | Non
 
 def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) -> tuple[State, tuple[Level, ...]]:
     levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
-    before = levels[-1].directory if levels else EMPTY
+    directory_before = levels[-1].directory if levels else EMPTY
     control = checkpoint.control
     try:
-        directory = before.with_changes(checkpoint.collections, checkpoint.gone, checkpoint.freed)
+        directory = directory_before.with_changes(checkpoint.collections, checkpoint.gone, checkpoint.freed)
         check_leases(directory, control.leases)
         for dropped in control.dropped if directory.entries.is_all_in_memory else ():
             if dropped.is_destroyed and dropped.collection in directory.entries:
@@ -414,8 +418,8 @@ def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) 
 def load_contents(
     blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
 ) -> CollectionEntry:
-    """Return entry with its contents. Cost: nothing if it has them, else that of `load_base`, and a GET for each part
-    list.
+    """Return entry with its contents. Cost: nothing if it has them; otherwise the cost of `load_base`, and a GET for
+    each part list.
     """
     if entry.contents is not None:
         return entry
@@ -444,7 +448,7 @@ def load_base(
     if not entry.stored:
         return None
     base = (known or KnownLevels()).contents.read(blob, location, entry)[-1].contents
-    # What it was called before it was renamed, the entry does not say.
+    # The entry does not have the name from before the rename.
     is_renamed = any(isinstance(mutation, kinds.Rename) for mutation in entry.pending)
     if base.name != entry.name and not is_renamed:
         raise CorruptBlob(entry.stored[-1].blob, "it belongs to another collection, so blobs were exchanged")
@@ -455,8 +459,8 @@ def load_base(
 def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
     try:
         CollectionSchema.from_json(contents.schema_json)
-        for name, held in contents.holds.items():
-            as_time(f"the time of hold {name[:200]!r}", held.time)
+        for name, hold in contents.holds.items():
+            as_time(f"the time of hold {name[:200]!r}", hold.time)
         for name, time in contents.tags.items():
             as_time(f"the time of tag {name[:200]!r}", time)
         check_parts(entry.id, contents.stored_parts, entry.folders)
@@ -470,7 +474,7 @@ def _with_new_base(
 ) -> CollectionEntry:
     assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
-    # After a compaction, what it put elsewhere must not live on in what is pending.
+    # After a compaction, parts that it replaced must not survive in pending mutations.
     is_compacted = any(isinstance(m, kinds.Replace | kinds.Erase | kinds.Resolve) for m in entry.pending)
     is_stored = not isinstance(entry.base, CollectionState)
     if (
@@ -490,8 +494,8 @@ def _with_new_base(
         or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX
         or any(map(_destroys, entry.pending))
     )
-    before = () if is_new else known.contents.read(blob, state.location, entry)
-    levels, data = new_levels(state.location, state.seqno, contents, before, format=state.format)
+    levels_before = () if is_new else known.contents.read(blob, state.location, entry)
+    levels, data = new_levels(state.location, state.seqno, contents, levels_before, format=state.format)
     blob.set(levels[-1].pointer.blob, data)
     known.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)

@@ -1,4 +1,4 @@
-"""Whether a client's clock is years ahead: what it then dates and seals, it seals for ever, for all clients.
+"""Whether a client's clock is years ahead: the times that it seals are sealed for ever, for all clients.
 
 The clock is compared with the date that the store gave the newest record, and if that is old, with the date of an
 object written now. Only a store with a clock of its own can tell: a folder has that of the machine, and what it held
@@ -22,7 +22,7 @@ class ClockCheck:
         self._blob = blob
         self._clock = clock
         self._lock = threading.Lock()
-        self._dated_s = float("-inf")  # The newest date that the store has given.
+        self._dated_s = float("-inf")  # The newest date of an object in the store.
 
     def error(self, seqno: int, *, may_write: bool = True) -> ClockAhead | None:
         """Return what is wrong if the clock is more than a day ahead of the store's; None if it is not, or unknown.
@@ -32,7 +32,7 @@ class ClockCheck:
 
         Args:
             seqno: of the newest record.
-            may_write: whether the store may be asked for its time.
+            may_write: whether an object may be written to read the store's time from it.
         """
         with self._lock:
             now_s = self._clock.wall_ms() / 1000

@@ -1,21 +1,21 @@
-"""The directory of a location on storage: what a checkpoint says of each collection, written once for each change.
+"""The stored directory of a location: a checkpoint's entry for each collection, written once for each change.
 
     checkpoint  =  [directory object, directory object, …]  +  the changes since the last of them, in the checkpoint
                     oldest           changes to it                 at most INLINE_BYTES_MAX
 
     directory/<seqno, 20 digits>-<xxh3_128 of the object>.json         frame "directory"
 
-Where several of these speak of a collection, the last one counts. A checkpoint takes over the directory objects of the
-one before it, and holds by itself what changed since. When that has grown past `INLINE_BYTES_MAX`, it becomes a
-directory object of its own, together with the objects before it that are less than `RATIO` times as large as what they
-are merged with. So each object is at least `RATIO` times as large as the next: a directory of n bytes is
-`log2(n / INLINE_BYTES_MAX)` objects at most, and what changes is written again about as often, however large the
-directory is. All of a small location is in its checkpoint, one object.
+If several of these have an entry for a collection, the last one counts. A checkpoint takes over the directory objects
+of the one before it, and holds by itself what changed since. When the inline changes exceed `INLINE_BYTES_MAX`, they
+become a directory object of their own. It is merged with the objects before it that are less than `RATIO` times as
+large as the merged ones. So each object is at least `RATIO` times as large as the next. A directory of n bytes has at
+most `log2(n / INLINE_BYTES_MAX)` objects, and a change is rewritten about as often, however large the directory is. All
+of a small location is in its checkpoint, one object.
 
 An object of up to `WHOLE_BYTES_MAX` holds its entries, and is read when the location is opened. A larger one lists
-pages (`persist.engine.follow.directory_pages`), which are read when a collection is touched. So opening costs as much
-as what changed lately and a list of pages, and a client holds in memory what it touched. Two things follow:
-- a change to what lies in pages must say which names it frees, because nobody looks up what a collection was called;
+pages (`persist.engine.follow.directory_pages`), which are read when a collection is touched. So opening reads the
+latest changes and a list of pages, and a client keeps in memory the entries that it used. Two things follow:
+- a change to a stored page must name the names that it frees, because no reader looks up a collection's former name;
 - what a reader checks of all entries at once, it checks of those in memory. `persist fsck` checks the others.
 
 A directory object may hold what later ones replace, such as the inline updates of a collection that was destroyed
@@ -66,9 +66,9 @@ INLINE_BYTES_MAX = 64 * 1024
 RATIO = 2
 LEVELS_MAX = 64
 SPARE_LEVELS = 8  # Fewer than these are left before all is written anew.
-WHOLE_BYTES_MAX = 4 << 20  # What is larger is written as pages.
+WHOLE_BYTES_MAX = 4 << 20  # A larger object is written as pages.
 PAGES = 9  # The number of a location from which on it may have pages,
-OBJECT_BYTES_MAX = 1 << 30  # Of those larger none is made, and none is read.
+OBJECT_BYTES_MAX = 1 << 30  # A larger object is neither written nor read.
 
 _key = itemgetter(0)
 
@@ -142,7 +142,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """What differs between two directories: entries by id and ids by name, None for those that are gone."""
+    """The differences between two directories: entries by id and ids by name; None marks a deleted one."""
 
     entries: dict[str, CollectionEntry | None]
     ids: dict[str, str | None]
@@ -186,7 +186,7 @@ class Level:
 
     @property
     def bytes(self) -> int:
-        """How much it says of entries."""
+        """The size of its entries."""
         return self.pointer.bytes if self.tables is None else sum(pages.bytes for pages in self.tables[0].objects)
 
     @property
@@ -227,22 +227,22 @@ class KnownLevels:
             MissingBlob, CorruptBlob: one is missing, or not what was stored there.
         """
         levels: list[Level] = []
-        for known, pointer in zip(self._levels, pointers, strict=False):
-            if known.pointer != pointer:
+        for level, pointer in zip(self._levels, pointers, strict=False):
+            if level.pointer != pointer:
                 break
-            levels.append(known)
+            levels.append(level)
         for pointer, stored in fetch_framed(blob, pointers[len(levels) :], DirectoryObject, self._pool):
             levels.append(_level(blob, stored, location, pointer, levels))
         return self.keep(levels)
 
     def keep(self, levels: Iterable[Level]) -> tuple[Level, ...]:
-        """Remember the levels of a checkpoint, and forget those of others."""
+        """Remember the levels of a checkpoint, and forget all others."""
         with self._lock:
             self._levels = tuple(levels)
             return self._levels
 
 
-def taken_over(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
+def list_reusable_levels(levels: tuple[Level, ...], control: LocationState) -> tuple[Level, ...]:
     """Return the levels that a new checkpoint may name again as they are.
 
     These are none if the oldest is older than the log that is kept, or than the last erasure.
@@ -253,7 +253,7 @@ def taken_over(levels: tuple[Level, ...], control: LocationState) -> tuple[Level
 
 @dataclass(frozen=True, slots=True)
 class NewDirectory:
-    """How a checkpoint is to say what the directory is.
+    """The directory as a checkpoint represents it.
 
     Attributes:
         levels: the directory objects that it points to, oldest first.
@@ -274,14 +274,14 @@ def new_directory(
     kept: tuple[Level, ...],
     store: Callable[[str, bytes], object],
 ) -> NewDirectory:
-    """Return how a checkpoint of state says that its directory is this one, which was made of the last of levels.
+    """Return how a checkpoint of state represents its directory, which extends the last of levels.
 
-    All bases of entries that differ from the levels are stored. What it points to beyond the levels is given to store
-    first, one object at a time. Cost: O(what differs), and what of the levels is merged with that.
+    All bases of entries that differ from the levels are stored. New directory objects are passed to store first, one at
+    a time. Cost: proportional to the changes, and to the levels that are merged with them.
 
     Args:
-        levels: those of the checkpoint that it is made of.
-        kept: those of them that may stay as they are, all or none.
+        levels: the levels of the checkpoint that the new one extends.
+        kept: the levels that may be reused as they are; all of them, or none.
 
     Raises:
         InvalidUsage: the location has a format without pages, and too many collections for that.
@@ -317,8 +317,8 @@ def new_directory(
             f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
         )
     store(pointer.blob, data)
-    made = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
-    return NewDirectory(made, freed=Changes({}, {}).freed_over(made))
+    new_levels = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
+    return NewDirectory(new_levels, freed=Changes({}, {}).freed_over(new_levels))
 
 
 def _with_pages(
@@ -367,11 +367,11 @@ def _level(
     """Return what a directory object makes of the levels before it; known is the directory if that is known."""
     if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
-    before = levels[-1].directory if levels else EMPTY
+    directory_before = levels[-1].directory if levels else EMPTY
     try:
         if isinstance(stored.entries, UnsetType) or isinstance(stored.names, UnsetType):
-            if known is None or not known.entries.shares_base_with(before.entries):
-                known = before.with_changes(stored.collections, stored.gone, stored.freed)
+            if known is None or not known.entries.shares_base_with(directory_before.entries):
+                known = directory_before.with_changes(stored.collections, stored.gone, stored.freed)
             return Level(pointer, known)
         if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
             raise ValueError("it has pages, and something else")
@@ -379,19 +379,19 @@ def _level(
             check_objects(objects, stored.seqno)
     except ValueError as error:
         raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
-    entries = Table(blob, stored.entries, _entry_of, before.entries)
-    names = Table(blob, stored.names, _id_of, before.ids)
+    entries = Table(blob, stored.entries, _decode_entry, directory_before.entries)
+    names = Table(blob, stored.names, _decode_id, directory_before.ids)
     return Level(pointer, Directory(FrozenMap(below=entries), FrozenMap(below=names)), (entries, names))
 
 
-def _entry_of(id_: str, data: bytes) -> CollectionEntry:
+def _decode_entry(id_: str, data: bytes) -> CollectionEntry:
     entry = _read_entry(get_decoder(DirectoryEntry).decode(data))
     if entry.id != id_:
         raise ValueError(f"what it says of collection {id_[:200]} is of {entry.id}")
     return entry
 
 
-def _id_of(name: str, data: bytes) -> str:
+def _decode_id(name: str, data: bytes) -> str:
     check_name(name)
     id_ = get_decoder(str).decode(data)
     if not is_id(id_):
@@ -400,10 +400,10 @@ def _id_of(name: str, data: bytes) -> str:
 
 
 def check_pointers(pointers: Sequence[BlobRef], seqno: int) -> None:
-    """Raise ValueError if these are not what a checkpoint at seqno may say of its directory objects."""
+    """Raise ValueError if a checkpoint at seqno cannot have these pointers to directory objects."""
     seqnos = [directory_seqno(pointer.blob) for pointer in pointers]
     if len(seqnos) > LEVELS_MAX or any(number is None or number > seqno for number in seqnos):
-        raise ValueError("it points to too many directory objects, or to what is none of an earlier checkpoint")
+        raise ValueError("it points to too many directory objects, or to one that no earlier checkpoint has")
 
 
 def _read_entry(entry: DirectoryEntry) -> CollectionEntry:
@@ -441,7 +441,9 @@ def _check_entry(entry: DirectoryEntry) -> None:
         if isinstance(mutation, LeavesUnused):
             check_unused(mutation, entry.folders)
     if not all(map(is_id, entry.folders)) or [*entry.folders] != sorted({*entry.folders} - {entry.id}):
-        raise ValueError(f"the parts of collection {entry.id} lie with what is no other collection, or not in order")
+        raise ValueError(
+            f"the parts of collection {entry.id} are in folders that are not ids of other collections, or not sorted"
+        )
     if entry.base is None and not entry.pending:
         raise ValueError(f"nothing says what collection {entry.id} holds")
     holds = [hold for hold, _ in entry.leased]

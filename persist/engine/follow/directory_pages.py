@@ -1,4 +1,4 @@
-"""Pages of a large directory: what many keys stand for, in objects of which a reader fetches the pieces that it needs.
+"""Pages of a large directory: objects of many keys and values, of which a reader fetches the needed pages.
 
     directory/<seqno, 20 digits>-<xxh3_128 of the object>.pages
 
@@ -7,17 +7,17 @@
 
 There are two tables of pages: entries of collections by id, and ids by name. Both lie in objects like this, which the
 directory object lists (`persist.engine.follow.directory`): of each page its first key, its length and its checksum. So
-who opens a location of a million collections reads that list, of a thousandth of all bytes, and then one page of each
-table for each collection that it touches.
+opening a location of a million collections reads that list, a thousandth of all bytes, and then one page of each table
+for each collection that is used.
 
 Invariants:
 - keys ascend over all pages of a table;
-- an object is taken over into a later table if nothing later speaks of a key in its range. So no object that a table
-  lists holds an entry that the same table replaces: what was destroyed does not live on beside what is idle;
+- an object is taken over into a later table if nothing later speaks of a key in its range. So no object in a table has
+  an entry that the same table replaces: destroyed data does not survive beside idle data;
 - entries that have holds which live by leases are listed with their object, so that the end of a lease reads no others.
 
-Rejected: a filter for each object that says which keys it has. A directory has few levels of pages, and a key that is
-not in one of them costs a page of it, once.
+Rejected: a filter of keys for each object. A directory has few levels of pages, and a key that is not in one of them
+costs a page of it, once.
 """
 
 import threading
@@ -40,7 +40,7 @@ from persist.core.state_rules.frozen_map import FrozenMap, merged
 V = TypeVar("V")
 
 PAGE_BYTES = 64 * 1024
-OBJECT_BYTES_MAX = 256 * 1024  # And at most one value more. What is touched of it is written again as a whole.
+OBJECT_BYTES_MAX = 256 * 1024  # And at most one value more. A change rewrites the whole object.
 KNOWN_PAGES = 64  # That a table keeps in memory.
 _LEASED = b'"leased":['
 _NULL = b"null"
@@ -50,7 +50,7 @@ Item = tuple[str, bytes]
 
 
 class Page(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Where a page is: its first key, its length, and the XXH3-64 of its bytes."""
+    """The place of a page: its first key, its length, and the XXH3-64 of its bytes."""
 
     first: str
     bytes: int
@@ -75,9 +75,9 @@ class _Leased(msgspec.Struct):
 
 
 class Table(Generic[V]):
-    """All pages of one table, over a map of what was before; it is what lies below another map.
+    """All pages of one table, over a map of older values; itself the lower layer of another map.
 
-    Safe to use from many threads. Cost of a look-up: nothing, or a GET of a page, and then that of `before`.
+    Safe to use from many threads. Cost of a look-up: nothing, or a GET of a page, and then a look-up in `before`.
 
     Args:
         decode: makes a value of a key and its JSON; raises ValueError if no writer would store that.
@@ -93,7 +93,7 @@ class Table(Generic[V]):
         self._where = [(pages, n) for pages in objects for n in range(len(pages.pages))]
         self._firsts = [pages.pages[n].first for pages, n in self._where]
         self._lock = threading.Lock()
-        self._known: OrderedDict[int, dict[str, Any]] = OrderedDict()  # Values that were asked for are decoded.
+        self._known: OrderedDict[int, dict[str, Any]] = OrderedDict()  # Decoded values that were looked up.
 
     def get(self, key: str) -> V | None:
         """Return the value of key, None if there is none."""
@@ -126,9 +126,9 @@ class Table(Generic[V]):
 
     def raw(self) -> Iterator[Item]:
         """Yield all keys and their JSON, ascending. Cost: a GET for each object."""
-        return chain.from_iterable(map(self.raw_in, self.objects))
+        return chain.from_iterable(map(self.iterate_raw, self.objects))
 
-    def raw_in(self, pages: Pages) -> Iterator[Item]:
+    def iterate_raw(self, pages: Pages) -> Iterator[Item]:
         """Yield the keys of one object and their JSON."""
         data, start = _present(pages, self._blob.get(pages.blob)), 0
         if len(data) != pages.bytes:
@@ -166,11 +166,11 @@ class Table(Generic[V]):
 
 
 class Writing:
-    """Makes the objects of a table of items that come by ascending keys.
+    """Writes the objects of a table from items in ascending order of keys.
 
     Args:
-        seqno: of the checkpoint that they are made for.
-        store: is given the key and the bytes of each object.
+        seqno: the seqno of the checkpoint that they belong to.
+        store: called with the key and the bytes of each object.
     """
 
     def __init__(self, seqno: int, store: Callable[[str, bytes], object]) -> None:
@@ -197,7 +197,7 @@ class Writing:
             self._leased += ((lease, key) for _, lease in msgspec.json.decode(raw, type=_Leased).leased)
 
     def take_over(self, pages: Pages) -> None:
-        """Add what an object holds, all beyond what was added before."""
+        """Add an existing object, whose keys are all greater than the earlier ones."""
         self._end_object()
         self._made.append(pages)
 
@@ -230,17 +230,17 @@ class Writing:
 def rewritten(
     writing: Writing, newer: Iterator[Item], oldest: Table[Any] | None, *, keeps_gone: bool
 ) -> tuple[Pages, ...]:
-    """Return the objects of a table that holds what an oldest one held, with newer items, which come by ascending keys.
+    """Return the objects of a table with the items of an oldest one and newer items, in ascending order of keys.
 
     Objects of the oldest one are taken over where nothing newer has a key in their range. Cost: reading and writing the
     others.
 
     Args:
-        keeps_gone: whether older tables stay below this one, so that it must say which of their keys are gone.
+        keeps_gone: whether older tables stay below this one, so that it must name their deleted keys.
     """
     waiting = next(newer, None)
 
-    def before(end: str | None) -> Iterator[Item]:
+    def take_newer(end: str | None) -> Iterator[Item]:
         """Yield the newer items up to the key at which the next object begins."""
         nonlocal waiting
         while waiting is not None and (end is None or waiting[0] < end):
@@ -260,13 +260,13 @@ def rewritten(
             writing.take_over(pages)
         else:
             assert oldest is not None
-            add(merged(before(end), oldest.raw_in(pages)))
-    add(before(None))
+            add(merged(take_newer(end), oldest.iterate_raw(pages)))
+    add(take_newer(None))
     return writing.objects()
 
 
 def check_objects(objects: Sequence[Pages], seqno: int) -> None:
-    """Raise ValueError if this is no list of objects that a directory object made at a seqno may have."""
+    """Raise ValueError if a directory object made at a seqno cannot have this list of objects."""
     firsts = [page.first for pages in objects for page in pages.pages]
     if any(first >= following for first, following in pairwise(firsts)):
         raise ValueError("its pages are not in order")

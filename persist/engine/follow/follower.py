@@ -3,11 +3,11 @@
 One `Follower` per client, used from many threads. The state is replaced as a whole and only ever moves forward.
 `refresh` is linearizable: it returns a state that includes every record created before the call.
 
-Old records are truncated, and their slots are free again. Whoever last saw the end of the log so long ago that its
-next slot may have been truncated (`STALE_AFTER_S`, far less than any retention) must not believe what it finds in that
-slot, nor what it managed to create there, before it has looked at the newest checkpoint: `refresh` does so by itself,
-and a writer asks `was_truncated` after its create, which also notices that another thread has refreshed meanwhile. The
-time is the longer one of the monotonic and the wall clock's, so that a machine that was suspended notices.
+Old records are truncated, and their slots are free again. If a client has not seen the end of the log for
+`STALE_AFTER_S` (far less than any retention), its next slot may have been truncated. Before the client trusts what it
+finds or creates in that slot, it must look at the newest checkpoint: `refresh` does so by itself, and a writer calls
+`was_truncated` after its create, which also notices that another thread has refreshed meanwhile. The time is the longer
+one of the monotonic and the wall clock's, so that a machine that was suspended notices.
 """
 
 import logging
@@ -42,9 +42,9 @@ from persist.engine.follow.log_identity import (
     Past,
     check_not_beyond,
     contradiction,
-    fate_of,
+    determine_fate,
     is_past,
-    record_of,
+    load_record,
 )
 from persist.engine.follow.log_queries import Submissions
 from persist.engine.follow.waiting import POLL_FIRST_S, POLL_MAX_S, AwaitedLog
@@ -57,7 +57,7 @@ STALE_AFTER_S, FRESH_S = 120.0, 60.0
 RECENT_MAX = 256  # Records kept for the next checkpoint.
 FAR = 100  # Records that are not read one by one where a checkpoint will do.
 OVER_ALL_MAX = 10
-THREADS_MAX, CACHE_BYTES = 16, 32 << 20  # Of a follower that has no pool and no cache of a client.
+THREADS_MAX, CACHE_BYTES = 16, 32 << 20  # For a follower without the pool and the cache of a client.
 
 
 class Follower(AwaitedLog):
@@ -106,16 +106,16 @@ class Follower(AwaitedLog):
     def _begin(self) -> bool:
         """Read the newest checkpoint and the records after it; return False if it was collected meanwhile.
 
-        A remote store is asked for the log while the checkpoint is read. What was created before the listing is in it.
+        A remote store lists the log while the checkpoint is read. The listing has all records created before it.
         """
         pages: list[LogPage] = []
 
-        def page_of(seqno: int) -> LogPage:
+        def load_page(seqno: int) -> LogPage:
             pages.append(self._records.page(seqno))
             return pages[-1]
 
         self._seen_end = self.now()
-        self._state = newest = read_newest_checkpoint(self._blob, self._levels, page_of)
+        self._state = newest = read_newest_checkpoint(self._blob, self._levels, load_page)
         self.submissions = Submissions(newest.seqno)
         self._past = Past(self._blob, newest, self._seen_end)
         page = first_page = pages[-1]
@@ -128,22 +128,22 @@ class Follower(AwaitedLog):
                 if not (page.is_full and page.seqnos[-1] == self._state.seqno):
                     break
                 page = self._records.page(self._state.seqno)
-        if not self._is_vouched_for(newest):
+        if not self._verify_checkpoint(newest):
             return False
         if newest.location is not None and newest.seqno not in first_page.seqnos:
             check_not_beyond(self._blob, newest)
         self._look_beyond(page.seqnos)
         return True
 
-    def _is_vouched_for(self, newest: State) -> bool:
+    def _verify_checkpoint(self, newest: State) -> bool:
         """Return False if a checkpoint was collected meanwhile.
 
-        Raises CorruptBlob if there is neither its own record nor one that follows. The checkpoint may then have come
-        from another location, whose rows would be taken for those of this one, or the log alone was rolled back.
+        Raises CorruptBlob if neither its own record nor one that follows exists. The checkpoint may then belong to
+        another location, whose rows must not be mixed with this one's, or the log alone was rolled back.
         """
         if self._state.seqno != newest.seqno or newest.location is None:
             return True
-        if (record := record_of(self._blob, newest)) is not None:
+        if (record := load_record(self._blob, newest)) is not None:
             self._recent[record.seqno] = record
             return True
         if self._newest_checkpoint().seqno == newest.seqno:
@@ -151,11 +151,11 @@ class Follower(AwaitedLog):
         return False
 
     def _look_beyond(self, listed: Sequence[int]) -> None:
-        """Find records beyond the end of the log, rather than take it to end there and write over what follows.
+        """Find records beyond the end of the log, so that no write goes over them.
 
-        They may be what an open client wrote after a backup was restored in place, or what is left of a log that has
-        lost a record. Those in the last page that was listed are looked at. Such a client may have made the newest
-        checkpoint, too, with records after it: then the record of the checkpoint itself is missing.
+        An open client may have written them after a backup was restored in place, or the log may have lost a record.
+        Only the last listed page is examined. Such a client may also have written the newest checkpoint, with records
+        after it: then the record of the checkpoint itself is missing.
         """
         if not self._is_stale() and (not listed or listed[-1] <= self._state.seqno):
             return
@@ -166,7 +166,7 @@ class Follower(AwaitedLog):
             logger.warning("%s", self._interrupted)
 
     def close(self) -> None:
-        """Let those who wait stop waiting, with ClientClosed."""
+        """Wake all waiting threads, which then raise ClientClosed."""
         with self._lock:
             self._is_closed = True
             self._advanced.notify_all()
@@ -184,9 +184,9 @@ class Follower(AwaitedLog):
         return self._state
 
     def refresh(self) -> State:
-        """Return the state after all records there are; `looks` says which calls need not look.
+        """Return the state after all present records; `looks` decides which calls may skip the look.
 
-        Cost: a GET for each, and one that finds none; up to 32 find none where they are many and the store is remote.
+        Cost: a GET for each record, and one that finds none; up to 32 after many records of a remote store.
         """
         if self.looks.is_enough:
             return self._state
@@ -202,22 +202,22 @@ class Follower(AwaitedLog):
                 self._past.check_stopped()
                 if self._is_stale():
                     self._skip_truncated()
-                self._read_on()
+                self._read_forward()
                 if not self._is_opening:
                     self._past.check(self._state, began, PROVE_READS_AFTER_S)
                 self.looks.served(serves)
                 self._seen_end = began
             return self._state
 
-    def _read_on(self, last: float = math.inf) -> None:
-        before = self._state
+    def _read_forward(self, last: float = math.inf) -> None:
+        state_before = self._state
         try:
             for record in self._records.read_after(lambda: self._state.seqno, last):
-                if self._state is before:
-                    self._past.went_on_from(before)
+                if self._state is state_before:
+                    self._past.note_continuation(state_before)
                 self.advance(record)
         except LogInterrupted:
-            # Who was told so when the location was opened goes on reading what is there.
+            # Readers that opened the location in this state go on reading.
             if not self._is_opening and self._interrupted is None:
                 raise
 
@@ -234,17 +234,17 @@ class Follower(AwaitedLog):
 
     @property
     def interrupted(self) -> LogInterrupted | None:
-        """What lay beyond the end of the log when it was opened; None if nothing did."""
-        known = self._interrupted
-        # A new one each time: one that is raised again keeps alive what the frames of the last time held.
-        return None if known is None else LogInterrupted(known.url, known.end, known.first, known.last)
+        """The records found beyond the end of the log at opening; None if there were none."""
+        hole = self._interrupted
+        # Build a new error each time: a stored one would keep alive the frames of its last traceback.
+        return None if hole is None else LogInterrupted(hole.url, hole.end, hole.first, hole.last)
 
     def _check_uninterrupted(self) -> None:
         if (interrupted := self.interrupted) is not None:
             raise interrupted
 
     def tops(self, before: State) -> list[Mark]:
-        """Return the records that whoever follows a state must still find, before anything is acknowledged."""
+        """Return the records that must still exist before a follower of this state acknowledges anything."""
         with self._lock:
             self._past.check_stopped()
             return self._past.tops(before)
@@ -265,16 +265,16 @@ class Follower(AwaitedLog):
     def sees(self, before: State) -> bool:
         """Look for the tops of a state, and do what `saw` does. Cost: a GET of a few bytes for each."""
         tops = self.tops(before)
-        return self.saw([(top, fate_of(self._blob, top)) for top in tops])
+        return self.saw([(top, determine_fate(self._blob, top)) for top in tops])
 
     def prove_known(self) -> None:
-        """Make sure that the log is the one whose state this client knows, before it deletes by what that says.
+        """Make sure that the log still is the one that this client knows, before it deletes anything by that state.
 
         Cost: a GET of a few bytes for each record that is looked for, mostly two.
 
         Raises:
             LogReplaced, LogInterrupted: as `prove`.
-            Indeterminate: what is known may be that of an older log, so `restart` comes first.
+            Indeterminate: the known state may belong to an older log: call `restart` first.
         """
         with self._lock:
             self.prove_now()
@@ -290,9 +290,9 @@ class Follower(AwaitedLog):
     def doubt(self, seqno: int) -> None:
         """Stop, with LogReplaced, if the record at seqno, which this client has read, is gone or another one."""
         with self._lock:
-            known = self._recent.get(seqno)
-            if known is not None:
-                self._past.verify(seqno, known.commit)
+            recent = self._recent.get(seqno)
+            if recent is not None:
+                self._past.verify(seqno, recent.commit)
 
     def restart(self) -> State:
         """Take over the newest checkpoint, because state objects that only older ones refer to may be gone.
@@ -323,13 +323,13 @@ class Follower(AwaitedLog):
     def was_truncated(self, record: Record, *, past_is_there: bool) -> bool:
         """Return whether the slot of a record that was just created has been truncated, before or after that.
 
-        past_is_there says that the record before it was seen; what follows from a truncated one is always asked for.
+        past_is_there: whether the record before it was seen. The records after a truncated one are always checked.
         Cost: nothing, unless this client has not seen the end of the log for `STALE_AFTER_S`, or another thread has
-        taken its state beyond the slot without having read the record there: then a LIST and a GET.
+        moved the state past the slot without reading its record: then a LIST and a GET.
         """
         with self._lock:
-            known = self._recent.get(record.seqno)
-            if known is not None and known.commit == record.commit:
+            recent = self._recent.get(record.seqno)
+            if recent is not None and recent.commit == record.commit:
                 return False
             if past_is_there and self._state.seqno < record.seqno and not self._is_stale():
                 return False
@@ -369,9 +369,9 @@ class Follower(AwaitedLog):
         return read_newest_checkpoint(self._blob, self._levels)
 
     def _restart(self, newest: State) -> None:
-        """Take over the state of a checkpoint, and the records after it, unless what is known is newer.
+        """Continue from the state of a checkpoint and the records after it, unless the known state is newer.
 
-        If there is no checkpoint, newest is the empty state, and the records are all there is.
+        Without a checkpoint, newest is the empty state, and all records are read.
         """
         if newest.location is not None and self._state.location not in (None, newest.location):
             self._verify_newest()
@@ -393,7 +393,7 @@ class Follower(AwaitedLog):
             assert self._state.commit is not None
             raise self._past.stop(newest.seqno, self._state.commit, newest.commit)
         if newest.seqno > self._state.seqno:
-            self.submissions.skip_to(newest.seqno)
+            self.submissions.skip_records(newest.seqno)
         self._state = newest
 
     def _verify_newest(self) -> None:
@@ -401,25 +401,25 @@ class Follower(AwaitedLog):
         if self._state.commit is not None:
             self._past.verify(self._state.seqno, self._state.commit)
 
-    def lost_to(self, winner: Record) -> None:
+    def apply_winner(self, winner: Record) -> None:
         """Apply a record that was there where this client wanted to create its own, unless that was done already."""
         with self._lock:
             if winner.seqno == self._state.seqno + 1:
-                self._past.went_on_from(self._state)
+                self._past.note_continuation(self._state)
             self.advance(winner)
 
     def advance(self, record: Record, applied: tuple[State, State] | None = None) -> None:
-        """Apply a record that is in the log, unless it has been applied already.
+        """Apply a record of the log, unless it has been applied already.
 
         Args:
-            applied: a state, and what `apply` made of it with this record, if that is known.
+            applied: a state, and the result of `apply` on it with this record, if known.
         """
         with self._lock:
             if record.seqno <= self._state.seqno:
-                known = self._recent.get(record.seqno)
+                recent = self._recent.get(record.seqno)
                 is_kept = record.seqno >= self._state.control.log_floor
-                if is_kept and known is not None and known.commit != record.commit:
-                    raise self._past.stop(record.seqno, known.commit, record.commit)
+                if is_kept and recent is not None and recent.commit != record.commit:
+                    raise self._past.stop(record.seqno, recent.commit, record.commit)
                 return
             if self._state.location not in (None, record.location):
                 raise contradiction(record, self._state)
@@ -428,9 +428,9 @@ class Follower(AwaitedLog):
                 after = applied[1] if applied is not None and is_known else apply(self._state, record)
             except MissingBlob:
                 # Pages of a directory that newer checkpoints do not refer to are collected after a while.
-                before = self._state
+                state_before = self._state
                 self._restart(self._newest_checkpoint())
-                if self._state.entries.shares_base_with(before.entries):
+                if self._state.entries.shares_base_with(state_before.entries):
                     raise
                 self.advance(record)
                 return
@@ -438,7 +438,7 @@ class Follower(AwaitedLog):
                 raise self._does_not_follow(record) from error
             except (ValueError, Conflict) as error:
                 raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
-            self.submissions.note(record)  # Before the state, so that who has the state finds what led to it.
+            self.submissions.note(record)  # Before the state, so that its readers find the records before it.
             self._state = after
             self._past.learned(self._state, self.now())
             self._recent[record.seqno] = record
@@ -454,10 +454,10 @@ class Follower(AwaitedLog):
             self.on_advance(record.seqno)
 
     def catch_up(self, after: int) -> Submissions:
-        """Refresh, and return what all records after a seqno say of submissions, as far as the log still has them.
+        """Refresh, and return the submissions in all records after a seqno, as far as the log still has them.
 
-        Cost: that of `refresh`, but where seqno is far away, a LIST and a GET stand for what comes before; and a GET
-        for each record between it and the checkpoint from which this client went on.
+        Cost: a `refresh`. If seqno is far away, a LIST and a GET replace the older records; then a GET for each record
+        between it and the checkpoint from which this client continued.
         """
         with self._lock:
             if after > self._state.seqno + FAR:
@@ -494,32 +494,32 @@ class Follower(AwaitedLog):
                 self._restart(self._newest_checkpoint())
                 return self._load(id_)
 
-    def newest_id_of(self, name: str) -> str | None:
-        """Refresh, and return what `id_of` does."""
+    def load_newest_id(self, name: str) -> str | None:
+        """Refresh, and return what `find_id` does."""
         self.refresh()
-        return self.id_of(name)
+        return self.find_id(name)
 
-    def id_of(self, name: str) -> str | None:
+    def find_id(self, name: str) -> str | None:
         """Return the id of the collection of a name in the newest known state; None if there is none."""
         return self.over_all(lambda state: state.ids.get(name))
 
     def entry(self, id_: str) -> CollectionEntry | None:
-        """Return what the newest known state says of a collection; None if it is gone. Waits for no other thread."""
+        """Return the newest known entry of a collection; None if it is gone. Waits for no other thread."""
         return self.over_all(lambda state: state.entries.get(id_))
 
     def over_all(self, look: Callable[[State], T]) -> T:
-        """Return what look says of the newest known state, at all of whose collections it may look.
+        """Return the result of look on the newest known state; it may read all collections of that state.
 
-        Cost: what look reads; in a directory that is not all in memory, each page. If pages were collected meanwhile,
-        look is called again, on a newer state.
+        Cost: the reads of look; each page of a directory that is not all in memory. If pages were collected meanwhile,
+        look is called again with a newer state.
         """
         state = self._state
         for _ in range(OVER_ALL_MAX):
             try:
                 return look(state)
             except MissingBlob:
-                before, state = state, self.restart()
-                if state.entries.shares_base_with(before.entries):
+                state_before, state = state, self.restart()
+                if state.entries.shares_base_with(state_before.entries):
                     raise
         return look(state)
 
@@ -533,9 +533,9 @@ class Follower(AwaitedLog):
         return entry.contents
 
     def refresh_and_load(self, ids: Iterable[str], threads: Executor) -> State:
-        """Do what `refresh` does; of a remote store, read the contents of collections meanwhile that are not known yet.
+        """Refresh; on a remote store, also load unknown contents of collections at the same time.
 
-        What has gone, or cannot be read, is left to `load`. Cost: a GET for each state object, at once.
+        `load` handles collections that are gone or unreadable. Cost: a GET for each state object, in parallel.
         """
         entries = [entry for entry in map(self._state.entries.get, ids) if entry is not None and entry.contents is None]
         location = self._state.location
@@ -586,7 +586,7 @@ class Follower(AwaitedLog):
         return contents
 
     def known_at_once(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
-        """Do what `known` does for collections by (id, name), all in one state; return its seqno, too."""
+        """Return the states of collections by (id, name) as `known` does, all from one state, with its seqno."""
         with self._lock:
             return self._state.seqno, [self.known(id_, name) for id_, name in wanted]
 
@@ -595,4 +595,4 @@ class Follower(AwaitedLog):
         with self._lock:
             self._past.check_stopped()
             if not self._is_stale():
-                self._read_on(self._hinted)
+                self._read_forward(self._hinted)

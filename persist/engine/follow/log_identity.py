@@ -1,22 +1,22 @@
-"""Whether the log is still the one that a client has read.
+"""Check whether the log still is the one that a client has read.
 
-A location may be rolled back under an open client: a backup is restored in place. The client would go on where it
-was, beyond a hole, and be acknowledged for what nobody will ever read. Four things prevent that:
+A location may be rolled back under an open client: a backup is restored in place. The client would continue beyond a
+hole, and its writes would be acknowledged and never read. Four things prevent that:
 
 - Each record names the commit before it, so no record that was made after the roll-back is taken for the next one.
-- Whoever makes a checkpoint first makes sure that all records that it adds up are there
+- A checkpoint's maker first makes sure that all records in it exist
   (`persist.engine.follow.checkpoint.write_checkpoint`), so that memory bridges no hole.
-- Nothing is acknowledged before the client has seen that what it follows is still there, since it was asked for:
-  `fate_of` looks for the record before, and for those that were the last ones known when records of others were read.
-  One of these is the last that was taken away, if there is a hole. See `persist.engine.write.store_checks`.
-- From time to time a client also asks, so that nobody writes beyond a hole in the first place, and that readers
-  hear of it: a writer before it creates a record, if it has not asked for `PROVE_AFTER_S`; a reader after it has read
-  on, if it has not for `PROVE_READS_AFTER_S`.
+- Nothing is acknowledged before the client has seen, after the request, that its predecessors still exist:
+  `determine_fate` looks for the record before, and for the last records known when records of others were read. One of
+  these is the last that was taken away, if there is a hole. See `persist.engine.write.store_checks`.
+- From time to time a client checks this without a commit, so that no client writes beyond a hole and readers notice
+  one. A writer checks before it creates a record, at most every `PROVE_AFTER_S`; a reader after it has read on, at most
+  every `PROVE_READS_AFTER_S`.
 
-Which records are asked for from time to time? After a pause, the newest one that is known: that is one GET. A client
-that never pauses asks for the newest one of the time when it last asked, and for the one after that; the newest one
-now may be beyond a hole already. A roll-back loses the last records, so it lost one of these two, unless the backup
-was made since the client last asked. docs/run/restore.md says what window stays open.
+Which records are checked from time to time? After a pause: the newest known record, with one GET. A client without
+pauses checks the record that was newest at its last check, and the one after that; the newest one now may be beyond a
+hole already. A roll-back loses the last records, so it lost one of these two, unless the backup was taken after the
+last check. docs/run/restore.md describes the remaining window.
 """
 
 from typing import Literal
@@ -31,21 +31,21 @@ from persist.engine.follow.checkpoint import beyond_the_log, read_newest_control
 
 PROVE_AFTER_S = 10.0
 PROVE_READS_AFTER_S = 60.0
-TOPS_MAX = 16  # Records that one look asks for; of more, the oldest ones are left out.
+TOPS_MAX = 16  # One look checks so many records; if there are more, it leaves out the oldest.
 
-Moment = tuple[float, float]  # Of the monotonic and of the wall clock, in seconds.
+Moment = tuple[float, float]  # Of the monotonic and the wall clock, in seconds.
 Mark = tuple[int, str]  # A seqno, and the commit id of the record there.
 Gone = tuple[int, str, str | None]  # A mark, and the commit id that is there now.
 Fate = Gone | Literal["there", "truncated"]
 
 
 class Past:
-    """What one client knows of the log, and when it last asked. Used under the lock of its `Follower`."""
+    """One client's knowledge of the log, and the time of its last check. Used under the lock of its `Follower`."""
 
     def __init__(self, blob: Blob, state: State, now: Moment) -> None:
         self._blob = blob
         self._asked = self._learned = now
-        # The newest record when that was last asked, and the one after it.
+        # The newest record at the last check, and the one after it.
         self._marks: list[Mark] = []
         self._tops: list[Mark] = []  # The newest records when others were read after them, since the last look.
         self._lost: tuple[int, str, str | None] | None = None
@@ -57,8 +57,8 @@ class Past:
         if len(self._marks) < 2:
             self._mark(state)
 
-    def went_on_from(self, state: State) -> None:
-        """Note that a record after state was read, which somebody else may have written beyond a hole."""
+    def note_continuation(self, state: State) -> None:
+        """Note that a record after state was read, which another client may have written beyond a hole."""
         if state.commit is not None:
             self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
 
@@ -73,10 +73,10 @@ class Past:
             self._tops = [top for top in self._tops if top not in tops]
 
     def check(self, state: State, now: Moment, after_s: float) -> None:
-        """Ask whether the log still holds what is known, if that was not asked for after_s.
+        """Check that the log still has the known records, if the last check is after_s old.
 
         Raises:
-            LogReplaced: it does not, or did not before.
+            LogReplaced: it lost one of them, now or earlier.
         """
         self.check_stopped()
         if not is_past(self._asked, now, after_s):
@@ -90,7 +90,7 @@ class Past:
         self._mark(state)
 
     def check_now(self, state: State) -> None:
-        """Like `check`, and ask at once, but for one record only. What is asked for at the next time stays the same."""
+        """Like `check`, but at once and for one record. The records for the next check stay the same."""
         self.check_stopped()
         self._ask(state, self._marks[-1:])
 
@@ -105,12 +105,12 @@ class Past:
 
     def verify(self, seqno: int, commit: str) -> None:
         """Raise LogReplaced, now and from now on, unless the record at seqno is that commit or has been truncated."""
-        fate = fate_of(self._blob, (seqno, commit))
+        fate = determine_fate(self._blob, (seqno, commit))
         if isinstance(fate, tuple):
             raise self.stop(*fate)
 
     def stop(self, seqno: int, known: str, present: str | None) -> LogReplaced:
-        """Stop for good, and return the error that says why."""
+        """Stop for good, and return the error with the reason."""
         self._lost = self._lost or (seqno, known, present)
         return LogReplaced(self._blob.url, *self._lost)
 
@@ -120,7 +120,7 @@ class Past:
             raise LogReplaced(self._blob.url, *self._lost)
 
 
-def fate_of(blob: Blob, mark: Mark) -> Fate:
+def determine_fate(blob: Blob, mark: Mark) -> Fate:
     """Return whether a record is there or has been truncated, or what to stop with if neither is so.
 
     Cost: a GET of a few bytes, if it is there. Needs no lock.
@@ -146,7 +146,7 @@ def is_past(then: Moment, now: Moment, after_s: float) -> bool:
     return now[0] - then[0] >= after_s or now[1] - then[1] >= after_s
 
 
-def record_of(blob: Blob, newest: State) -> Record | None:
+def load_record(blob: Blob, newest: State) -> Record | None:
     """Return the record after which the newest checkpoint was made, or None if there is none any more.
 
     Raises:

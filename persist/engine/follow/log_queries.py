@@ -1,21 +1,20 @@
-"""What only the records of the log tell, because no state keeps it: who did what, and what became of an operation.
+"""Facts that only the log's records have, not the state: authors of changes, and outcomes of operations.
 
-- `log_table` gives the records as a table, for people. It begins where the log does, which is kept for a while and not
-  for ever (`Settings.log_retention_s`).
+- `log_table` returns the records as a table, for people. It begins where the log does, which is kept for a while and
+  not for ever (`Settings.log_retention_s`).
 - `say_whose` finds out who wrote the updates of a collection that are not sealed, for an error.
 - `Submissions` keeps which operations that clients had committed by others are in the log, as far as one reader of it
-  knows. A client that lets a server commit for it gives each operation its own id and a number
-  (`persist.engine.write.relay`), and a record that was made for others says whose operations it holds
-  (`persist.core.log.records.Submitted`). Both sides read that, and nothing else, to find out what became of an
-  operation:
+  knows. A client whose operations a server commits sends each with its own id and a number
+  (`persist.engine.write.relay`). A record with operations of others names them (`persist.core.log.records.Submitted`).
+  Both sides read that, and nothing else, to find out what became of an operation:
 
-  - a client that lost the answer finds its number in the log. Otherwise it commits by itself, and also says in that
-    record that none of its operations up to a number will come any more;
-  - a server commits an operation only as long as no record since the client asked for it says that.
+  - a client that lost the answer finds its number in the log. Otherwise it commits by itself, and that record also
+    declares that none of its operations up to a number will follow;
+  - a server commits an operation only if no record since the request declares this.
 
-  Both need the slot of the log that follows what they have read, so only one of the two can get it, and the other reads
-  what was decided. This needs no state in checkpoints, because only what followed a seqno is ever asked for: `knows`
-  tells whether all of that was read here.
+  Both need the slot of the log after the records that they have read, so only one of the two can get it, and the other
+  reads the decision. This needs no state in checkpoints, because only records after a seqno are needed: `knows` returns
+      whether all of these were read here.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -60,10 +59,10 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
 
     Args:
         last: how many records are looked at; None for all that are kept.
-        map_all: calls a function for each of some items, perhaps several at a time, and gives the answers in order.
+        map_all: calls a function for each of some items, perhaps in parallel, and returns the results in order.
 
     Raises:
-        InvalidUsage: last is no number of records.
+        InvalidUsage: last is not a positive number.
     """
     if last is not None and (isinstance(last, bool) or not isinstance(last, int) or last < 1):
         raise InvalidUsage(f"last={last!r:.100} is not a number of records: give 1 or more, or None for all")
@@ -83,7 +82,7 @@ def log_table(blob: Blob, state: State, last: int | None, collection: str | None
 def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]:
     mutations = [step for step in record.mutations if collection in (None, step.collection)]
     parts = [part for step in mutations if isinstance(step, kinds.Append | kinds.Pend) for part in step.parts]
-    # A commit to several collections says the same with each of them.
+    # A commit to several collections has the same note for each.
     notes = {(n.message, *sorted(n.metadata.items())): n for n in mutations if isinstance(n, kinds.Note)}.values()
     ids = dict.fromkeys(step.collection for step in mutations if step.collection)
     return {
@@ -103,13 +102,13 @@ RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to 
 
 
 def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: str, own: str = "") -> None:
-    """Let an error that a commit got in this state say whose the updates are that are not sealed.
+    """Add the writers of the unsealed updates to an error that a commit raised in this state.
 
-    Cost: a GET for each record since the first of theirs, `RECORDS_MAX` at most. What the store does not tell is left
-    out.
+    Cost: a GET for each record since the first of theirs, `RECORDS_MAX` at most. Writers whose records cannot be read
+    are left out.
 
     Args:
-        own: the name of the client that is told.
+        own: the name of the client that gets the error.
     """
     entry = state.entries.get(collection)
     contents = None if entry is None else entry.contents
@@ -117,20 +116,21 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     if contents is None or hidden is None or error.time is None:
         return
     by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
-    left = hidden.updates
+    remaining_updates = hidden.updates
     for record in _backwards(blob, state):
         writes = _of_record(record, contents, own)
         if writes is not None:
             later = by_writer.get((writes.writer, writes.epoch))
             by_writer[writes.writer, writes.epoch] = writes if later is None else _both(later, writes)
-            left -= writes.updates
-        if left <= 0:
+            remaining_updates -= writes.updates
+        if remaining_updates <= 0:
             break
     error.with_writes([*by_writer.values()])
 
 
 def last_moved(records: Mapping[int, Record], collection: str) -> int | None:
-    """Return when the last of some records that moved upper did, in ms since 1970 by its writer's clock; None if none.
+    """Return when the last of some records that moved upper was written, in ms since 1970 by its writer's clock; None
+    without one.
 
     Args:
         records: those that a client has read lately (`Follower.recent`), by their seqnos.
@@ -185,13 +185,13 @@ def _both(later: UnsealedWrites, earlier: UnsealedWrites) -> UnsealedWrites:
 
 
 SUBMITTERS_MAX = 4096
-RANGES_MAX = 4096  # Of one submitter; all operations that it asks for at once have fewer numbers.
+RANGES_MAX = 4096  # Ranges of one submitter; all operations of one request have smaller numbers.
 
 
 class Submissions:
-    """What records since a seqno say; one thread adds to it at a time, and others may look meanwhile.
+    """The submissions in records since a seqno. One thread adds to it at a time; others may read.
 
-    A look that comes between two records misses none that the looker's state holds: records are noted first.
+    Records are noted before the state moves, so a reader misses none that its state includes.
     """
 
     def __init__(self, seqno: int) -> None:
@@ -203,21 +203,23 @@ class Submissions:
         if record.submitted is UNSET:
             return
         for submitted in record.submitted:
-            known = self._ranges.pop(submitted.submitter, ())
-            self._ranges[submitted.submitter] = (*known, (submitted.first, submitted.last, record.seqno))[-RANGES_MAX:]
+            earlier_ranges = self._ranges.pop(submitted.submitter, ())
+            self._ranges[submitted.submitter] = (*earlier_ranges, (submitted.first, submitted.last, record.seqno))[
+                -RANGES_MAX:
+            ]
         while len(self._ranges) > SUBMITTERS_MAX:
             oldest = next(iter(self._ranges))
             self._since = max(self._since, self._ranges.pop(oldest)[-1][2])
 
-    def skip_to(self, seqno: int) -> None:
-        """Say that records up to seqno were not read, because a checkpoint stands for them."""
+    def skip_records(self, seqno: int) -> None:
+        """Note that records up to seqno were not read, because a checkpoint replaced them."""
         self._since = max(self._since, seqno)
 
     def knows(self, after: int) -> bool:
         """Whether all records after this one have been taken in."""
         return self._since <= after
 
-    def seqno_of(self, submitter: str, number: int) -> int | None:
+    def find_seqno(self, submitter: str, number: int) -> int | None:
         """Return the record that holds an operation; None if none does that was taken in."""
         ranges = self._ranges.get(submitter, ())
         return next((seqno for first, last, seqno in ranges if first <= number <= last), None)

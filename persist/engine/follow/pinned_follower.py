@@ -1,4 +1,4 @@
-"""A client's view of one point of the log, which never moves: for reads of several collections that belong together.
+"""A client's view of one point of the log, which never moves: for consistent reads of several collections.
 
 The state after a record is that of the newest checkpoint at or before it, and the records since. Checkpoints and
 records are kept for a while (`Settings.log_retention_s`, see `persist.engine.upkeep.garbage`); a point that lies
@@ -23,13 +23,13 @@ T = TypeVar("T")
 
 
 class PinnedFollower(Follower):
-    """Answers what the state was after the record at a seqno.
+    """The state after the record at a seqno.
 
     Cost: a page of LIST, a GET of a checkpoint, and a GET for each record between it and the seqno.
 
     Raises:
-        InvalidUsage: there is no such record yet, or what is needed of the log is not kept any more.
-        Corruption: what is there cannot be believed.
+        InvalidUsage: there is no such record yet, or the log has not kept the needed records.
+        Corruption: a stored object is damaged.
     """
 
     def __init__(self, blob: Blob, clock: Clock, seqno: int, *, pool: Executor) -> None:
@@ -40,7 +40,7 @@ class PinnedFollower(Follower):
                 f"seqno={seqno} is not in the log of {blob.url} yet, whose last is {self._state.seqno}: pin that one, "
                 "or leave the option out to read the newest"
             )
-        self._state = _state_at(blob, seqno)
+        self._state = _load_state(blob, seqno)
         self._pinned = seqno
 
     def refresh(self) -> State:
@@ -48,23 +48,23 @@ class PinnedFollower(Follower):
         return super().refresh() if self._pinned is None else self._state
 
     def restart(self) -> State:
-        """Raise InvalidUsage: there is no other state to go on from."""
-        raise _gone(self._blob, self._state.seqno)
+        """Raise InvalidUsage: a pinned client cannot continue from another state."""
+        raise _explain_missing_state(self._blob, self._state.seqno)
 
     def load(self, id_: str) -> CollectionState | None:
         with self._lock:
             try:
                 return self._load(id_)
             except MissingBlob as error:
-                raise _gone(self._blob, self._state.seqno) from error
+                raise _explain_missing_state(self._blob, self._state.seqno) from error
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        """Return what look says now: no time would change it."""
+        """Return the result of look at once: waiting would not change it."""
         self.check_open()
         return look()
 
 
-def _state_at(blob: Blob, seqno: int) -> State:
+def _load_state(blob: Blob, seqno: int) -> State:
     state = State()
     for at, entry in listed_checkpoints(blob):
         if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:
@@ -73,12 +73,14 @@ def _state_at(blob: Blob, seqno: int) -> State:
             except MissingBlob:
                 if blob.get(entry.key) is not None:
                     raise
-                raise _gone(blob, seqno) from None  # It was collected meanwhile, and its directory after it.
+                raise _explain_missing_state(
+                    blob, seqno
+                ) from None  # It was collected meanwhile, and its directory after it.
             break
     while state.seqno < seqno:
         record = read_record(blob, state.seqno + 1)
         if record is None:
-            raise _gone(blob, seqno)
+            raise _explain_missing_state(blob, seqno)
         try:
             state = apply(state, record)
         except DoesNotFollow as error:
@@ -86,7 +88,7 @@ def _state_at(blob: Blob, seqno: int) -> State:
     return state
 
 
-def _gone(blob: Blob, seqno: int) -> InvalidUsage:
+def _explain_missing_state(blob: Blob, seqno: int) -> InvalidUsage:
     return InvalidUsage(
         f"the state of {blob.url} as of seqno={seqno} cannot be read any more: that part of the log has been truncated "
         "(Settings.log_retention_s says how long it is kept). Pin a later seqno, or read by as_of."

@@ -6,19 +6,19 @@
     state/<collection>/<seqno, 20 digits>-<xxh3_128 of the object>.json    frame "state"
 
 A collection may consist of very many parts, each with a descriptor of some 900 bytes, of which a commit touches a few.
-So a state object either is whole, or says what changed since the ones before it: it has `gone` then. Its maps hold what
-came or changed, and `gone` the keys of what went; its other members are as they are now. Runs and keyframes are taken
-for maps, by the number of the first part and by time. What is gone leaves first; what changed then takes its place, and
-what is new comes last, in the order of the object. So all maps have the order of the contents.
+So a state object either is whole, or has the changes since the earlier ones and a member `gone`. Its maps hold new and
+changed items, and `gone` the deleted keys; all other members have their present values. Runs and keyframes are taken
+for maps, by the number of the first part and by time. A reader first removes deleted keys, then replaces changed items,
+and then adds new ones in the order of the object. So all maps have the order of the contents.
 
 New changes are written together with those before them that are less than `RATIO` times as large, and the whole is
-written anew when it is less than that. So each object is at least `RATIO` times as large as the next, they are few, and
-each change is written again a few times for each of them, however many parts there are. The whole is also written
-anew when less than half as many parts are left as it has. What is smaller than `WHOLE_BYTES_MAX` is always written as a
+written anew when it is less than that. So each object is at least `RATIO` times as large as the next, there are few of
+them, and each change is rewritten a few times for each, however many parts there are. The whole is also written anew
+when less than half as many parts are left as it has. An object smaller than `WHOLE_BYTES_MAX` is always written as a
 whole: most collections have one object.
 
-An older object may hold what later ones take away. Where data was destroyed, by a compaction that forgets history or by
-an erasure, nothing is taken over, so it lives on in none of them (`persist.engine.follow.checkpoint`).
+An older object may hold what later ones take away. If a compaction that forgets history, or an erasure, destroyed data,
+no earlier object is reused, so none keeps that data (`persist.engine.follow.checkpoint`).
 
 Rejected: to store the mutations themselves, since the fold of thousands of them takes seconds in a large collection.
 """
@@ -42,12 +42,12 @@ from persist.core.state_rules.state import CollectionEntry
 LEVELS = 7  # The number of a location from which on its state objects need not be whole.
 RATIO = 4
 WHOLE_BYTES_MAX = 64 * 1024
-LEAST_BYTES = 8 * 1024  # Changes count as if they had so many bytes, so that there are no tiny objects.
-KNOWN_BYTES_MAX = 32 << 20  # Of state objects that one client remembers, of all collections but the last one.
+LEAST_BYTES = 8 * 1024  # Changes count at least so many bytes, so that there are no tiny objects.
+KNOWN_BYTES_MAX = 32 << 20  # The limit for cached state objects of all collections but the last one.
 
 
 class Gone(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What of the maps of a collection's state is not there any more."""
+    """The deleted keys in the maps of a collection's state."""
 
     holds: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
@@ -100,18 +100,18 @@ class KnownContents:
             MissingBlob, CorruptBlob: one is missing, or not what was stored there.
         """
         levels: list[StateLevel] = []
-        known = self._levels.get(entry.id) or ()
-        for level, pointer in zip(known, entry.stored, strict=False):
+        known_levels = self._levels.get(entry.id) or ()
+        for level, pointer in zip(known_levels, entry.stored, strict=False):
             if level.pointer != pointer:
                 break
             levels.append(level)
-        rest = entry.stored[len(levels) :]
-        for pointer, stored in fetch_framed(blob, rest, StateObject, self._pool):
+        unread = entry.stored[len(levels) :]
+        for pointer, stored in fetch_framed(blob, unread, StateObject, self._pool):
             if (stored.location, stored.collection.id) != (location, entry.id):
                 raise CorruptBlob(pointer.blob, "it belongs to another collection, so blobs were exchanged")
-            before = levels[-1].contents if levels else None
+            contents_before = levels[-1].contents if levels else None
             try:
-                levels.append(StateLevel(pointer, with_changes(before, stored)))
+                levels.append(StateLevel(pointer, with_changes(contents_before, stored)))
             except ValueError as error:
                 raise CorruptBlob(pointer.blob, f"it is not one that a writer would make: {error}") from error
         self.keep(entry.id, levels)
@@ -128,21 +128,21 @@ class KnownContents:
 def new_levels(
     location: str, seqno: int, contents: CollectionState, levels: Sequence[StateLevel], *, format: int
 ) -> tuple[tuple[StateLevel, ...], bytes]:
-    """Return how a checkpoint at seqno says what the contents are, given the levels that it takes over.
+    """Return the levels that represent the contents in a checkpoint at seqno, given the reused levels.
 
-    The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and what differs is
-    encoded.
+    The last one must be stored first; its bytes are the second result. Cost: O(parts) comparisons, and the encoding of
+    the differences.
     """
     is_much_gone = bool(levels) and _size(contents) < _size(levels[0].contents) // 2
-    kept = [] if is_much_gone else [*levels]
+    reused_levels = [] if is_much_gone else [*levels]
     while True:
         stored = msgspec.structs.replace(
-            changes(location, contents, kept[-1].contents if kept else None), format=format
+            changes(location, contents, reused_levels[-1].contents if reused_levels else None), format=format
         )
         pointer, data = encode_object(state_prefix(contents.id, seqno), stored)
-        if not kept or kept[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
-            return (*kept, StateLevel(pointer, contents)), data
-        kept.pop()
+        if not reused_levels or reused_levels[-1].pointer.bytes >= RATIO * max(len(data), LEAST_BYTES):
+            return (*reused_levels, StateLevel(pointer, contents)), data
+        reused_levels.pop()
 
 
 def changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
@@ -150,15 +150,15 @@ def changes(location: str, contents: CollectionState, before: CollectionState | 
     if before is None:
         return StateObject(location=location, collection=contents)
     came: dict[str, Any] = {}
-    gone: dict[str, Any] = {}
+    gone_keys: dict[str, Any] = {}
     for name in _MAPS:
         now, then = _map(contents, name), _map(before, name)
         stays = _first_that_stay(now, then)
-        gone[name] = tuple(key for key in then if key not in stays)
+        gone_keys[name] = tuple(key for key in then if key not in stays)
         changed = {key: v for key, v in now.items() if key not in stays or not (then[key] is v or then[key] == v)}
         came[name] = tuple(changed.values()) if name in _LISTS else changed
     changed_alone = msgspec.structs.replace(contents, **came)
-    return StateObject(location=location, collection=changed_alone, gone=Gone(**gone))
+    return StateObject(location=location, collection=changed_alone, gone=Gone(**gone_keys))
 
 
 def with_changes(before: CollectionState | None, stored: StateObject) -> CollectionState:
@@ -167,15 +167,15 @@ def with_changes(before: CollectionState | None, stored: StateObject) -> Collect
         raise ValueError("the first state object of a collection is whole, and others say what changed")
     if before is None or isinstance(stored.gone, UnsetType):
         return stored.collection
-    made: dict[str, Any] = {}
+    changed_lists: dict[str, Any] = {}
     for name in _MAPS:
-        then, gone = _map(before, name), getattr(stored.gone, name)
-        if not (then.keys() >= set(gone) and len(set(gone)) == len(gone)):
+        then, gone_keys = _map(before, name), getattr(stored.gone, name)
+        if not (then.keys() >= set(gone_keys) and len(set(gone_keys)) == len(gone_keys)):
             raise ValueError(f"something is gone from its {name} that was not there")
-        now = {key: value for key, value in then.items() if key not in set(gone)} if gone else dict(then)
+        now = {key: value for key, value in then.items() if key not in set(gone_keys)} if gone_keys else dict(then)
         now.update(_map(stored.collection, name))
-        made[name] = tuple(now.values()) if name in _LISTS else now
-    return msgspec.structs.replace(stored.collection, **made)
+        changed_lists[name] = tuple(now.values()) if name in _LISTS else now
+    return msgspec.structs.replace(stored.collection, **changed_lists)
 
 
 _MAPS = Gone.__struct_fields__
@@ -193,8 +193,8 @@ def _map(contents: CollectionState, name: str) -> Mapping[Any, Any]:
         return {run[0]: run for run in contents.history}
     if name == "keyframes":
         return {keyframe.as_of: keyframe for keyframe in contents.keyframes}
-    held: Mapping[Any, Any] = getattr(contents, name)
-    return held
+    by_key: Mapping[Any, Any] = getattr(contents, name)
+    return by_key
 
 
 def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any]:
@@ -202,7 +202,7 @@ def _first_that_stay(now: Mapping[Any, Any], then: Mapping[Any, Any]) -> set[Any
     order = iter(then)
     stays: set[Any] = set()
     for key in now:
-        if key not in then or not any(key == other for other in order):
+        if key not in then or not any(key == placed_key for placed_key in order):
             break
         stays.add(key)
     return stays

@@ -1,13 +1,13 @@
-"""How threads wait for the log to move on: they look again when somebody says that it has, and at intervals.
+"""Threads that wait for new records of the log: they look again when a hint comes, and at intervals.
 
 Invariants:
-- a hint need not be true, so it only makes those who wait look; nobody takes a state from it;
+- a hint may be wrong, so it only makes waiting threads look; no state is taken from it;
 - who waits looks again after each record that this client commits, and the longest pause later at the latest;
 - `close` ends each wait.
 
-Callers that wait for each other share the look of one of them, if it began after they asked. In `Looks.once`, only the
-first call of a thread looks. Who is about to commit may `put_off` that look: a record that is created at the next seqno
-shows that nothing else has come, just as a look would.
+Waiting callers share one look, if it began after they asked. In `Looks.once`, only the first call of a thread looks. A
+caller that is about to commit may skip that look with `skip_refresh`: a record that it creates at the next seqno shows
+that nothing else has come.
 """
 
 import itertools
@@ -26,24 +26,25 @@ T = TypeVar("T")
 
 HINT_S = 1.0
 POLL_FIRST_S = 0.005
-TOLD_FIRST_S = 0.25  # A GET that is under way when a hint comes would only delay the one that finds the record.
-POLL_MAX_S = 1.0  # Where a request costs money and takes a while; elsewhere the first pause stays.
+TOLD_FIRST_S = 0.25  # A GET in progress when a hint comes would only delay the one that finds the record.
+POLL_MAX_S = 1.0  # For stores where requests are slow or cost money; elsewhere the first pause stays.
 
 
 class Looks:
-    """Of one client. `ticket`, `serve` and `served` belong to whoever looks, which holds a lock meanwhile."""
+    """The looks of one client. Call `ticket`, `serve` and `served` while holding the lock for looking."""
 
     def __init__(self) -> None:
         self._tickets = itertools.count(1)
         self._issued = 0
         self._served = 0
         self._elsewhere = 0
-        self._here = threading.local()  # Of a thread in `once`: has_looked, and what elsewhere was then.
+        # In `once`, for each thread: has_looked, and the value of elsewhere at that time.
+        self._here = threading.local()
 
     @contextmanager
     def once(self) -> Iterator[None]:
-        """Look at the log once in this block, however much a thread asks for. This client's own commits are seen, and
-        what was in their way; who waits for a change looks again.
+        """Look at the log at most once in this block, however often a thread asks. This client's own commits and their
+        conflicts are seen; a caller that waits for a change looks again.
         """
         if hasattr(self._here, "has_looked"):
             yield
@@ -65,22 +66,22 @@ class Looks:
             self._here.has_looked, self._here.elsewhere = True, self._elsewhere
 
     def committed_elsewhere(self) -> None:
-        """Let every thread look again: somebody else has made a commit of this client, which has not read it."""
+        """Let every thread look again: another client has made a commit for this one, which has not read it."""
         self._elsewhere += 1
 
-    def put_off(self) -> bool:
+    def skip_refresh(self) -> bool:
         """In `once`, do as if this thread had looked, until `again`; return whether it had not."""
         is_first = not getattr(self._here, "has_looked", True)
         self.noted()
         return is_first
 
     def again(self) -> None:
-        """Let the next call look, in `once`, too."""
+        """Let the next call look, even in `once`."""
         if hasattr(self._here, "has_looked"):
             self._here.has_looked = False
 
     def ticket(self) -> int:
-        """Return a number for a call that is about to look, unless one that begins from now on serves it."""
+        """Return a number for a call that is about to look, unless a look that begins from now on serves it."""
         self._issued = next(self._tickets)
         return self._issued
 
@@ -94,10 +95,10 @@ class Looks:
 
 
 class AwaitedLog(ABC):
-    """What a view of the log has for those who wait for it.
+    """The waiting part of a view of the log.
 
     Attributes:
-        is_told: whether somebody has promised to tell of each record.
+        is_told: whether a notifier has promised a hint for each record.
         longest_pause_s: the longest pause of who waits for a record; see `Settings.poll_s`.
     """
 
@@ -133,9 +134,10 @@ class AwaitedLog(ABC):
         """Read up to the record that a hint spoke of."""
 
     def hint(self, seqno: int) -> None:
-        """Let those who wait look now, because somebody says that there is a record at seqno.
+        """Make waiting threads look now, because a record at seqno was announced.
 
-        It need not be true. While it is not, and for `HINT_S`, no other hint is taken: so a liar costs a look a second.
+        A hint may be wrong. Until its record appears, and for `HINT_S`, no other hint counts: so a liar costs one look
+        a second.
         """
         with self._lock:
             now_s = self._clock.monotonic_s()
@@ -146,7 +148,7 @@ class AwaitedLog(ABC):
                 self._advanced.notify_all()
 
     def wake(self) -> None:
-        """Let those who wait look now, because something else than the log has changed that they look at."""
+        """Make waiting threads look now, because something other than the log has changed."""
         with self._lock:
             self._hints += 1
             self._advanced.notify_all()
@@ -157,17 +159,18 @@ class AwaitedLog(ABC):
         return min(TOLD_FIRST_S if self.is_told else POLL_FIRST_S, self.longest_pause_s)
 
     def wait_for(self, look: Callable[[], T | None], timeout_s: float | None) -> T | None:
-        """Return the first answer of look that is not None, or None when timeout_s has passed.
+        """Return the first answer of look that is not None, or None after timeout_s.
 
-        It looks after a refresh, whenever this client commits, upon a `hint`, and at intervals that double from
-        `first_pause_s` to the longest pause while the log stands still.
+        It calls look after a refresh: whenever this client commits, upon a `hint`, and at intervals that double from
+        `first_pause_s` to the longest pause while the log stays the same.
 
         Raises:
-            ClientClosed: `close` was called; anything that look raises.
+            ClientClosed: `close` was called.
+            Exception: any error that look raises.
         """
         ends_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         pause_s, is_hinted = self.first_pause_s, False
-        seen: int | None = None
+        seqno_seen: int | None = None
         while True:
             self.check_open()
             if is_hinted:
@@ -181,8 +184,8 @@ class AwaitedLog(ABC):
             left_s = None if ends_s is None else ends_s - self._clock.monotonic_s()
             if left_s is not None and left_s <= 0:
                 return None
-            pause_s = self.first_pause_s if seqno != seen else min(pause_s * 2, self.longest_pause_s)
-            seen = seqno
+            pause_s = self.first_pause_s if seqno != seqno_seen else min(pause_s * 2, self.longest_pause_s)
+            seqno_seen = seqno
             self.looks.again()
             with self._advanced:
                 if self._state.seqno == seqno and not self._is_closed and self._hints == hints:

@@ -1,14 +1,14 @@
 """Claims of readers that have a name or a handle of their own: explicit holds, and the leases of consumers.
 
-A hold keeps since at or before a time. A leased hold lives as long as its client renews its lease. A named one is
-permanent: it belongs to whoever knows its name, such as a consumer that may be down for days, and is moved by
-compare-and-set, so that two processes that believe to be that consumer notice each other.
+A hold keeps since at or before a time. A leased hold lives as long as its client renews its lease. A named hold is
+permanent: it belongs to all processes that know its name, such as a consumer that may be down for days. It is moved by
+compare-and-set, so two processes with the same name notice each other.
 
-What a client reads hangs on one lease, which nobody else may end before it has run out. A process that was killed would
+A client's reads share one lease, which other clients may not end before it has run out. A process that was killed would
 so keep history for ten minutes. A consumer that resumes by its name is known to be dead or replaced as soon as another
-one of that name appears. So each consumer has a lease of its own that carries its name, and begins by ending those of
-the same name, in the commit that grants it (`Leases`). One that is alive all the same, in this client or another, finds
-its lease gone with its next read, and gets `LeaseExpired`.
+one of that name appears. So each consumer has a lease of its own with its name, and begins by ending earlier leases of
+that name, in the commit that grants it (`Leases`). One that is alive all the same, in this client or another, finds its
+lease gone with its next read, and gets `LeaseExpired`.
 """
 
 import threading
@@ -25,7 +25,7 @@ from persist.core.errors import FrontierRegression, HoldMoved, Indeterminate, In
 from persist.core.timeline import Moment
 from persist.engine.hold.leases import Claim, Leases, WantedClaim
 
-ToTime = Callable[[str, Any], int]  # From what a caller gives; the text says in errors what it is.
+ToTime = Callable[[str, Any], int]  # Converts a caller's time; the text names the argument in errors.
 Shown = Callable[[int], str]  # A time as people read it.
 
 
@@ -49,7 +49,7 @@ class HoldInfo:
 
     @property
     def kept(self) -> int | None:
-        """The time as people are told it: None where none is kept, because a view needs only that the view is there."""
+        """The time for display: None if there is none, because a view only needs the collection to exist."""
         return None if self.time == TIME_MAX else self.time
 
 
@@ -63,7 +63,7 @@ class Hold(Closes):
 
     @property
     def time(self) -> int:
-        """Where the hold is."""
+        """The time of the hold."""
         return self._time
 
     @abstractmethod
@@ -108,6 +108,7 @@ class LeasedHold(Hold):
         self._is_released = False
 
     def advance(self, time: int | Moment) -> None:
+        """Move the hold to a later time."""
         time = self._later("this hold", time)
         if self._is_released:
             raise InvalidUsage("this hold was released; take a new one with hold(time)")
@@ -146,7 +147,7 @@ class NamedHold(Hold):
         self.name = name
         self._move = move
         self._give_up = give_up
-        self._maybe: int | None = None  # Where it may be, because a move got no answer.
+        self._maybe: int | None = None  # Its possible time, because a move got no answer.
 
     def advance(self, time: int | Moment) -> None:
         time = self._later(f"the hold {self.name!r}", time)
@@ -181,29 +182,29 @@ class ConsumerLeases:
     """The leases of the consumers of one client, by name. All methods may be called from any thread."""
 
     def __init__(self, make: Callable[[str], Leases]) -> None:
-        """Begin without any; make returns those of a consumer."""
+        """Begin without leases; make creates the leases of a consumer."""
         self._make = make
         self._lock = threading.Lock()
         self._by_name: dict[str, Leases] = {}
         self._beginning: dict[str, threading.Lock] = {}
 
     def claim_all(self, consumer: str, wanted: Sequence[WantedClaim]) -> list[Claim]:
-        """Begin a consumer, which takes the place of the one that has its name: claim what it reads, as `Leases` does.
+        """Begin a consumer, which replaces an earlier one of the same name, and make its claims, as `Leases` does.
 
-        Cost: one commit, which ends the lease of that one, too.
+        Cost: one commit, which also ends the earlier lease.
         """
         leases = self._make(consumer)
         leases.check_may_wait()
         with self._lock:
             beginning = self._beginning.setdefault(consumer, threading.Lock())
-        with beginning:  # Of two that begin at once, one must know of the other's lease to end it.
+        with beginning:  # If two begin at once, one must know the other's lease to end it.
             claims = leases.claim_all(wanted)
             with self._lock:
                 self._by_name[consumer] = leases
         return claims
 
     def each(self) -> list[Leases]:
-        """Return those of all consumers."""
+        """Return the leases of all consumers."""
         with self._lock:
             return [*self._by_name.values()]
 

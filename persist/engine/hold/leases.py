@@ -1,26 +1,26 @@
-"""What a client reads, and what keeps it there: one lease per client, at most one durable hold per collection.
+"""A client's claims: one lease per client, at most one durable hold per collection.
 
-Every open read has a `Claim`: since must stay at or before its time. Commits are what holds cost, so the claims of one
-collection share a durable hold, which is at or before the least of them:
+Every open read has a `Claim`: since must stay at or before its time. Holds cost commits, so the claims of one
+collection share a durable hold at or before the least of them:
 
     claims of a collection   {5, 9, 9}      in memory
     its durable hold         3 <= 5         in the log, and it lives by the client's lease
 
-A new claim at or after the hold costs nothing. A hold that stands too far back, or that no claim needs any more, is
-moved or released only after `hold_linger_s` without a new claim, because the next read is likely to want it, and every
-tenth of a lease if there always are new ones; at once when this client itself allows compaction, closes an explicit
+A new claim at or after the hold costs nothing. A hold that is too far back, or that no claim needs, is moved or
+released only after `hold_linger_s` without a new claim, because the next read probably needs it. With a constant flow
+of claims it is moved every tenth of a lease. It is moved at once when this client allows compaction, closes an explicit
 hold, or is closed. The lease is granted with the first hold, renewed every third of its duration while there is any,
 and ended with the last.
 
-What is claimed together (`claim_all`), and what is moved or let go of because it is due, is one record, however many
-collections it concerns. What several threads claim while the store is busy shares the next record, like all commits.
+Joint claims (`claim_all`), and all holds that are due to move, are one record, however many collections it concerns.
+Claims of several threads while the store is busy share the next record, like all commits.
 
-Whether a lease has expired is decided by the log: somebody whose clock is past the expiry and the declared skew writes
-so. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks that
-are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
+The log decides whether a lease has expired: a client whose clock is past the expiry and the declared skew writes a
+record. Until then it can be renewed, however late. A reader that finds its lease gone gets `LeaseExpired`. So clocks
+that are wrong may cost a reader its lease, and never make it read something wrong: parts are immutable and verified.
 
-Each grant says of which seqno the oldest state is that an open read was planned on. What compaction left unused before
-that need not be kept for this client, however long it lives.
+Each grant names the seqno of the oldest state that an open read was planned on. Blobs that compaction left unused
+before that need not be kept for this client, however long it lives.
 
 Invariant: for every claim that was returned and neither released nor lost, the durable hold is at or before its time.
 Releases come from finalizers, which may run inside any other call of the same thread: they are queued, without a lock.
@@ -64,7 +64,7 @@ class OwnLease:
         self.id = uuid.uuid4().hex
         self.is_granted = False
         self.granted_at = -1  # In which record, which this client may not have read yet, if a server made it.
-        self.is_doubtful = False  # Whether it may be in the log though no answer said so.
+        self.is_doubtful = False  # Whether it may be in the log without an answer.
         self.is_lost = False
         self.expires_ms = 0
         self.lasts_s = 0.0  # From `renewed_s` on.
@@ -77,11 +77,11 @@ class _SharedHold:
     """The durable hold of one collection and the claims it is for.
 
     Attributes:
-        durable: where the hold certainly is, or None; `in_log` tells whether there may be one at all.
+        durable: the confirmed time of the hold, or None; `in_log` is True if there may be one at all.
         claims: by number, the time of each and the seqno of the oldest state that it may read from.
         is_gone: the collection was destroyed, and its holds with it. Its blobs stay for the lease of who reads it, so
             the claims keep the lease alive.
-        moving: held by whoever has a change of the hold under way.
+        moving: locked while the hold is being changed.
     """
 
     name: str
@@ -115,7 +115,7 @@ class Claim:
     def move(self, time: int, *, has_planned: bool = False) -> None:
         """Let since advance up to a later time, soon; with has_planned, what is read next was planned before."""
         if self._leases is not None:
-            # What is read from now on is of this state or a later one.
+            # Reads from now on use this state or a later one.
             seqno = 0 if has_planned else self._leases._follower.state.seqno
             self._leases._changes.append((self._collection, self._number, (time, seqno)))
 
@@ -127,7 +127,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class WantedClaim:
-    """What is to be claimed: that since of a collection, which people call name, stays at or before time."""
+    """The claim that since of a collection, shown as name, stays at or before time."""
 
     collection: str
     name: str
@@ -152,8 +152,8 @@ class Leases:
         Args:
             hold_linger_s: see `Tuning.hold_linger_s`.
             holder: what people call this client.
-            consumer: these are the claims of that consumer alone. Its lease is its own, and ends those of others who
-                had that name before, be they alive or not.
+            consumer: these are the claims of that consumer alone. Its lease is its own, and ends all earlier leases of
+                that name, alive or not.
         """
         self._consumer = consumer
         self._follower = follower
@@ -177,11 +177,11 @@ class Leases:
         """Return how many leases this client has (one or none), its holds, and the reads in progress."""
         with self._lock:
             self._drain()
-            held = self._held.values()
+            shared_holds = self._held.values()
             return {
                 "granted": int(self._lease.is_granted),
-                "holds": sum(hold.in_log for hold in held),
-                "reads": sum(len(hold.claims) for hold in held),
+                "holds": sum(hold.in_log for hold in shared_holds),
+                "reads": sum(len(hold.claims) for hold in shared_holds),
             }
 
     def claim(self, collection: str, name: str, time: int, *, reads: bool = True) -> Claim:
@@ -196,7 +196,7 @@ class Leases:
             reads: whether something will be read from the state as it is now; or else since is all that is kept back.
 
         Raises:
-            AsOfCompacted: since has passed one of the times; a note says of which collection.
+            AsOfCompacted: since has passed one of the times; a note names the collection.
             CollectionNotFound: a collection was destroyed.
             Unavailable, Indeterminate: the store did not take it.
         """
@@ -205,14 +205,14 @@ class Leases:
     def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
         """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
 
-        Who claims so need not look at the log before. None if the claim would be free, or the record was not read.
+        Such a claim needs no earlier look at the log. None if the claim would be free, or the record was not read.
 
         Raises: as `claim_all`.
         """
         with self._lock:
             self._drain()
-            held = self._held.get(wanted.collection)
-            if held is not None and held.durable is not None and held.durable <= wanted.time:
+            shared_hold = self._held.get(wanted.collection)
+            if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= wanted.time:
                 return None
         (claim,), seqno = self._claimed([wanted], self._follower.state.seqno)
         if 0 <= seqno <= self._follower.state.seqno:
@@ -248,57 +248,60 @@ class Leases:
             self._drain()
             lease, now_s = self._live_lease(), self._clock.monotonic_s()
             for want in wanted:
-                held = self._held.get(want.collection)
-                if held is None:
-                    held = self._held[want.collection] = _SharedHold(want.name, uuid.uuid4().hex, lease, moved_s=now_s)
+                shared_hold = self._held.get(want.collection)
+                if shared_hold is None:
+                    shared_hold = self._held[want.collection] = _SharedHold(
+                        want.name, uuid.uuid4().hex, lease, moved_s=now_s
+                    )
                 number = next(self._numbers)
-                held.claims[number] = (want.time, reads_from)
-                held.changed_s = now_s
+                shared_hold.claims[number] = (want.time, reads_from)
+                shared_hold.changed_s = now_s
                 claims.append(Claim(self, want.collection, number, lease))
-                if held.durable is None or held.durable > want.time:
-                    uncovered[want.collection] = held
+                if shared_hold.durable is None or shared_hold.durable > want.time:
+                    uncovered[want.collection] = shared_hold
         return lease, claims, uncovered
 
     def settle(self, collection: str) -> None:
         """Bring the durable hold of a collection to where its claims need it. Cost: nothing, or a commit."""
         with self._lock:
-            held = self._held.get(collection)
-        if held is not None:
+            shared_hold = self._held.get(collection)
+        if shared_hold is not None:
             self.check_may_wait()
-            self._settle({collection: held}, eager=True)
+            self._settle({collection: shared_hold}, eager=True)
 
     def settle_soon(self, collection: str) -> None:
-        """Like `settle`, without waiting, before whatever this client asks for next."""
+        """Like `settle`, without waiting, before this client's next request."""
         with self._lock:
-            held = self._held.get(collection)
-        if held is None or not held.moving.acquire(blocking=False):
+            shared_hold = self._held.get(collection)
+        if shared_hold is None or not shared_hold.moving.acquire(blocking=False):
             return
-        steps = self._steps(collection, held, eager=True)
+        steps = self._steps(collection, shared_hold, eager=True)
         if not steps:
-            held.moving.release()
+            shared_hold.moving.release()
             return
 
         def settled(future: Future[int]) -> None:
             try:
                 error = future.exception()
-                self._take_in_grant(held.lease, begins, future)
-                self._settled(collection, held, steps, error)
+                self._take_in_grant(shared_hold.lease, begins, future)
+                self._settled(collection, shared_hold, steps, error)
             finally:
-                held.moving.release()
+                shared_hold.moving.release()
 
-        begins = self._beginning(held.lease, steps)
-        self._commit([*begins, *steps], {collection: held.name}).add_done_callback(settled)
+        begins = self._beginning(shared_hold.lease, steps)
+        self._commit([*begins, *steps], {collection: shared_hold.name}).add_done_callback(settled)
 
     def tick(self) -> None:
-        """Do what is due: let go of what lingered, renew the lease or end it."""
+        """Do the due work: release lingering holds, renew the lease or end it."""
         self.check_may_wait()
         now_s = self._clock.monotonic_s()
         with self._lock:
             self._drain()
             due = {
-                collection: held
-                for collection, held in self._held.items()
-                if now_s - held.changed_s >= self._hold_linger_s or now_s - held.moved_s >= self._policy.lease_s / 10
+                collection: shared_hold
+                for collection, shared_hold in self._held.items()
+                if now_s - shared_hold.changed_s >= self._hold_linger_s
+                or now_s - shared_hold.moved_s >= self._policy.lease_s / 10
             }
         self._settle(due, eager=True)
         lease = self._lease
@@ -317,12 +320,14 @@ class Leases:
         """End the leases of others that ran out, by this client's clock and the declared skew; not the spared ones."""
         leases = self._follower.refresh().control.leases
         limit_ms = self._clock.wall_ms() - int(self._policy.clock_skew_s * 1000)
-        own = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
+        renewed_ids = {self._lease.id, *spared}  # However late, they are renewed rather than ended.
         expired = [
-            kinds.EndLease(i, le.expires_ms) for i, le in leases.items() if i not in own and le.expires_ms < limit_ms
+            kinds.EndLease(i, le.expires_ms)
+            for i, le in leases.items()
+            if i not in renewed_ids and le.expires_ms < limit_ms
         ]
         futures = [self._commit([step], {}) for step in expired]
-        errors = [future.exception() for future in futures]  # Of all: what nobody looks at is raised by close.
+        errors = [future.exception() for future in futures]  # For all of them: close raises unseen errors.
         for error in errors:
             # After a conflict, it was renewed in the last moment.
             if error is not None and not isinstance(error, Conflict):
@@ -371,10 +376,10 @@ class Leases:
             except LeaseExpired:
                 self._lose(lease)
                 raise
-            self._take_in(lease, grant)
+            self._note_grant(lease, grant)
 
-    def _take_in(self, lease: OwnLease, grant: kinds.GrantLease) -> None:
-        """Note when the lease ends by a grant that is in the log, whatever the policy says by now."""
+    def _note_grant(self, lease: OwnLease, grant: kinds.GrantLease) -> None:
+        """Note the end of the lease from a grant in the log, whatever the policy is now."""
         lease.expires_ms, lease.renewed_s = grant.expires_ms, self._clock.monotonic_s()
         lease.lasts_s = (grant.expires_ms - self._clock.wall_ms()) / 1000
 
@@ -382,7 +387,7 @@ class Leases:
         with self._lock:
             if self._held or self._lease is not lease:
                 return False
-            self._lease = OwnLease()  # From here on nobody takes a hold with the old one.
+            self._lease = OwnLease()  # From here on no thread takes a hold with the old one.
         self._commit([kinds.EndLease(lease.id)], {}).result()
         return True
 
@@ -392,7 +397,7 @@ class Leases:
         return self._lease
 
     def _has_ended(self, lease: OwnLease) -> bool:
-        """Whether the log says so, as far as this client has read it."""
+        """Whether the log has its end, as far as this client has read it."""
         state = self._follower.state
         return state.seqno >= lease.granted_at and lease.id not in state.control.leases
 
@@ -409,24 +414,27 @@ class Leases:
     def _grant(self, lease: OwnLease, *, renews: bool) -> kinds.GrantLease:
         """Return what begins or prolongs the lease; the caller has the lock."""
         expires_ms = self._clock.wall_ms() + int(self._policy.lease_s * 1000)
-        open_reads = [seqno for held in self._held.values() for _, seqno in held.claims.values()]
+        open_reads = [seqno for shared_hold in self._held.values() for _, seqno in shared_hold.claims.values()]
         reads_from = min([*open_reads, max(0, self._follower.state.seqno)])
         return kinds.GrantLease(lease.id, self._holder, expires_ms, renews, reads_from, self._consumer)
 
     def _settle(self, holds: Mapping[str, _SharedHold], *, eager: bool) -> int:
-        """Commit what `_steps` says of holds, in one record; one that is refused keeps no other from its place.
+        """Commit the steps of `_steps` for holds, in one record; a refused hold does not affect the others.
 
         Return the seqno of the record; -1 if there was nothing to commit.
         """
         with ExitStack() as moving:
             for collection in sorted(holds):  # In an order that all threads keep, so that none waits for another.
                 moving.enter_context(holds[collection].moving)
-            planned = {collection: self._steps(collection, held, eager=eager) for collection, held in holds.items()}
+            planned = {
+                collection: self._steps(collection, shared_hold, eager=eager)
+                for collection, shared_hold in holds.items()
+            }
             errors, seqno = self._committed(holds, {id_: steps for id_, steps in planned.items() if steps})
             for collection, error in errors.items():
-                held = holds[collection]
-                if held.claims and not (eager and held.is_gone):
-                    error.add_note(f"This is about the collection {held.name!r}.")
+                shared_hold = holds[collection]
+                if shared_hold.claims and not (eager and shared_hold.is_gone):
+                    error.add_note(f"This is about the collection {shared_hold.name!r}.")
                     raise error
         return seqno
 
@@ -474,8 +482,8 @@ class Leases:
         """
         with self._lock:
             self._drain()
-            wanted = min((time for time, _ in held.claims.values()), default=None)
-            if wanted is None:
+            least_time = min((time for time, _ in held.claims.values()), default=None)
+            if least_time is None:
                 if not eager:
                     return []
                 held.durable = None
@@ -483,28 +491,30 @@ class Leases:
                     return [kinds.ReleaseHold(collection, held.hold)]
                 self._drop(collection, held)
                 return []
-            if held.lease.is_lost or held.is_gone or wanted == held.durable:
+            if held.lease.is_lost or held.is_gone or least_time == held.durable:
                 return []
-            if held.durable is not None and held.durable < wanted and not eager:
+            if held.durable is not None and held.durable < least_time and not eager:
                 return []
             held.durable = None
             held.in_log = True
-            return [kinds.SetHold(collection, held.hold, wanted, held.lease.id)]
+            return [kinds.SetHold(collection, held.hold, least_time, held.lease.id)]
 
     def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
-        """Return what begins the lease if steps need it and nobody has begun it."""
+        """Return the steps that begin the lease, if it is needed and not begun."""
         if lease.is_granted or not any(isinstance(step, kinds.SetHold) for step in steps):
             return []
         with self._lock:
             return [*self._predecessors(lease), self._grant(lease, renews=False)]
 
     def _predecessors(self, lease: OwnLease) -> list[Step]:
-        """Return what ends the leases of those who had the name of this consumer before."""
+        """Return the steps that end earlier leases of this consumer's name."""
         if not self._consumer:
             return []
         leases = self._follower.state.control.leases
         return [
-            kinds.EndLease(id_) for id_, other in leases.items() if other.consumer == self._consumer and id_ != lease.id
+            kinds.EndLease(id_)
+            for id_, other_lease in leases.items()
+            if other_lease.consumer == self._consumer and id_ != lease.id
         ]
 
     def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], asked: Future[int]) -> None:
@@ -514,7 +524,7 @@ class Leases:
             for step in steps:
                 if isinstance(step, kinds.GrantLease) and error is None:
                     lease.is_granted, lease.granted_at = True, asked.result()
-                    self._take_in(lease, step)
+                    self._note_grant(lease, step)
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 
@@ -540,16 +550,16 @@ class Leases:
             del self._held[collection]
 
     def _drain(self) -> None:
-        """Take in what claims have asked for since; the caller has the lock."""
+        """Process the queued changes of claims; the caller has the lock."""
         while self._changes:
             collection, number, moved = self._changes.popleft()
-            held = self._held.get(collection)
-            if held is None or number not in held.claims:
+            shared_hold = self._held.get(collection)
+            if shared_hold is None or number not in shared_hold.claims:
                 continue
             if moved is None:
-                del held.claims[number]
+                del shared_hold.claims[number]
             else:
-                held.claims[number] = (moved[0], max(moved[1], held.claims[number][1]))
+                shared_hold.claims[number] = (moved[0], max(moved[1], shared_hold.claims[number][1]))
 
 
 def no_claim(collection: str) -> Claim:

@@ -1,6 +1,6 @@
-"""One collection of an engine: the operations that reads and writes of it are made of.
+"""One collection of an engine, with the basic operations for reads and writes.
 
-It stands for that very collection, by id: after its destruction, it does not turn into a new one of the same name.
+It identifies that very collection by id: after its destruction, it does not refer to a new one of the same name.
 """
 
 from collections.abc import Sequence
@@ -58,7 +58,7 @@ from persist.engine.write.operations import Asked, AtCommit, Step, Write
 
 @dataclass(frozen=True, slots=True)
 class CollectionHandle(CollectionTimes):
-    """A collection by id, with the schema that its user asked for.
+    """A collection by id, with its user's schema.
 
     Attributes:
         engine: what it is read and written with.
@@ -89,7 +89,7 @@ class CollectionHandle(CollectionTimes):
 
     @property
     def name(self) -> str:
-        """What it is called, as far as this client knows; of one that is gone, what it was loaded as."""
+        """Its name, as far as this client knows; if it is gone, the name that it was loaded by."""
         entry = self.engine.follower.entry(self.id)
         return self.loaded_as if entry is None else entry.name
 
@@ -124,17 +124,17 @@ class CollectionHandle(CollectionTimes):
         Raises:
             SchemaMismatch: there is no such version.
         """
-        return self.schema_in(self.known(), version)
+        return self.load_schema(self.known(), version)
 
-    def schema_in(self, contents: CollectionState, version: int | None) -> CollectionSchema:
+    def load_schema(self, contents: CollectionState, version: int | None) -> CollectionSchema:
         """Return the newest schema of a state, or a version of it, with the codecs of its user."""
         return newest_like(self.schema, contents) if version is None else load_schema_version(contents, version)
 
     def newest(self) -> "CollectionHandle":
         """Return a handle on the same collection as it is now, with its newest schema."""
-        return self.as_in(self.known())
+        return self.adapt_to(self.known())
 
-    def as_in(self, contents: CollectionState) -> "CollectionHandle":
+    def adapt_to(self, contents: CollectionState) -> "CollectionHandle":
         """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
         schema = newest_like(self.schema, contents)
         if schema is self.schema and contents.keyed == self.keyed:
@@ -151,7 +151,7 @@ class CollectionHandle(CollectionTimes):
         return self.newest() if is_later else self
 
     def current_schema(self, contents: CollectionState) -> CollectionSchema:
-        """Return the schema that the user has, if it is the newest: for what writes the difference to what is there.
+        """Return the user's schema if it is the newest: for writes of a difference to the contents.
 
         Raises:
             SchemaMismatch: it is not.
@@ -198,7 +198,7 @@ class CollectionHandle(CollectionTimes):
         timeout_s = 0.0 if as_of is None else timeout_s
         contents = self.engine.follower.wait_for(look, timeout_s)
         if contents is None:
-            contents = self.known()  # Of a moment later: the seal may just have come.
+            contents = self.known()  # From a moment later: the seal may just have come.
         if (as_of or 0) >= contents.upper:
             hidden = unsealed(contents)
             advice = hidden.advice if hidden else ""
@@ -236,11 +236,11 @@ class CollectionHandle(CollectionTimes):
             AsOfCompacted: since has passed time.
         """
         claim = no_claim(self.id) if self.is_kept else self.engine.claim(self.id, self.name, time, consumer)
-        return self._reading_by(claim, time, end)
+        return self._start_read(claim, time, end)
 
-    def _reading_by(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
+    def _start_read(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
         try:
-            # What a claim costs no commit for may be as old as the state; blobs outlive both by the grace period.
+            # A claim that needs no commit may be as old as the state; blobs outlive both by the grace period.
             contents = self.known()
             check_readable(contents, time)
             contents = self.folded(contents, end=end)
@@ -256,13 +256,14 @@ class CollectionHandle(CollectionTimes):
         first time.
 
         Args:
-            end: only times before it are read; None for all. A machine that fails on later events fails nobody then.
+            end: only times before it are read; None for all. A machine that fails on later events then does not fail
+                this read.
         """
         if contents.keyed is None or contents.resolved_times is None:
             return contents
-        return self.engine.folds.applied(contents, lambda: self.machine_in(contents), self.engine.reader, end)
+        return self.engine.folds.applied(contents, lambda: self.load_machine(contents), self.engine.reader, end)
 
-    def machine_in(self, contents: CollectionState) -> Machine:
+    def load_machine(self, contents: CollectionState) -> Machine:
         """Return the machine that a keyed collection, in some state, resolves events with.
 
         Raises:
@@ -278,7 +279,7 @@ class CollectionHandle(CollectionTimes):
     def sealed_and_claimed(
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
     ) -> tuple[CollectionState, int, ClaimedRead]:
-        """Do what `sealed` does, then `claim` the time it gives. Cost: a commit, or a look where a claim is free."""
+        """Call `sealed`, then `claim` its time. Cost: a commit, or a look if the claim is free."""
         check_timeout(timeout_s)
         early = None if consumer else self._claimed_unseen(as_of)
         if early is not None:
@@ -288,23 +289,24 @@ class CollectionHandle(CollectionTimes):
         return contents, time, reading
 
     def _claimed_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
-        """Do what `sealed_and_claimed` does for the latest time, or one that is known to be sealed, without a look.
+        """Do the work of `sealed_and_claimed` for the latest time, or a time known to be sealed, without a look.
 
-        None if only a look tells. The state that is read has the record of the claim, and so all that was committed
-        before it was asked for.
+        None if a look is needed. The state includes the record of the claim, and so everything committed before the
+        call.
         """
         self.engine.check_open("reading")
-        given = as_of if type(as_of) is int and as_of >= 0 else None
-        if self.is_kept or not (as_of is None or as_of == LATEST or given is not None):
+        exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
+        if self.is_kept or not (as_of is None or as_of == LATEST or exact_as_of is not None):
             return None
         self.engine.settle()
 
         def sealed_time() -> int | None:
+            """Return the time if it is sealed as far as known, otherwise None."""
             entry = self.engine.follower.entry(self.id)
             contents = None if entry is None else entry.contents
-            if contents is None or (given or 0) >= contents.upper:
+            if contents is None or (exact_as_of or 0) >= contents.upper:
                 return None
-            return last_sealed(contents) if given is None else given
+            return last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
         claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
@@ -313,7 +315,7 @@ class CollectionHandle(CollectionTimes):
         if time is None or sealed_time() != time:
             claim.release()
             return None
-        contents, reading = self._reading_by(claim, time, end=time + 1)
+        contents, reading = self._start_read(claim, time, end=time + 1)
         self.engine.follower.looks.noted()
         return contents, time, reading
 
@@ -327,9 +329,9 @@ class CollectionHandle(CollectionTimes):
         return any(part.blob == blob for part in contents.stored_parts)
 
     def stamp(self, time: int | Moment | None, diff: int | None) -> Stamp | None:
-        """Return what plain rows lack, as far as it is given; None if nothing is, so that these may be updates.
+        """Return the time and diff for plain rows, as far as passed; None if neither is, so that these may be updates.
 
-        Text that is no number, moment or word for a time is the name of a column.
+        Text that is not a number, a moment or a word for a time is the name of a column.
         """
         if time is None:
             return None if diff is None else Stamp(None, diff)
@@ -338,8 +340,8 @@ class CollectionHandle(CollectionTimes):
     def write_steps(self, updates: Any, stamp: Stamp | None = None, *, token: str | None = None) -> list[Step]:
         """Return the steps that add updates, or plain rows with a stamp, to a commit; start their upload.
 
-        They may be of any form that `Collection.write` takes. Plain rows without a time get that of the commit, which
-        seals after it. With a token, their digest is told, too.
+        They may be of any form that `Collection.write` takes. Plain rows without a time get the time of the commit,
+        which seals after it. With a token, their digest is also included.
 
         Raises:
             SchemaMismatch, InvalidUpdate, CodecMismatch: they do not fit the collection.
@@ -356,11 +358,11 @@ class CollectionHandle(CollectionTimes):
         step = self.engine.writer("write").write_step(self.id, self.schema, updates, stamp, digest_by=by)
         if step is None:
             return []
-        asked = [] if token is None else [Asked(self.id, step.digest)]
-        return [step, *([self.at_commit()] if step.at_commit else []), *asked]
+        request = [] if token is None else [Asked(self.id, step.digest)]
+        return [step, *([self.at_commit()] if step.at_commit else []), *request]
 
     def at_commit(self, time: int | None = None) -> AtCommit:
-        """Return the step that gives writes without a time that of their commit, or the one that it must have."""
+        """Return the step that assigns the commit's time to writes without one; time: the time that it must be."""
         return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
 
     def part_steps(self, parts: Sequence[Part], *, keep: bool = False) -> list[Write]:
@@ -398,7 +400,7 @@ class CollectionHandle(CollectionTimes):
 
     @property
     def timeline(self) -> Timeline | None:
-        """What times are, if they are moments: it turns moments into times, and back."""
+        """The conversion between times and moments; None if times are only numbers."""
         return read_timeline(self.schema)
 
     def format_time(self, time: int) -> str:
@@ -406,10 +408,10 @@ class CollectionHandle(CollectionTimes):
         return format_time(time, self.timeline)
 
     def moments(self, times: Times) -> Timeline | None:
-        """Return by what `_time` is given out as timestamps; None if it is as numbers.
+        """Return the converter of `_time` to timestamps; None for numbers.
 
         Raises:
-            InvalidUsage: times is no form of a time, or the collection has no timeline.
+            InvalidUsage: times is not a form of a time, or the collection has no timeline.
         """
         if times not in get_args(Times):
             raise InvalidUsage(f'times={times!r} is no form of a time: give "int" or "timestamp"')
@@ -420,8 +422,8 @@ class CollectionHandle(CollectionTimes):
             ).with_remedy("Ask for {times:option:int}, or create one with {timeline:option:us}.")
         return self.timeline if times == "timestamp" else None
 
-    def time_in(self, contents: CollectionState, as_of: int | Moment | None) -> int:
-        """Return the time to read at; None and "latest" are the last one that is sealed in that state.
+    def choose_time(self, contents: CollectionState, as_of: int | Moment | None) -> int:
+        """Return the time to read at; None and "latest" are the last sealed time of that state.
 
         Raises:
             AsOfNotSealed: nothing is sealed in it.
@@ -429,11 +431,11 @@ class CollectionHandle(CollectionTimes):
         if as_of is not None and not self._is_last(as_of):
             return self.as_time("as_of", as_of)
         if contents.upper == 0:
-            return self.sealed(None, 0.0)[1]  # Which says why there is none, or finds one by now.
+            return self.sealed(None, 0.0)[1]  # It raises the reason, or finds a sealed time by now.
         return last_sealed(contents)
 
     def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
-        """Refuse writes whose first or last time nobody is likely to mean; of a stream only the first is known."""
+        """Refuse writes with an implausible first or last time; for a stream only the first is known."""
         for step in steps:
             if isinstance(step, Write) and not step.at_commit:
                 try:
@@ -451,9 +453,9 @@ class CollectionHandle(CollectionTimes):
     def _moment_map(self) -> MomentMap | None:
         """Return the map from times that are positions of a source to moments; None if there is none.
 
-        Cost: one GET, and a few more when it is asked.
+        Cost: one GET, and a few more for each conversion.
         """
-        id_ = None if self.timeline is not None else self._map_of(self.contents())
+        id_ = None if self.timeline is not None else self._find_moment_map(self.contents())
         if id_ is None:
             return None
         contents = self.engine.follower.load(id_)
@@ -473,13 +475,13 @@ class CollectionHandle(CollectionTimes):
 
         return MomentMap(self.name, contents.upper, read)
 
-    def _map_of(self, contents: CollectionState) -> str | None:
-        """Return the map of a collection: its own, or of a view the one that all its inputs have."""
-        own = contents.about.properties.get(MOMENTS)
-        if own is not None or contents.view is None:
-            return own
+    def _find_moment_map(self, contents: CollectionState) -> str | None:
+        """Return the map of a collection: its own, or for a view the common map of all its inputs."""
+        map_name = contents.about.properties.get(MOMENTS)
+        if map_name is not None or contents.view is None:
+            return map_name
         inputs = [self.engine.follower.load(id_) for id_ in contents.view["inputs"]]
-        maps = {None if input_ is None else self._map_of(input_) for input_ in inputs}
+        maps = {None if input_ is None else self._find_moment_map(input_) for input_ in inputs}
         return maps.pop() if len(maps) == 1 else None
 
     def read_until(self) -> datetime | None:
@@ -490,7 +492,7 @@ class CollectionHandle(CollectionTimes):
         moments = self._moment_map()
         return None if moments is None or moments.upper in (0, END) else moments.last()
 
-    def moment_of(self, time: int) -> datetime | None:
+    def find_moment(self, time: int) -> datetime | None:
         """Return the moment of a time; None if that is not known. Cost: a few GETs if times are positions."""
         if self.timeline is not None:
             return self.timeline.datetime_of(time)

@@ -1,7 +1,7 @@
-"""What people give for times of a collection, as its times: numbers, moments, words, tags and frontiers.
+"""Users' times of a collection, converted to numbers: numbers, moments, words, tags and frontiers.
 
-This is the one place where a time that somebody gives becomes a number: `as_time` to read at, `as_bound` for an end of
-an interval, `exact_time` to write at, `frontier` to seal to.
+All such conversions are here: `as_time` to read at, `as_bound` for an end of an interval, `exact_time` to write at,
+`frontier` to seal to.
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ from persist.core.timeline import (
 from persist.engine.location.engine import Engine
 from persist.engine.location.moments import MomentMap, explain_frontier
 
-LATEST = "latest"  # The last sealed time, wherever a time is given to read at.
+LATEST = "latest"  # The last sealed time, for arguments of reads.
 
 
 class CollectionTimes(ABC):
@@ -41,12 +41,12 @@ class CollectionTimes(ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """What it is called, as far as this client knows."""
+        """Its name, as far as this client knows."""
 
     @property
     @abstractmethod
     def timeline(self) -> Timeline | None:
-        """What times are, if they are moments: it turns moments into times, and back."""
+        """The conversion between times and moments; None if times are only numbers."""
 
     @abstractmethod
     def format_time(self, time: int) -> str:
@@ -77,7 +77,7 @@ class CollectionTimes(ABC):
         A word that the clock moves, such as "now" or "yesterday", is the last sealed time if that is earlier.
 
         Args:
-            what: says in errors what it is.
+            what: the name of the argument in errors.
 
         Raises:
             InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
@@ -98,7 +98,7 @@ class CollectionTimes(ABC):
         return self._times_of_moments(what, given).time_of(given) if is_moment(given) else as_time(what, given)
 
     def _is_last(self, given: object) -> bool:
-        """Whether something means the last sealed time; so does "now" if there is no clock to compare times with."""
+        """Whether the argument means the last sealed time; "now" does if there is no clock to compare times with."""
         word = given.strip().lower() if isinstance(given, str) else None
         return word == LATEST or (word == NOW and self.timeline is None)
 
@@ -113,7 +113,7 @@ class CollectionTimes(ABC):
         return parse_time(given, self.timeline)
 
     def _times_of_moments(self, what: str, given: Any) -> MomentMap | Timeline:
-        return self._moment_map() or self._timeline_for(what, given)
+        return self._moment_map() or self._get_timeline(what, given)
 
     def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
@@ -152,17 +152,17 @@ class CollectionTimes(ABC):
         given = self._typed(what, given)
         if not is_moment(given):
             return as_time(what, given)
-        return replace(self._timeline_for(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
+        return replace(self._get_timeline(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
 
     def frontier(self, what: str, given: int | Moment | Antichain) -> int:
-        """Return a frontier from what callers give for one; that of a moment has all times before the moment behind."""
+        """Convert a user's argument to a frontier; a moment means that all earlier times are sealed."""
         if parse_time_word(given, self.engine.clock.wall_ms()) is not None:
             return self.exact_time(what, cast(str, given))
         given = self._typed(what, given)
         return self.as_bound(what, given) if is_moment(given) else to_frontier(cast(int | Antichain, given))
 
     def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
-        """Refuse a time to write at, or an upper to seal to, that nobody is likely to mean, if there is a timeline.
+        """Refuse an implausible time to write at, or an upper to seal to, if there is a timeline.
 
         A frontier is what a program computed, and passes.
 
@@ -179,19 +179,19 @@ class CollectionTimes(ABC):
         self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
 
     def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
-        """Refuse times of updates that nobody is likely to mean, if there is a timeline; see `Timeline.check_meant`."""
+        """Refuse implausible times of updates, if there is a timeline; see `Timeline.check_meant`."""
         if self.timeline is not None:
             for time in times:
                 self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
 
     def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
-        """Refuse a time that nobody is likely to mean, and one that only a clock far ahead allows."""
+        """Refuse an implausible time, and a time that only a clock far ahead allows."""
         wall_ms = self.engine.clock.wall_ms()
         timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
         if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
             self.engine.check_clock()
 
-    def _timeline_for(self, what: str, given: Moment) -> Timeline:
+    def _get_timeline(self, what: str, given: Moment) -> Timeline:
         timeline = self.timeline
         if timeline is None:
             raise InvalidUsage(

@@ -1,13 +1,13 @@
-"""One location, open in one process: what a client owns, and the operations that everything else is made of.
+"""One location, open in one process: a client's resources, and the basic operations.
 
-Who uses it opens it by `persist.open` and takes it from `Client.engine`. Its operations know collections by id; those
-that belong to one collection are in `CollectionHandle`.
+Open it by `persist.open` and take it from `Client.engine`. Its operations identify collections by id; operations on one
+collection are in `CollectionHandle`.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Self
 
 import pyarrow as pa
@@ -17,6 +17,7 @@ from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
 from persist.core.closing import close_after
 from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly
+from persist.core.log import kinds
 from persist.core.metrics import Metrics, register
 from persist.core.names import OWN_PREFIX
 from persist.core.progress import commit_span
@@ -47,19 +48,19 @@ class Engine:
         pool: the threads of this client for requests, decoding and encoding.
         caches: what reads keep of parts.
         spilled: what point reads have decoded, in the cache folder; None without one.
-        folds: what sealed events come to that are not resolved yet, as it was last worked out.
+        folds: the cached results of sealed events that are not resolved yet.
     """
 
     def __init__(self, storage: Storage, options: OpenOptions) -> None:
         """Open a location. The storage belongs to the engine from here on, unless this raises.
 
         Raises:
-            Locked: another client has the location exclusively, and this one wants it, too.
+            Locked: another client has the location exclusively, and this one requests it, too.
             Corruption: the newest checkpoint or a record after it cannot be believed.
         """
         self.storage = storage
         self.blob = blob = storage.blob
-        self._url = blob.url  # Each wrapper asks the one inside it, and every commit wants to know.
+        self._url = blob.url  # Each wrapper calls the one inside it, and every commit needs the URL.
         self.mode: Mode = options.mode
         self.settings = options.settings
         self.clock = clock = options.clock
@@ -81,12 +82,13 @@ class Engine:
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)
         )
         self.folds = Folds(storage.cache)
-        self.when_committed: Callable[[CommitFuture], object] | None = None  # Is told of each commit that is asked for.
+        self.when_committed: Callable[[CommitFuture], object] | None = None  # Called with each submitted commit.
 
         def reader() -> PartReader:  # It does not refer to the engine, because threads have it.
             return PartReader(blob, pool, caches, budget, spilled)
 
         self._reader = reader
+        self._naming: dict[CommitFuture, frozenset[str]] = {}  # The names that queued commits give or free.
         self._writer: Writer | None = None
         if self.mode != "read":
             try:
@@ -101,12 +103,12 @@ class Engine:
 
     @property
     def url(self) -> str:
-        """Where the location is."""
+        """The URL of the location."""
         return self._url
 
     @cached_property
     def place(self) -> str:
-        """Where the location is, the same however its folder was spelled: without links, `..` and the like."""
+        """The place of the location, without links, `..` and the like in its path."""
         return os.path.realpath(self._url) if os.path.isabs(self._url) else self._url
 
     @property
@@ -116,11 +118,12 @@ class Engine:
         return self.follower.refresh().seqno
 
     def names(self, prefix: str = "") -> list[str]:
-        """Return the names of all collections that begin with a prefix, sorted; the library's own only if asked for.
+        """Return the names of all collections with a prefix, sorted; the library's own only for their prefix.
 
         Cost: one GET.
         """
         self.check_open("collections")
+        self.settle_names()
         self.follower.refresh()
         names = self.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(prefix)])
         is_own = prefix.startswith(OWN_PREFIX)
@@ -178,22 +181,38 @@ class Engine:
             renew: makes the steps anew for each state that the record may follow, in the thread that commits.
 
         Raises:
-            ReadOnly, ClientClosed, InvalidUsage: as `writer`. What was uploaded for the steps is deleted then.
+            ReadOnly, ClientClosed, InvalidUsage: as `writer`. Uploads for the steps are deleted then.
         """
         try:
             future = self.writer(action).submit(steps, names, renew)
         except ClientClosed:
             self.abandon(steps)
             raise
+        if naming := frozenset(_changed_names(steps, names)):
+            self._naming[future] = naming
+            future.add_done_callback(partial(_forget, self._naming))
         commit_span(future, action, self.url, names)
         if self.when_committed is not None:
             self.when_committed(future)
         return future
 
     def settle(self) -> None:
-        """Wait until all that this client was asked to write by now is done: its reads begin after that (rule 3)."""
+        """Wait until all earlier writes of this client are done: its reads begin after that (rule 3)."""
         if self._writer is not None:
             self._writer.settle()
+
+    def settle_names(self, *names: str) -> None:
+        """Wait for queued commits that create, rename or drop a collection of these names, or of any without names.
+
+        Who looks a name up calls it first: a lookup begins after all that this client was asked to change before.
+        """
+        if any(not names or not naming.isdisjoint(names) for naming in [*self._naming.values()]):
+            self.settle()
+
+    def newest_id_of(self, name: str) -> str | None:
+        """Return the id of the collection of a name; None if there is none. Cost: one GET."""
+        self.settle_names(name)
+        return self.follower.load_newest_id(name)
 
     def check_clock(self) -> None:
         """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
@@ -209,9 +228,8 @@ class Engine:
     def claim(self, collection: str, name: str, time: int, consumer: str = "") -> Claim:
         """Keep the since of a collection at or before time for a read, and the blobs of the present state.
 
-        Who may only read the store, or opened the location to read, or finds no room for a commit, gets a claim that
-        keeps nothing. Cost: a commit for
-        the first claim on a collection, nothing for those that it covers.
+        A client that may only read the store, opened the location to read, or finds no room for a commit, gets a claim
+        that keeps nothing. Cost: a commit for the first claim on a collection, nothing for later ones within it.
 
         Raises:
             AsOfCompacted: since has passed time.
@@ -275,11 +293,11 @@ class Engine:
 
     @staticmethod
     def _lease_counts(writer: Writer) -> dict[str, int]:
-        own, consumers = writer.leases.counts(), writer.consumers.counts()
-        return {what: count + consumers[what] for what, count in own.items()}
+        lease_counts, consumers = writer.leases.counts(), writer.consumers.counts()
+        return {what: count + consumers[what] for what, count in lease_counts.items()}
 
     def close(self) -> None:
-        """Finish what was asked for, free threads and sockets, and raise errors that nobody looked at; idempotent.
+        """Finish all requests, free threads and sockets, and raise unseen errors; idempotent.
 
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
@@ -287,7 +305,7 @@ class Engine:
             return
         is_own = os.getpid() == self._pid
         if self._writer is not None and is_own:
-            self._writer.keyed.close()  # What is queued there asks this engine, which must not refuse it.
+            self._writer.keyed.close()  # Queued jobs there call this engine, which must not refuse them.
         self._is_closed = True
         if not is_own:
             return
@@ -304,7 +322,7 @@ class Engine:
             self._writer.committer.unobserved.raise_all()
 
     def close_when_dropped(self) -> None:
-        """Let the last reference free this engine without a warning: nobody can close a shared one."""
+        """Let the last reference free this engine without a warning: a shared one has no single owner to close it."""
         self._unclosed.is_shared = True
 
     def __enter__(self) -> Self:
@@ -312,3 +330,20 @@ class Engine:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         close_after(error, self.close)
+
+
+def _changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names that steps give or free.
+
+    Args:
+        names: of collections, by id.
+    """
+    for step in steps:
+        if isinstance(step, (kinds.Create, kinds.Clone, kinds.Rename)):
+            yield step.name
+        if isinstance(step, (kinds.Destroy, kinds.Rename)) and step.collection in names:
+            yield names[step.collection]
+
+
+def _forget(naming: dict[CommitFuture, frozenset[str]], future: CommitFuture) -> None:
+    naming.pop(future, None)

@@ -1,10 +1,11 @@
-"""Moments of collections whose times are positions of a source: another collection says which time was when.
+"""Moments of collections whose times are positions of a source: another collection maps times to moments.
 
 The property `MOMENTS` of a collection holds the id of that other one, its map. A map has a row for each time of the
-source: its `moment` and the `time`, its key. What fills a map keeps these promises, so no answer ever changes:
+source: its `moment` and the `time`, its key. The process that fills a map keeps these promises, so answers never
+change:
 
 - the collection and its map are sealed by the same commits, to the same upper;
-- moments never go back as times grow, those of a later commit are later, and no row is ever removed;
+- moments never decrease as times grow, later commits have later moments, and no row is ever removed;
 - the last row is the last sealed time.
 
 A moment between two rows means the earlier one. A moment after the last row is not sealed, because a time that comes
@@ -33,7 +34,7 @@ _SPANS_US = (60_000_000, 3_600_000_000, 30 * 86_400_000_000, None)
 
 @dataclass(frozen=True, slots=True)
 class MomentMap:
-    """What turns moments into times of a collection.
+    """Converts moments to times of a collection.
 
     Attributes:
         name: of the collection whose times they are.
@@ -49,7 +50,7 @@ class MomentMap:
         """Return the last time that is not after a moment.
 
         Raises:
-            InvalidUsage: it is no moment, or before the first one.
+            InvalidUsage: it is not a moment, or is before the first one.
             AsOfNotSealed: it is after the last one.
         """
         at = UNIT.time_of(moment)
@@ -67,9 +68,9 @@ class MomentMap:
         last = self._last_us()
         if at > last + 1:
             raise self._not_sealed(last)
-        before = self._last_row(at - 1)
-        if before is not None:
-            return before + 1
+        row_before = self._last_row(at - 1)
+        if row_before is not None:
+            return row_before + 1
         same = self.read(pc.field(MOMENT) == _scalar(at))
         if not len(same):
             raise self._too_early(moment)
@@ -93,10 +94,10 @@ class MomentMap:
     def _last_row(self, at: int) -> int | None:
         """Return the time of the last row that is not after a moment."""
         for span in _SPANS_US:
-            wanted = pc.field(MOMENT) <= _scalar(at)
+            in_range = pc.field(MOMENT) <= _scalar(at)
             if span is not None:
-                wanted &= pc.field(MOMENT) > _scalar(max(0, at - span))
-            rows = self.read(wanted)
+                in_range &= pc.field(MOMENT) > _scalar(max(0, at - span))
+            rows = self.read(in_range)
             if len(rows):
                 return int(pc.max(rows[TIME]).as_py())
         return None

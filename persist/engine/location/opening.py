@@ -2,12 +2,12 @@
 
 A location keeps the number of its format while newer releases write to it (`persist.core.log.framing`), so releases
 before and after work on it side by side. Some things can only be stored with a greater number. The first use of one
-raises the number by itself if nothing else would do, as an `Upgrade` does. What only saves requests or bytes waits for
-`upgrade`.
+raises the number by itself if nothing else would do, as an `Upgrade` does. Changes that only save requests or bytes
+wait for `upgrade`.
 
 An upgrade is one record: who dies before it has changed nothing, who dies after it is done. Two at once make two
-records, of which the second one changes nothing. No object is written again: each says its own number, and this
-release reads all of them.
+records, of which the second one changes nothing. Objects are not rewritten: each has its own number, and this release
+reads all of them.
 """
 
 import os
@@ -52,7 +52,7 @@ _shared_lock = threading.Lock()
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What opens a location again, in another process: a pickled client is no more than that.
+    """The arguments that open a location again in another process: the contents of a pickled client.
 
     Attributes:
         location: a URL or an absolute path; None of a store that is an object, or the memory of one process.
@@ -123,17 +123,17 @@ class Origin:
 
 
 class OnEngine(Protocol):
-    """What stands on one engine: a client, which has it as its attribute `engine`."""
+    """An object of one engine: a client, with its attribute `engine`."""
 
     @property
     def engine(self) -> Engine:
-        """What it is made of."""
+        """Its engine."""
 
 
 def open_engine(
     location: Location, storage_options: Mapping[str, Any] | None = None, options: OpenOptions | None = None
 ) -> Engine:
-    """Open a location; costs and errors are those of `persist.open`. Close the engine, or use it in a `with`."""
+    """Open a location; see `persist.open` for costs and errors. Close the engine, or use it in a `with`."""
     options = OpenOptions() if options is None else options
     storage = open_storage(location, storage_options, options.settings, options.clock)
     try:
@@ -148,11 +148,11 @@ def open_engine(
 def read_engine(
     location: Location, storage_options: Mapping[str, Any] | None = None, seqno: int | None = None
 ) -> Engine:
-    """Open a location to read it; as of a record of its log, if that is given."""
+    """Open a location to read it; with seqno, as of that record of its log."""
     return open_engine(location, storage_options, OpenOptions("read", seqno=seqno))
 
 
-def origin_of(engine: Engine, what: object) -> Origin:
+def describe_origin(engine: Engine, what: object) -> Origin:
     """Return what opens the location of an engine again in another process, for something that is pickled.
 
     Raises:
@@ -162,14 +162,14 @@ def origin_of(engine: Engine, what: object) -> Origin:
     return engine.origin.check(what)
 
 
-def engine_of(action: str, client: OnEngine | Engine) -> Engine:
-    """Return the engine of a user's client; an engine is given back as it is.
+def to_engine(action: str, client: OnEngine | Engine) -> Engine:
+    """Return the engine of a user's client; an engine is returned unchanged.
 
     Args:
-        action: what errors call the call that the client was given to.
+        action: the name of the user's call, for errors.
 
     Raises:
-        InvalidUsage: it is no client.
+        InvalidUsage: it is not a client.
     """
     engine = client if isinstance(client, Engine) else getattr(client, "engine", None)
     if not isinstance(engine, Engine):
@@ -184,18 +184,19 @@ def created_or_loaded(
     form: KeyedForm | None = None,
     retention: int | None = None,
 ) -> tuple[CollectionState, CollectionSchema]:
-    """Return the collection of a name, which is created if there is none, and its schema with the codecs given.
+    """Load the collection of a name, or create it; also return its schema with the passed codecs.
 
     Args:
-        name: any, those that are the library's own, too.
+        name: any name, even the library's own.
         form: how it resolves events, if it is keyed.
-        retention: in times, of one that is made; one that is there must have the same, if it is given.
+        retention: in times, for a new collection; an existing one must have the same, if it is passed.
 
     Raises: as `Client.create_or_load`.
     """
 
     def plan() -> tuple[CollectionState, CollectionSchema]:
-        id_ = engine.follower.newest_id_of(name)
+        """Load the collection and check its properties, or create it."""
+        id_ = engine.newest_id_of(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -203,9 +204,9 @@ def created_or_loaded(
                     f"collection {name!r} has the retention {contents.retention}, in times, and {retention} was "
                     "given: leave it out, or change it with retain()"
                 )
-            both = reconciled(schema, contents, name)
+            sides = reconciled(schema, contents, name)
             check_same(form, contents.keyed, name)
-            return contents, both
+            return contents, sides
         id_ = uuid.uuid4().hex
         steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
         steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
@@ -213,7 +214,7 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except Locked as error:
             # Another client may have created it before an exclusive one came: loading needs no lock.
-            if engine.follower.newest_id_of(name) is None:
+            if engine.newest_id_of(name) is None:
                 raise
             raise CollectionExists(name) from error
         return plan()
@@ -227,22 +228,22 @@ def target_of_rows(
 ) -> CollectionHandle:
     """Return the collection of a name that rows are for; if there is none, the next commit by the handle creates it.
 
-    That commit fails with CollectionExists if somebody else has created it by then.
+    That commit fails with CollectionExists if another client has created it by then.
 
     Args:
         rows: what has the columns and their types; see `sides_like`.
-        key: the names of its key columns; needed only of one that is created.
-        timeline: `...` for "ms" in one that is created, or None there if the rows have times that are plain integers.
+        key: the names of its key columns; needed only for a new collection.
+        timeline: `...` for "ms" in a new collection, or None there if the rows have times that are plain integers.
         time: as for `write`.
 
     Raises:
         InvalidUsage: there is none, and key is left out; or it has another timeline.
-        SchemaMismatch: it has other key columns; or none can be made of what rows have.
+        SchemaMismatch: it has other key columns; or the rows' types cannot be stored.
         ReadOnly: this client only reads.
     """
     engine.writer("write")
     check_free_name(name)
-    if engine.follower.newest_id_of(name) is None:
+    if engine.newest_id_of(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]
@@ -250,9 +251,9 @@ def target_of_rows(
                 f"there is no collection {name!r} at {engine.url}: to create it, say which columns are its key, such "
                 f"as key=[{next(iter(names), 'id')!r}], or key=[] for none. The columns are {names}"
             )
-        both = sides_like(rows, key)
+        sides = sides_like(rows, key)
         unit = _timeline_like(columns, time) if timeline is ... else timeline
-        id_, schema = uuid.uuid4().hex, CollectionSchema.of(*both, unit)
+        id_, schema = uuid.uuid4().hex, CollectionSchema.of(*sides, unit)
         return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
@@ -269,7 +270,7 @@ def target_of_rows(
 
 
 def create_target_of_rows(engine: Engine, name: str, rows: Any, **options: Any) -> None:
-    """Create a collection for rows, unless there is one that fits; see `target_of_rows`."""
+    """Create a collection for rows, unless a fitting one exists; see `target_of_rows`."""
     handle = target_of_rows(engine, name, rows, **options)
     if handle.create is not None:
         try:
@@ -294,28 +295,32 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
     """
     engine.check_open("load")
     check_name(name)
-    known = engine.follower.id_of(name)
-    state = engine.follower.refresh_and_load([] if known is None else [known], engine.pool)
-    id_ = engine.follower.id_of(name)
+    engine.settle_names(name)
+    present_id = engine.follower.find_id(name)
+    state = engine.follower.refresh_and_load([] if present_id is None else [present_id], engine.pool)
+    id_ = engine.follower.find_id(name)
     if id_ is None:
         error = CollectionNotFound(name, engine.url, state.names_in_memory())
         if engine.mode == "read":
             error.remedy = "Check the name. This client only reads: load one that is there."
         raise error
     contents = engine.follower.known(id_, name)
-    return handle_on(engine, contents, contents.schema)
+    return open_handle(engine, contents, contents.schema)
 
 
 def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
-    """Return handles as they are now, and the collections of names. Cost: one GET, and those of all contents at once.
+    """Return handles as they are now, and the collections of names. Cost: one GET, and the GETs of all contents in
+    parallel.
 
     Raises:
         CollectionNotFound: one is not there.
     """
+    if names := [named for named in wanted if isinstance(named, str)]:
+        engine.settle_names(*names)
     with engine.follower.looks.once():
-        for _ in range(2):  # In the second round there are those that came with the look of the first one.
-            known = [engine.follower.id_of(named) if isinstance(named, str) else named.id for named in wanted]
-            engine.follower.refresh_and_load({id_ for id_ in known if id_ is not None}, engine.pool)
+        for _ in range(2):  # The second round finds the collections that came with the first round's look.
+            ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in wanted]
+            engine.follower.refresh_and_load({id_ for id_ in ids if id_ is not None}, engine.pool)
         return [loaded(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
 
 
@@ -329,10 +334,10 @@ def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
     return CollectionHandle(engine, id_, contents.name, contents.schema)
 
 
-def handle_on(
+def open_handle(
     engine: Engine, contents: CollectionState, schema: CollectionSchema, machine: Machine | None = None
 ) -> CollectionHandle:
-    """Return a handle on a collection in some state; a keyed one with its machine, given or known by its name."""
+    """Return a handle on a collection in some state; a keyed one with its machine, passed or found by name."""
     if contents.keyed is not None:
         if machine is not None and engine.mode != "read":
             engine.writer("create_or_load").resolver.know(contents.id, machine)
@@ -347,31 +352,37 @@ def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
         also: done before, in the same commit.
     """
     steps: list[Step] = [*also]
-    others = {step.collection: handle.name for step in also}
+    names_by_id = {step.collection: handle.name for step in also}
     contents = handle.known()
     inputs = contents.view["inputs"] if contents.view else ()
-    # What holds its groups goes with it: each is read by the view, and by those that were made after it.
-    own = [handle.engine.follower.known(id_, id_) for id_ in inputs]
-    for dropped in (contents, *reversed([one for one in own if one.name.startswith(groups_prefix(handle.id))])):
+    # The collections of its groups go with it: each is read by the view, and by the later ones.
+    input_states = [handle.engine.follower.known(id_, id_) for id_ in inputs]
+    for dropped in (
+        contents,
+        *reversed(
+            [input_state for input_state in input_states if input_state.name.startswith(groups_prefix(handle.id))]
+        ),
+    ):
         read = dropped.view["inputs"] if dropped.view else ()
         steps += [kinds.Destroy(dropped.id), *(kinds.ReleaseHold(id_, view_hold(dropped.id)) for id_ in read)]
-        others |= dict.fromkeys((dropped.id, *read), handle.name)
-    return handle.engine.submit("drop", steps, others)
+        names_by_id |= dict.fromkeys((dropped.id, *read), handle.name)
+    return handle.engine.submit("drop", steps, names_by_id)
 
 
-# What a location of each number may hold besides what those before it may: for people who decide whether to upgrade.
+# The new contents that each format number allows: for people who decide whether to upgrade.
 CAME_WITH = {
     7: "checkpoints store what changed in a collection with many parts, and no longer all of it",
     8: "the record of an upgrade itself",
     9: "the directory of very many collections is in pages, which are read when they are needed",
     10: "older tokens of a collection are in archives, and none is forgotten",
     11: "all clients go by a policy in the log; Iceberg readers read tags and earlier times; views store their plans",
+    12: "fields inside of structs, lists and maps have numbers, by which they are added, dropped and renamed",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class UpgradeReport(Shown):
-    """What raising the format of a location changes, or has changed; print it.
+    """The effects of raising the format of a location; print it.
 
     Attributes:
         before, after: the number of the location's format; equal if there is nothing to do.
@@ -398,14 +409,14 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
     """Raise the number of a location to the newest that this release knows; see `Client.upgrade`."""
     writer = None if dry_run else engine.writer("upgrade")
     state = engine.follower.refresh()
-    before = state.format if state.seqno >= 0 else FORMAT
-    if before == FORMAT:
-        return UpgradeReport(before, FORMAT, None, {})
-    brings = {number: text for number, text in CAME_WITH.items() if number > max(before, FORMAT_MIN)}
+    format_before = state.format if state.seqno >= 0 else FORMAT
+    if format_before == FORMAT:
+        return UpgradeReport(format_before, FORMAT, None, {})
+    brings = {number: text for number, text in CAME_WITH.items() if number > max(format_before, FORMAT_MIN)}
     if writer is None:
-        return UpgradeReport(before, FORMAT, None, brings)
+        return UpgradeReport(format_before, FORMAT, None, brings)
     seqno = engine.submit("upgrade", [kinds.Upgrade(FORMAT)], {}).result()
-    return UpgradeReport(before, FORMAT, seqno, brings)
+    return UpgradeReport(format_before, FORMAT, seqno, brings)
 
 
 def changed_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:

@@ -1,9 +1,9 @@
 """Events of keyed collections: which are late, the thread that resolves for one client, and the resolutions it makes.
 
-A resolution is updates in the place of events, stored and ready to be committed. It holds only for the contents it was
-made of; otherwise the record is refused, and its parts are to be deleted. What a client asks of keyed collections
-and has to look things up is done by one thread, in call order (`KeyedQueue`). `Resolver.resolve_due` is what
-maintenance does where resolve="background".
+A resolution is updates in the place of events, stored and ready to be committed. It is valid only for these contents;
+otherwise the record is refused, and its parts must be deleted. One thread runs a client's requests to keyed collections
+that need look-ups, in call order (`KeyedQueue`). `Resolver.resolve_due` is what maintenance does where
+resolve="background".
 """
 
 import threading
@@ -49,7 +49,7 @@ REASON = "_reason"
 
 
 def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -> tuple[EventTable, pa.Table | None]:
-    """Return the events that are in time, as contents are, and those that are late, if there are any.
+    """Return the timely events of some contents, and the late ones, if there are any.
 
     Returns:
         the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound.
@@ -63,18 +63,18 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     wrong = boolean_array(is_sealed | is_late)
     if not (is_sealed | is_late).any():
         return events, None
-    kept = table.filter(boolean_array(~(is_sealed | is_late)))
+    timely_rows = table.filter(boolean_array(~(is_sealed | is_late)))
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
     late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
-    marks = bound_watermarks(kept[form.order_by[0]]) if form.order_by and len(kept) else None
-    return replace(events, table=kept, watermarks=marks), late
+    marks = bound_watermarks(timely_rows[form.order_by[0]]) if form.order_by and len(timely_rows) else None
+    return replace(events, table=timely_rows, watermarks=marks), late
 
 
 class KeyedQueue:
-    """Does what one client asks of keyed collections, in call order for each of them.
+    """Runs one client's requests to keyed collections, in call order for each of them.
 
     Its thread plans and commits, and then runs the callbacks of futures. A callback that reads, or waits for a future,
-    needs what was asked for before: the thread then does that first, inside the callback.
+    needs the earlier requests: the thread then runs these first, inside the callback.
 
     Args:
         bytes_max: of the events that are queued and under way; beyond it, callers wait.
@@ -108,9 +108,11 @@ class KeyedQueue:
     def submit(
         self, collections: Sequence[str], future: CommitFuture, do: Callable[[], Committed], size: int
     ) -> CommitFuture:
-        """Have future become what do returns, after what was submitted before; size is of its events, in bytes."""
+        """Run do after the earlier jobs of the collections, and resolve future with its result; size: bytes of its
+        events.
+        """
         with self._lock:
-            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            # A future's callback must not wait here: its thread is the one that makes room.
             if self._may_wait() and not self._is_own_thread():
                 self._lock.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
             if self._is_closed:
@@ -175,7 +177,7 @@ class KeyedQueue:
         resolution: Callable[[], object]
         try:
             resolution = partial(future.succeed, *do())
-        except BaseException as error:  # Whatever it is, the caller must hear of it and the thread live on.
+        except BaseException as error:  # Whatever it is, the caller must get the error and the thread must go on.
             resolution = partial(future.fail, error)
         # Before the future resolves: who has waited for it finds nothing under way.
         with self._lock:
@@ -194,7 +196,7 @@ class Resolver:
 
     Args:
         submit: commits steps.
-        part_writer, reader: stores parts; gives what reads them, for one read.
+        part_writer, reader: stores parts; returns a reader of parts, for one read.
         clock: sleeps between attempts to commit.
     """
 
@@ -241,7 +243,7 @@ class Resolver:
         purged = self._purging.purged(contents, schema, end, reader)
         on_keys = (lambda keys: None) if purged is None else purged.touched
         updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
-        gone = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
+        purged_tables = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
         pending, unused = due(contents, end), unused_after(contents, end)
 
         def resolution() -> kinds.Resolve:
@@ -251,17 +253,17 @@ class Resolver:
             )
 
         def changed() -> Iterator[pa.Table]:
-            if change is not None:  # Only now, when all that comes of events is stored.
+            if change is not None:  # Only now, when all updates of the events are stored.
                 yield from change(apply_step(contents, resolution()))
 
         try:
-            for table in chain(updates, gone, changed()):
+            for table in chain(updates, purged_tables, changed()):
                 if not len(table):
                     continue
-                made = writer.stored_parts(contents.id, table, schema, inline_bytes)
-                made = [part.as_single() for part in made]  # A keyed collection has one value for each key.
-                stored += made
-                inline_bytes += sum(len(part.inline) for part in made)
+                new_parts = writer.stored_parts(contents.id, table, schema, inline_bytes)
+                new_parts = [part.as_single() for part in new_parts]  # A keyed collection has one value for each key.
+                stored += new_parts
+                inline_bytes += sum(len(part.inline) for part in new_parts)
                 self._purging.resolved(contents.id, len(table))
         except BaseException:
             writer.discard(stored)
@@ -277,22 +279,23 @@ class Resolver:
         """Turn the events of a collection up to its upper into updates; return whether there were any.
 
         Args:
-            given: the machine that the user brought, if it is none of those that are known.
+            given: the user's machine, if it is not a built-in one.
         """
 
         def plan() -> bool:
+            """Resolve once, with the newest contents; return whether there was anything to do."""
             contents = self._follower.current(id_, name)
             if not due(contents, contents.upper):
                 return False
             machine = machine_needed(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
-            made: tuple[Part, ...] = ()
+            resolution_parts: tuple[Part, ...] = ()
             try:
                 step = self.made(contents, contents.schema, machine, contents.upper)
-                made = step.parts
+                resolution_parts = step.parts
                 self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
                 return True
             except (InvalidUsage, Conflict):
-                self.discard(made)
+                self.discard(resolution_parts)
                 raise
             except MissingBlob as error:
                 if self._follower.current(id_, name) == contents:
@@ -302,15 +305,16 @@ class Resolver:
         return commit_with_retry(plan, action="seal", clock=self._clock, conflicts=(Superseded, UploadExpired))
 
     def resolve_due(self, contents: CollectionState) -> bool:
-        """Do what maintenance does for a collection: resolve what is sealed, if its machine is known here.
+        """Resolve a collection's sealed events, as maintenance does, if its machine is known here.
 
-        Where another client has the location for itself, that one resolves. Return whether something is left.
+        If another client has the location exclusively, that one resolves. Return whether work remains. Return whether
+        something is left.
         """
         if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper):
             return False
-        given = self._given.get(contents.id)
-        if find_machine(contents.keyed, given, contents.name) is not None:
+        machine = self._given.get(contents.id)
+        if find_machine(contents.keyed, machine, contents.name) is not None:
             with suppress(Locked):
-                self.resolve(contents.id, contents.name, given)
+                self.resolve(contents.id, contents.name, machine)
                 return False
         return True

@@ -1,7 +1,7 @@
-"""What a client has because it writes: a committer, leases, compaction, garbage collection, and their threads.
+"""The writing part of a client: a committer, leases, compaction, garbage collection, and their threads.
 
 The threads refer to none of the objects that users hold. So a client that is dropped without a close is collected, and
-its finalizers stop the threads. `OpenOptions` says how a location is opened, for reading, too.
+its finalizers stop the threads. `OpenOptions` has the options for opening a location, also for reading.
 """
 
 import os
@@ -41,7 +41,7 @@ Mode = Literal["shared", "exclusive", "read"]
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """What `persist.open` was asked for; its fields are explained there.
+    """The options of `persist.open`, which documents them.
 
     Attributes:
         caches: what another client of the same location has left of parts, to go on with; None for empty ones.
@@ -76,16 +76,16 @@ class Writer:
     """The writing half of an `Engine`; every method may be called from any thread.
 
     Attributes:
-        committer: makes records of what is asked for.
+        committer: makes records from submitted steps.
         leases: of this client, and the claims of its reads.
-        consumers: those of its consumers that resume by their name.
-        garbage: deletes what nobody needs.
+        consumers: the leases of consumers that resume by name.
+        garbage: deletes unneeded blobs.
         compactor: compacts by the policy of the settings, in this process.
-        compaction: when it does so without being asked.
+        compaction: the schedule of automatic compaction.
         name: what people call this client.
-        keyed: what is asked of keyed collections and resolves events, in call order.
+        keyed: runs requests to keyed collections that resolve events, in call order.
         resolver: makes the updates that events amount to.
-        upkeep: what happens without being asked: leases, compaction and garbage.
+        upkeep: automatic work: leases, compaction and garbage.
     """
 
     def __init__(
@@ -99,10 +99,10 @@ class Writer:
         """Start to write; in mode "exclusive", take the location over first.
 
         Args:
-            reader: gives what reads parts, for one read.
+            reader: returns a reader of parts, for one read.
 
         Raises:
-            Locked: another client has the location exclusively, and this one wants it, too.
+            Locked: another client has the location exclusively, and this one requests it, too.
         """
         settings, clock = options.settings, options.clock
         self._blob = blob
@@ -125,7 +125,7 @@ class Writer:
         self.consumers = ConsumerLeases(leases)
         self.garbage = Garbage(blob, follower, committer)
         stop = threading.Event()
-        self.compactor = self.compactor_of(self.local_part_maker(stop), stop)
+        self.compactor = self.build_compactor(self.local_part_maker(stop), stop)
         self.resolver = Resolver(
             follower,
             committer.submit,
@@ -153,7 +153,7 @@ class Writer:
     ) -> Write | None:
         """Return the step that adds updates, None if there are none; see `WriteSteps.of`.
 
-        Where a collection has too many runs, the caller waits for a merge first.
+        If a collection has too many runs, the caller waits for a merge first.
         """
         if self.committer.may_wait():
             self.compaction.relieve(collection)
@@ -166,7 +166,7 @@ class Writer:
         return self.submit([step], {step.collection: name})
 
     def submit(self, steps: Sequence[Step], names: dict[str, str], renew: Renew | None = None) -> CommitFuture:
-        """Queue steps as one commit, after what was asked of the same collections before, seals that resolve, too."""
+        """Queue steps as one commit, after earlier requests to the same collections, including seals that resolve."""
         busy = None if self.keyed.is_in_job() else next((id_ for id_ in names if self.keyed.is_busy(id_)), None)
         if busy is None:
             return self.committer.submit(steps, names, renew=renew)
@@ -179,7 +179,7 @@ class Writer:
         return self.committer.new_future(self.keyed.prepare_wait)
 
     def settle(self) -> None:
-        """Wait until all that was asked for by now is committed or refused; not where that waits for the caller."""
+        """Wait until all earlier requests are committed or refused, unless the caller's thread is needed for that."""
         if self.committer.may_wait() and not self.keyed.is_in_job():
             self.keyed.settle()
             self.committer.settle(threading.TIMEOUT_MAX)
@@ -192,14 +192,14 @@ class Writer:
         return self.compactor.compact(collection, name, full=full, destroy=full)
 
     def collect_garbage(self, *, dry_run: bool = False) -> GarbageReport:
-        """End the leases that have run out, and delete what nobody needs any more, in this thread; or tell what."""
+        """End the expired leases, and delete unneeded blobs, in this thread; with dry_run, only list them."""
         if dry_run:
             return self.garbage.plan()
         self.committer.check_may_wait()
         return self.garbage.collect(lambda: self.leases.end_expired(self.consumers.ids()))
 
     def maintain(self) -> None:
-        """Do what is due of what otherwise happens in the background."""
+        """Do the due work of the background threads."""
         self.upkeep.tick()
 
     def part_writer(self) -> PartWriter:
@@ -209,16 +209,16 @@ class Writer:
     def local_part_maker(self, stop: threading.Event) -> LocalPartMaker:
         """Return a maker of parts in this process, until stop is set."""
         budget = self._settings.memory_budget
-        # What is read here is about to be replaced: in the caches of readers, it would only be in the way.
+        # These parts are about to be replaced: in the caches of readers, they would only take room.
         reader = PartReader(self._blob, self._pool, PartCaches.passing(), budget)
         return LocalPartMaker(reader, self.part_writer(), self._pool, self._settings.tuning.part_bytes, stop)
 
-    def compactor_of(self, maker: PartMaker, stop: threading.Event) -> Compactor:
+    def build_compactor(self, maker: PartMaker, stop: threading.Event) -> Compactor:
         """Return a compactor that has its parts made by a part maker, until stop is set."""
         return Compactor(self._follower, self.committer.submit, self._settings.tuning, maker, stop, self._clock)
 
     def close(self) -> None:
-        """Finish what was asked for, give back leases and the location, and end the threads."""
+        """Finish all requests, release leases and the location, and end the threads."""
         self.keyed.close()
         self.upkeep.close()
         self.consumers.close()
@@ -247,6 +247,6 @@ class Writer:
 
 
 def _unless_forked(pid: int, stop: Callable[[], object]) -> None:
-    """Call stop in the process pid only: elsewhere there is no thread to stop, and its locks may be held for ever."""
+    """Call stop in the process pid only: a fork has no thread to stop, and its locks may be held for ever."""
     if os.getpid() == pid:
         stop()

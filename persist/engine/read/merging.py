@@ -48,12 +48,13 @@ def read_snapshot(
     `REPEATED_ROWS_MAX` rows.
 
     Args:
-        elsewhere: selects standing parts that the caller reads by itself. Of these parts, only rows with a key of the
-            rest are yielded, so the caller leaves them out. If there is a rest, the collection has flat key columns.
+        elsewhere: selects standing parts that the caller reads by itself. Only those rows of these parts are yielded
+            that have a key of the rest, so the caller leaves the parts out. If there is a rest, the collection has flat
+            key columns.
 
     Raises:
         CorruptBlob: a part is missing or damaged.
-        NegativeMultiplicity: rows were asked for and some record has a negative multiplicity.
+        NegativeMultiplicity: the form is rows and some record has a negative multiplicity.
         DiffOverflow: a multiplicity does not fit int64.
     """
     for item in _read_slice(scan, reader, form, elsewhere):
@@ -117,13 +118,16 @@ def snapshot_slices(scan: Scan, form: Form, slice_bytes: int) -> list[Scan]:
     Standing rows count half where most of them pass untouched: more cuts would cost a third more time.
     """
 
-    def held(piece: Scan) -> int:
+    def estimate_held_bytes(piece: Scan) -> int:
         parts = Split.of(piece, form)
         if not parts.is_touching(piece):
             return piece.memory
-        return piece.memory_of([*parts.base_rest, *parts.rest]) + piece.memory_of([*parts.base, *parts.history]) // 2
+        return (
+            piece.estimate_memory([*parts.base_rest, *parts.rest])
+            + piece.estimate_memory([*parts.base, *parts.history]) // 2
+        )
 
-    return scan.slices_within(slice_bytes, held) if Split.of(scan, form).is_merged else [scan]
+    return scan.slices_within(slice_bytes, estimate_held_bytes) if Split.of(scan, form).is_merged else [scan]
 
 
 class _Rest:
@@ -152,8 +156,8 @@ def _read_slice(
     assert elsewhere is None or scan.schema.key_names or not split.is_merged, "without keys, everything is touched"
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
-        here = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
-        for table in _standing(scan, reader, here, columns, keeps_diff=keeps_diff):
+        part_split = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
+        for table in _standing(scan, reader, part_split, columns, keeps_diff=keeps_diff):
             yield from _emit(table, scan, form)
         return
     names = [*columns, *(name for name in keys if name not in columns)]
@@ -300,7 +304,7 @@ def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
 NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or updates in memory, in any order.
 
 
-Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Of new rows and present updates of some keys.
+Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Called with new rows and present updates of some keys.
 
 
 def differences(
@@ -312,7 +316,7 @@ def differences(
 ) -> Iterator[pa.Table]:
     """Yield the updates that turn the present contents into new rows.
 
-    Columns: those of the collection and `_diff`, consolidated, in key order.
+    Columns: the columns of the collection and `_diff`, consolidated, in key order.
 
     Args:
         check: raises if it refuses the new rows; called with all new rows of some keys.
@@ -326,7 +330,7 @@ def differences(
     schema = present.schema
     columns = [*schema.names, "_diff"]
     if isinstance(new, pa.Table):
-        rows_of, ours = _held(new.select(columns), present, reader.rewrite_slice_bytes)
+        rows_of, ours = _slice_memory(new.select(columns), present, reader.rewrite_slice_bytes)
         row_count = len(new)
     else:
         rows_of, ours = _stored(new, columns, reader), [*new]
@@ -361,7 +365,7 @@ def _stored(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> 
     ]
 
 
-def _held(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[Part]]:
+def _slice_memory(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[Part]]:
     """Return a function that slices rows in memory, and a part that represents them for cutting slices."""
     schema = present.schema
     if not len(new) or present.memory + new.nbytes <= 2 * slice_bytes:  # There will be one slice.
@@ -372,12 +376,12 @@ def _held(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsOf, list[
     if not is_sorted:
         keys = keys.take(int64_array(order))
 
-    def rows_of(piece: Scan) -> list[pa.Table]:
+    def slice_rows(piece: Scan) -> list[pa.Table]:
         start, end = piece.keys.rows(keys, schema) if schema.key_names else (0, len(new))
         rows = new.slice(start, end - start) if is_sorted else new.take(int64_array(order[start:end]))
         return [_passing(rows, piece)]
 
-    return rows_of, [describe_held(keys, int(new.nbytes), schema)]
+    return slice_rows, [describe_held(keys, int(new.nbytes), schema)]
 
 
 def _passing(rows: pa.Table, piece: Scan) -> pa.Table:

@@ -104,7 +104,7 @@ class Ages:
 
         Nobody plans an upload of a seqno once the record at it is known. So that record must be as old as an upload may
         become. An old upload proves this of the seqnos before its own, and not of its own: in a quiet log, a writer
-        that begins today takes the same one. What the log has lost is old, too.
+        that begins today takes the same one. Records that the log has lost are old, too.
         """
         newest_s = self.policies.newest.orphan_grace_s
         stale = self.seqno_before(min(newest_s, self.erase_after_s))

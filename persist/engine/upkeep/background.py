@@ -344,4 +344,4 @@ class RepeatingThread:
             except PersistError as error:
                 logger.warning("upkeep of the location failed and will be tried again: %s", error)
             except Exception:  # Without this thread, a lease would expire while its readers read.
-                logger.exception("upkeep of the location failed in a way nobody thought of; it will be tried again")
+                logger.exception("upkeep of the location failed unexpectedly; it will be tried again")

@@ -44,7 +44,7 @@ A full store accepts no declaration. Then steps that must write are skipped, the
 already, and everything is tried again. The dates of records count as proofs, too, and the newest date in the store is
 the present, because no blob can be written to learn it. Both only keep blobs for longer.
 
-A deleted key was listed in this location, and fits the grammar of such blobs. Other blobs stay, such as those of a
+A deleted key was listed in this location, and fits the grammar of such blobs. Other blobs stay, such as blobs of a
 location below this one.
 """
 
@@ -264,6 +264,7 @@ class _Round:
         self._shared: set[str] = set()  # and folders in which clones have parts.
 
     def run(self, before: Callable[[], object]) -> GarbageReport:
+        """Collect in rounds until nothing new can be deleted; return the report."""
         had_deleted = -1
         while len(self._deleted) > had_deleted:
             had_deleted = len(self._deleted)
@@ -273,8 +274,8 @@ class _Round:
                 return GarbageReport(self._collections, **self._counts, bytes=self._bytes)
         assert self._full is not None, "it was the reason to do it again"
         raise StoreFull(
-            f"of this location, {len(self._deleted):,} blobs of {self._bytes:,} bytes were deleted; to delete more, a "
-            f"little must be written first, for which there is no room: {self._full}"
+            f"{len(self._deleted):,} blobs of {self._bytes:,} bytes of this location were deleted; deleting more needs "
+            f"a small write first, and the store is full: {self._full}. Make a little room, then try again"
         ) from self._full
 
     def run_only(self) -> Deleted:
@@ -386,7 +387,7 @@ class _Round:
             id_, unused = dropped.collection, frozenset(dropped.blobs)
             named = replaced | list_shared(id_)
             unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
-            if dropped.is_destroyed:  # Its published tables go, too.
+            if dropped.is_destroyed:  # Its published tables are also deleted.
                 garbage = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
             else:
                 garbage = (entry for entry in unnamed if entry.key in unused)

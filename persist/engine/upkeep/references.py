@@ -65,7 +65,7 @@ class CheckedUploads:
 
     Attributes:
         before_s: parts with an older date were looked at.
-        unnamed: the keys of those that nothing named: too young, or their record may follow.
+        unnamed: the keys of unnamed uploads: too young, or their record may follow.
         shared: folders in which clones have had parts.
         all_at_s: when all parts were looked at.
     """

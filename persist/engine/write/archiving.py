@@ -1,7 +1,7 @@
 """Older tokens of a collection are moved out of its state, by the record that would make them too many.
 
-Cost: for one of 2,048 commits with a token, a PUT. An attempt that loses the race for its seqno leaves an object that
-nothing names, because the next one needs another name: what is below the floor of uploads may be collected.
+Cost: a PUT for one of 2,048 commits with a token. An attempt that loses the race for its seqno leaves an unused object,
+because the next one needs another name: blobs below the floor of uploads may be collected.
 """
 
 from persist.blob.protocol import Blob
@@ -26,8 +26,11 @@ def with_archiving(
         return mutation
     marks, merged, dropped = plan
     assert state.location is not None
-    before = () if contents.archives is None else contents.archives.stored
-    tokens = [follower.tokens.read(state.location, contents.id, archive) for archive in before[len(before) - merged :]]
+    stored_archives = () if contents.archives is None else contents.archives.stored
+    tokens = [
+        follower.tokens.read(state.location, contents.id, archive)
+        for archive in stored_archives[len(stored_archives) - merged :]
+    ]
     moved = ArchivedTokens.merged([*tokens, ArchivedTokens.of(marks)])
     format = max(state.format, Archiving.came_with)
     archive = store_archive(blob, state.location, contents.id, state.seqno + 1, moved, format=format)

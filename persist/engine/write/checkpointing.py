@@ -19,7 +19,7 @@ class Checkpointing:
 
     def __init__(self, blob: Blob, follower: Follower, pool: Executor) -> None:
         self.made = 0
-        self.least_seqno: int | None = None  # Of the checkpoint that is being made, None if there is none.
+        self.least_seqno: int | None = None  # The seqno of the checkpoint in progress; None without one.
         self._blob = blob
         self._follower = follower
         self._pool = pool
@@ -40,7 +40,7 @@ class Checkpointing:
             pass
 
     def _make(self) -> None:
-        """Make a checkpoint. One that fails is no caller's concern: the next one serves as well."""
+        """Make a checkpoint. A failure reaches no caller: the next checkpoint replaces it."""
         state, recent, levels = self._follower.recent()
         try:
             self._follower.prove_now()
@@ -49,7 +49,7 @@ class Checkpointing:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
             seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
             if seqno is not None:
-                with suppress(PersistError):  # Whoever asks for something next is told.
+                with suppress(PersistError):  # The next caller gets the error.
                     self._follower.doubt(seqno)
         finally:
             self._end()

@@ -1,4 +1,4 @@
-"""The answer to a write that is under way: wait for it with `.result()`, or `await` it.
+"""The answer to a write in progress: wait for it with `.result()`, or `await` it.
 
 No error may be lost (rule 5): a ledger keeps every failed future that nobody has looked at yet, and the client's
 `close` raises what is left in it.
@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class UnobservedErrors:
-    """The failed futures whose error nobody has looked at. It keeps `ERRORS_KEPT_MAX` of the errors."""
+    """The failed futures whose errors were not looked at. It keeps `ERRORS_KEPT_MAX` of the errors."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -34,7 +34,7 @@ class UnobservedErrors:
 
     @property
     def kept(self) -> dict[int, BaseException | None]:
-        """The errors themselves: for who reports what is left in it when nobody has the ledger any more."""
+        """The errors themselves, to report the unseen ones after the last reference to the ledger is gone."""
         return self._errors
 
     def add(self, number: int, error: BaseException) -> None:
@@ -43,23 +43,23 @@ class UnobservedErrors:
             self._errors[number] = error if len(self._errors) < ERRORS_KEPT_MAX else None
 
     def remove(self, number: int) -> None:
-        """Forget the error of a future that somebody looked at."""
+        """Forget the error of a future, because a caller looked at it."""
         with self._lock:
             self._errors.pop(number, None)
 
     def take(self) -> list[BaseException | None]:
-        """Return what nobody looked at, and forget it; None for each error that was not kept."""
+        """Return the unseen errors and forget them; None for each error that was not kept."""
         with self._lock:
-            taken = list(self._errors.values())
+            taken_errors = list(self._errors.values())
             self._errors.clear()
-            return taken
+            return taken_errors
 
     def raise_all(self) -> None:
-        """Raise what nobody looked at: the error itself if there is one, an ExceptionGroup if there are more."""
-        taken = self.take()
+        """Raise the unseen errors: a single one as it is, several as an ExceptionGroup."""
+        unobserved = self.take()
         # Operations that failed together share one error.
-        errors = list({id(error): error for error in taken if error is not None}.values())
-        count, not_kept = len(taken), sum(error is None for error in taken)
+        errors = list({id(error): error for error in unobserved if error is not None}.values())
+        count, not_kept = len(unobserved), sum(error is None for error in unobserved)
         if not_kept:
             errors.append(InvalidUsage(f"{not_kept} more writes failed, and only {ERRORS_KEPT_MAX} errors are kept"))
         if len(errors) == 1:
@@ -69,7 +69,7 @@ class UnobservedErrors:
 
 
 class Committed(NamedTuple):
-    """Where a commit is in the log, and which times it gave, by collection, to those who named none."""
+    """The place of a commit in the log, and the times that it assigned, by collection."""
 
     seqno: int
     times: Mapping[str, int] = MappingProxyType({})
@@ -78,7 +78,7 @@ class Committed(NamedTuple):
 class CommitFuture(Completed, Future[int]):
     """Resolves to the seqno of the commit once it is durable, or to the error that rejected it.
 
-    Waiting for it, in whatever way, calls on_wait first: whoever commits need not hold out for more to commit with it.
+    Any wait for it first calls on_wait: the committer then stops collecting more commits for the group.
 
     A commit that changed nothing (such as a seal to the current upper) resolves to the seqno of the state in which it
     was found to change nothing.
@@ -98,7 +98,7 @@ class CommitFuture(Completed, Future[int]):
         self._number = next(self._numbers)
         self._unobserved = unobserved
         self._on_wait = on_wait
-        self._seqno: int | None = None  # Known without a lock, once all who waited have been told.
+        self._seqno: int | None = None  # Read without a lock, after all waiting threads were woken.
         self.late: pa.Table | None = None
         self._times: Mapping[str, int] = {}
 
@@ -126,7 +126,7 @@ class CommitFuture(Completed, Future[int]):
         return Committed(self.result(), self._times)
 
     def fail(self, error: BaseException) -> None:
-        """Resolve to error, which stays on the ledger until somebody looks."""
+        """Resolve to error, which stays on the ledger until a caller looks at it."""
         # On the ledger first: a waiter that wakes up at once must find it there to take it off.
         _drop_frames(error)
         self._unobserved.add(self._number, error)
@@ -142,7 +142,7 @@ class CommitFuture(Completed, Future[int]):
         """Resolve, and log what would end the thread, such as `sys.exit` in a callback: others share the commit."""
         try:
             resolve(outcome)
-        except Exception:  # The future itself logs those of callbacks.
+        except Exception:  # Errors of callbacks are logged by the future itself.
             raise
         except BaseException as error:
             logger.error("a future's callback raised %r, which ends nothing here: do that in the main thread", error)
@@ -174,7 +174,7 @@ class CommitFuture(Completed, Future[int]):
         )
 
     def cancel(self) -> bool:
-        """Return False: a commit that was asked for cannot be called back."""
+        """Return False: a submitted commit cannot be cancelled."""
         return False
 
     def __await__(self) -> Generator[Any, None, int]:
@@ -189,7 +189,7 @@ class CommitFuture(Completed, Future[int]):
                 waiter.set_result(None)
 
         def wake(_: Future[int]) -> None:
-            with suppress(RuntimeError):  # The loop was closed: nobody waits any more.
+            with suppress(RuntimeError):  # The loop was closed, so the waiting task is gone.
                 loop.call_soon_threadsafe(tell)
 
         # Only the wake-up goes through the loop: a task that is cancelled before it has not looked at the error.
@@ -199,14 +199,16 @@ class CommitFuture(Completed, Future[int]):
 
 
 def _drop_frames(error: BaseException) -> None:
-    """Drop the tracebacks of an error and of those it came from.
+    """Drop the tracebacks of an error and of its causes.
 
-    Their frames would keep everything alive that was committed together, perhaps down to the client itself, whose
-    threads end when nobody has it any more.
+    Their frames would keep alive everything that was committed together, perhaps even the client, whose threads end
+    when its last reference is gone.
     """
-    left, seen = [error], set()
-    while left:
-        error = left.pop()
-        seen.add(id(error))
+    pending, seen_ids = [error], set()
+    while pending:
+        error = pending.pop()
+        seen_ids.add(id(error))
         error.__traceback__ = None
-        left += [cause for cause in (error.__cause__, error.__context__) if cause is not None and id(cause) not in seen]
+        pending += [
+            cause for cause in (error.__cause__, error.__context__) if cause is not None and id(cause) not in seen_ids
+        ]

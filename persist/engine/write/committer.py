@@ -1,14 +1,14 @@
-"""A client's queue of commits: one thread that turns what callers asked for into records of the log, in call order.
+"""A client's queue of commits: one thread turns the callers' operations into records of the log, in call order.
 
 While one PUT is in flight, callers queue up operations; the next record carries all of them
 (`persist.engine.write.group_commit`).
 
-A caller that issues many operations without waiting for any would get a record for every few of them, because a commit
-to a local folder takes less time than a few calls. When several operations are queued up and nobody waits for one, a
-group therefore stays open for `LINGER_S`.
+Without a pause, a caller that issues many operations and waits for none would get a record for every few of them,
+because a commit to a local folder takes less time than a few calls. While several operations are queued and no caller
+waits for one, a group therefore stays open for `LINGER_S`.
 
-Large writes are encoded and uploaded by a pool as soon as they are asked for; small ones are encoded with their group.
-What is asked for and not yet durable is bounded by the memory budget: beyond it, callers wait.
+A pool encodes and uploads large writes at once; small ones are encoded with their group. The memory budget bounds the
+operations that are not durable yet: beyond it, callers wait.
 """
 
 import collections
@@ -73,15 +73,17 @@ class Committer:
         """Queue an operation; return at once, or as soon as there is room for it.
 
         Args:
-            submission: by what id another client asks for it.
-            renew: makes the steps anew for each state that the record may follow; this thread calls it.
+            submission: the id under which another client sent it.
+            renew: builds the steps again for each state that the record may follow; this thread calls it.
 
         Raises:
             ClientClosed: `close` was called before.
         """
-        operation = Operation.of(steps, names, CommitFuture(self.unobserved, self._waited_for), submission, renew)
+        operation = Operation.of(
+            steps, names, CommitFuture(self.unobserved, self._on_result_requested), submission, renew
+        )
         with self._changed:
-            # In a future's callback there is no waiting: the thread that makes room is the one that would wait.
+            # A future's callback must not wait here: its thread is the one that makes room.
             if not self._is_own_thread():
                 self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
             if self._closed:
@@ -93,20 +95,20 @@ class Committer:
         return operation.future
 
     def new_future(self, prepare_wait: Callable[[], object]) -> CommitFuture:
-        """Return the future of a commit that is still to be made of other commits; who makes it resolves it.
+        """Return the future of a commit that consists of other commits; the caller resolves it.
 
         Args:
-            prepare_wait: is called before a caller waits for it.
+            prepare_wait: called before a caller waits for it.
         """
 
         def on_wait() -> None:
             prepare_wait()
-            self._waited_for()
+            self._on_result_requested()
 
         return CommitFuture(self.unobserved, on_wait)
 
     def close(self) -> None:
-        """Finish what was asked for and end the thread; idempotent."""
+        """Finish the queued operations and end the thread; idempotent."""
         self.request_stop()
         if not self._is_own_thread():  # A future's callback may close its client.
             self._thread.join()
@@ -121,11 +123,11 @@ class Committer:
     def pending(self) -> tuple[int, tuple[str, ...]]:
         """Return how many operations are not done yet, and the names of their collections."""
         with self._changed:
-            asked = {name for operation in self._under_way() for name in operation.names.values()}
-            return self._submitted - self._resolved, tuple(sorted(asked))
+            names_in_progress = {name for operation in self._under_way() for name in operation.names.values()}
+            return self._submitted - self._resolved, tuple(sorted(names_in_progress))
 
     def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
-        """Return the writes to a collection that are asked for and not durable yet, with their futures."""
+        """Return the submitted writes to a collection that are not durable yet, with their futures."""
         with self._changed:
             return [
                 (step, operation.future)
@@ -139,12 +141,12 @@ class Committer:
         return (*self._committing, *self._asked)
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait until all that was asked for by now is done; return False if it is not after timeout_s."""
+        """Wait until all operations submitted so far are done; return False if that takes longer than timeout_s."""
         with self._changed:
-            wanted = self._submitted
-            if self._resolved < wanted:
+            submitted = self._submitted
+            if self._resolved < submitted:
                 self._hurry.set()
-            return self._changed.wait_for(lambda: self._resolved >= wanted, timeout_s)
+            return self._changed.wait_for(lambda: self._resolved >= submitted, timeout_s)
 
     def when_ended(self, call: Callable[[], object]) -> None:
         """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
@@ -166,7 +168,7 @@ class Committer:
                 "thread, or await it."
             )
 
-    def _waited_for(self) -> None:
+    def _on_result_requested(self) -> None:
         self.check_may_wait()
         if os.getpid() != self._pid:
             raise InvalidUsage(
@@ -195,7 +197,7 @@ class Committer:
         group = self._next_group()
         try:
             self.groups.commit(group)
-        except BaseException as error:  # Whatever it is, the callers must hear of it and the thread live on.
+        except BaseException as error:  # Whatever it is, callers must get the error and the thread must go on.
             for operation in group:
                 if not operation.future.done():
                     operation.future.fail(error)
@@ -222,7 +224,7 @@ class Committer:
         group: list[Operation] = []
         group_bytes = 0
         with self._changed:
-            # What is ready must not wait for an upload that was asked for later.
+            # A ready operation must not wait for a later upload.
             while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
                 is_alone = self._asked[0].is_alone
                 if group and is_alone:

@@ -96,7 +96,7 @@ class GroupCommit:
         pool: Executor,
         deadline_s: float,
     ) -> None:
-        self.epoch: int | None = None  # Set once, by whoever opened the location exclusively.
+        self.epoch: int | None = None  # Set once, when the location is opened exclusively.
         self.relay: Relay | None = None  # Set once, before anything is submitted.
         self.appended: Callable[[str], object] = lambda collection: None  # Told of each commit that adds updates.
         self.checkpointing = Checkpointing(blob, follower, pool)
@@ -142,32 +142,32 @@ class GroupCommit:
             raise
 
     def _relayed_first(self, operations: list[Operation]) -> list[Operation]:
-        """Have another client commit operations, if there is one; return those that are left to do."""
+        """Have another client commit operations, if there is one; return the uncommitted ones."""
         relay, location = self.relay, self._follower.state.location
         if relay is None or location is None or not may_be_relayed(operations):
             return operations
         after = max(self._follower.state.seqno, self._relayed)
-        asked = [
+        to_relay = [
             replace(operation, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
             for operation in operations
         ]
-        answers = relay.commit(location, asked)
+        answers = relay.commit(location, to_relay)
         if answers is None:
             return operations
         self._relayed = max((done.seqno for done in answers if isinstance(done, Committed)), default=self._relayed)
-        left = [operation for operation, answer in zip(asked, answers, strict=True) if answer is None]
-        self._counts["relayed"] += len(asked) - len(left)
-        self._counts["in_doubt"] += len(left)
-        if not all(map(is_plain, asked)):
-            with suppress(PersistError):  # They are committed; whoever reads what they did hears of it.
+        unanswered = [operation for operation, answer in zip(to_relay, answers, strict=True) if answer is None]
+        self._counts["relayed"] += len(to_relay) - len(unanswered)
+        self._counts["in_doubt"] += len(unanswered)
+        if not all(map(is_plain, to_relay)):
+            with suppress(PersistError):  # They are committed; the next reader gets the error.
                 self._follower.refresh()
         self._follower.looks.committed_elsewhere()
-        for operation, answer in zip(asked, answers, strict=True):
+        for operation, answer in zip(to_relay, answers, strict=True):
             if isinstance(answer, PersistError):
                 self._reject(operation, answer)
             elif answer is not None:
                 operation.future.succeed(*answer)
-        return left
+        return unanswered
 
     def _commit_here(self, operations: list[Operation]) -> None:
         submissions = [operation.submission for operation in operations if operation.submission is not None]
@@ -194,7 +194,7 @@ class GroupCommit:
         is_alone = len(operations) == 1
         while operations:
             self._follower.prove()
-            state, unreadable = self._state_for(operations)
+            state, unreadable = self._load_state(operations)
             if not self._is_store_proven(state):
                 continue
             operations = self._unsettled(operations, state, unreadable)
@@ -214,7 +214,7 @@ class GroupCommit:
                 if is_record:
                     record = self._record(state, mutations, submitted(operations, accepted))
                     try:
-                        # Whatever went wrong before, a record that readers would refuse must not enter the log.
+                        # Whatever went wrong before: a record that readers refuse must not enter the log.
                         after = apply(state, record)
                     except (InvalidUsage, Conflict):
                         if not is_alone:
@@ -252,7 +252,7 @@ class GroupCommit:
         for operation in done:
             self.abandon(operation.steps)
         for operation in accepted:
-            operation.future.succeed(seqno, _own(times, operation))
+            operation.future.succeed(seqno, _select_times(times, operation))
         for operation in done:  # In this record, or in one before.
             operation.future.succeed(seqno, self._remembered(operation))
 
@@ -264,10 +264,10 @@ class GroupCommit:
             entry = self._follower.entry(marked.collection)
             contents = None if entry is None else entry.contents
             for mark in marked.tokens if contents is not None else ():
-                known = None if contents is None else self._follower.remembered(contents, mark.token)
-                if known is not None:
-                    times[marked.collection] = known.time_min
-        return _own(times, operation)
+                remembered_write = None if contents is None else self._follower.remembered(contents, mark.token)
+                if remembered_write is not None:
+                    times[marked.collection] = remembered_write.time_min
+        return _select_times(times, operation)
 
     def _in_record(self, seqno: int, operation: Operation) -> dict[str, int]:
         """Return the times that an operation got in a record, which seals after them; none if that is gone."""
@@ -277,30 +277,30 @@ class GroupCommit:
             for step in (() if record is None else record.mutations)
             if isinstance(step, kinds.Seal | kinds.Resolve)
         }
-        return _own({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
+        return _select_times({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
 
     def _unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
     ) -> list[Operation]:
         """Resolve the operations whose outcome is in the log; return the others."""
-        known, left = self._follower.submissions, []
+        submissions, unsettled = self._follower.submissions, []
         for operation in operations:
-            asked = operation.submission
-            if asked is None:
-                left.append(operation)
-            elif not known.knows(asked.after):
-                missing = f"records after {asked.after} have been truncated before this client read them"
+            submission = operation.submission
+            if submission is None:
+                unsettled.append(operation)
+            elif not submissions.knows(submission.after):
+                missing = f"records after {submission.after} have been truncated before this client read them"
                 operation.future.fail(
                     Indeterminate(f"{missing}, and another client may have committed this there. Read back first.")
                 )
-            elif (seqno := known.seqno_of(asked.submitter, asked.number)) is not None:
+            elif (seqno := submissions.find_seqno(submission.submitter, submission.number)) is not None:
                 self._counts["operations"] += 1
                 operation.future.succeed(seqno, self._in_record(seqno, operation))
-            elif known.is_past(asked.submitter, asked.number):
+            elif submissions.is_past(submission.submitter, submission.number):
                 self._settle_past(state, operation, unreadable)
             else:
-                left.append(operation)
-        return left
+                unsettled.append(operation)
+        return unsettled
 
     def _settle_past(self, state: State, operation: Operation, unreadable: dict[str, PersistError]) -> None:
         """Answer an operation that is not in the log, while later ones are: it was rejected, or had nothing to do."""
@@ -325,10 +325,10 @@ class GroupCommit:
         Before anything is created, or found to have been done before: so no record of others is overwritten.
         """
         self._proof.check()
-        taken = self._proof.offered_early()
+        record = self._proof.offered_early()
         if self._proof.is_given or state.seqno < 0:
             return True
-        if taken is None:
+        if record is None:
             newest = self._follower.newest_record()
             # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
             if not self._follower.sees(state):
@@ -337,12 +337,12 @@ class GroupCommit:
                 return False
             if newest is None or self._proof.offer(newest):
                 return True
-            taken = newest
-        if not self._follower.is_truncated(taken.seqno):
-            self._proof.refuse(taken.seqno, "It was not tried.")
+            record = newest
+        if not self._follower.is_truncated(record.seqno):
+            self._proof.refuse(record.seqno, "It was not tried.")
         # The store took it rightly, because it had been truncated meanwhile: it does not belong there any more.
         with suppress(PersistError):
-            self._blob.delete(record_key(taken.seqno))
+            self._blob.delete(record_key(record.seqno))
         self._follower.restart()
         self._follower.refresh()
         return False
@@ -382,7 +382,7 @@ class GroupCommit:
         if winner is None and not self._proof.is_given:
             self._proof.offer_own(record)
         if winner is not None:
-            self._follower.lost_to(winner)
+            self._follower.apply_winner(winner)
             self._counts["lost_races"] += 1
             return False
         self._follower.advance(record, (state, after))
@@ -404,7 +404,7 @@ class GroupCommit:
             # Both are possible: it was in the log and was truncated since, or it never was.
             raise Indeterminate(
                 f"creating a record at seqno {record.seqno} took so long that the log has been truncated beyond it "
-                "meanwhile, so it cannot be told whether the record was part of it. Read back before writing it again."
+                "meanwhile, so it is unknown whether the record was part of it. Read back before writing it again."
             )
         return was_truncated
 
@@ -416,7 +416,7 @@ class GroupCommit:
                 return False
         return True
 
-    def _state_for(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
+    def _load_state(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
         ids = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
@@ -445,8 +445,8 @@ class GroupCommit:
         for change in changes.values():
             entry = state.entries.get(change.id)
             contents = entry.contents if entry is not None else None
-            known = appends.get(change.id)
-            if known is None or known[0] != change.writes:
+            appended = appends.get(change.id)
+            if appended is None or appended[0] != change.writes:
                 inline_bytes = contents.inline_bytes if contents is not None else 0
                 appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
             encoded = appends[change.id][1]
@@ -490,7 +490,7 @@ class GroupCommit:
             is_alone: there is one operation; if its steps are in order, its mutations are left to `apply`.
         """
         draft = Draft(state, self.epoch, self._follower.remembered)
-        times = assigned_times(operations, partial(_upper_in, state), self._clock.wall_ms())
+        times = assigned_times(operations, partial(_get_upper, state), self._clock.wall_ms())
         accepted: list[Operation] = []
         done: list[Operation] = []
         rejected: list[tuple[Operation, PersistError]] = []
@@ -527,7 +527,7 @@ class GroupCommit:
     def _check_clock(self, state: State, operation: Operation, times: Mapping[str, int]) -> None:
         """Raise ClockAhead if the clock assigns the time of an operation, and is far ahead without permission."""
         if any(
-            not a.allow_future and is_of_clock(a, times, _upper_in(state, a.collection)) for a in operation.at_commit
+            not a.allow_future and is_of_clock(a, times, _get_upper(state, a.collection)) for a in operation.at_commit
         ):
             error = self._follower.clock_check.error(state.seqno)
             if error is not None:
@@ -549,14 +549,16 @@ def _concerned(step: Step) -> set[str]:
     return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
 
 
-def _upper_in(state: State, collection: str) -> int:
+def _get_upper(state: State, collection: str) -> int:
     """Return the upper of a collection, 0 if it is missing or unreadable: other rules refuse that."""
     entry = state.entries.get(collection)
     return 0 if entry is None or entry.contents is None else entry.contents.upper
 
 
-def _own(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
-    return {asked.collection: times[asked.collection] for asked in operation.at_commit if asked.collection in times}
+def _select_times(times: Mapping[str, int], operation: Operation) -> dict[str, int]:
+    return {
+        request.collection: times[request.collection] for request in operation.at_commit if request.collection in times
+    }
 
 
 def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:

@@ -1,24 +1,24 @@
-"""What callers ask a client to commit, and how many such requests become few mutations.
+"""Operations that callers submit, and how many of them become few mutations.
 
 An `Operation` is one caller's request, accepted or rejected as a whole: a write, a seal, or all of a multi-collection
 commit. `merge` turns accepted operations into one `Change` per collection, in the order in which the collections were
-first touched. Their net effect is that of the operations one after the other: appends commute with each other,
-and all of them were found valid, so they may stand before the last seal; holds come in the order asked for, and since
-is the least of them and of what was allowed, whichever came first; and a name is only taken again after the
-collection that had it was touched (destroyed), so its `Change` comes first. Leases are granted before all else, because
-holds need them, and whatever else concerns the location comes last. Compactions and resolutions come before what is
-added, of which they know nothing: a resolution that would have to know of events of the same group was refused. What
-cannot be put into another order, such as a rename, gets a record of its own.
+first touched. Their net effect is that of the operations one after the other. Appends commute with each other, and all
+were found valid, so they may precede the last seal. Holds keep the order of the calls, and since is the least of them
+and of the allowed times, whichever came first. A name is only reused after its collection was destroyed, so the
+`Change` of that collection comes first. Leases are granted before all else, because holds need them, and whatever else
+concerns the location comes last. Compactions and resolutions come before the appends, which they do not depend on: a
+resolution that would depend on events of the same group was refused. An operation that cannot be reordered, such as a
+rename, gets its own record.
 
-A caller who names no time asks for that of the commit, with `AtCommit`. Rule 21 says which time that is, and which of
-them may have one record together. The time is assigned when the record is made, from the state that the record follows:
-beyond the upper of every collection concerned, and on a timeline not before the clock. So nobody who named no time is
-ever late. A record that loses the race for its seqno gets another time with its next attempt, and what was encoded for
+A caller without a time requests the time of the commit, with `AtCommit`. Rule 21 defines that time, and which of these
+operations may share a record. The time is assigned when the record is built, from the state that the record follows:
+beyond the upper of every collection concerned, and on a timeline not before the clock. So a write without a time is
+never late. A record that loses the race for its seqno gets another time with its next attempt, and what was encoded for
 it stays.
 
-All operations of one record that name no time and touch the same collection get one time, as if they had been one
-write: their updates are appended at it, their events in call order, and one seal follows them. Operations that name a
-time never share a record with them on the same collection, so each of them finds the state that it would find alone.
+All operations of one record without a time on the same collection get one time, as if they were one write: their
+updates are appended at it, their events in call order, and one seal follows them. Operations that name a time never
+share a record with them on the same collection, so each of them finds the state that it would find alone.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -52,10 +52,10 @@ class Write:
     Attributes:
         bytes: what it occupies in memory until it is durable.
         digest: of the updates, if it was wanted.
-        is_kept: whether the parts of a commit that is rejected stay, because whoever asks for it sees to them.
-        events: what is known of them, if these are events for a keyed collection, and of which schema is the events'.
-        at_commit: whether they get the time of their commit; the one that they have until then is 0.
-        is_single: whether their parts are single (`persist.codecs.part.part`).
+        is_kept: whether the parts of a rejected commit stay, because the caller deletes or reuses them.
+        events: facts about them if these are events for a keyed collection; the schema is then the events' schema.
+        at_commit: whether they get the time of their commit; until then it is 0.
+    is_single: whether their parts are single (`persist.codecs.part.part`).
     """
 
     collection: str
@@ -99,9 +99,9 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """The digest of what a caller asked for: of updates, or of the rows of an overwrite; None if nobody knows it.
+    """The digest of a request: its updates, or the rows of an overwrite; None if unknown.
 
-    It is no step of a commit: `with_token` takes it out.
+    It is not a step of a commit: `with_token` removes it.
     """
 
     collection: str
@@ -109,12 +109,12 @@ class Asked:
 
 
 class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
-    """Give what is written to a collection without a time that of the commit, and seal it just after that.
+    """Assign the time of the commit to writes without a time, and seal the collection just after it.
 
     Attributes:
         timeline: the collection's unit of time, None if its times only count.
         time: what it must be, because other steps were made for it; None if any will do.
-        allow_future: the time may come of a clock that is more than a day ahead of the store's.
+        allow_future: whether the time may come from a clock that is more than a day ahead of the store's.
     """
 
     collection: str
@@ -125,18 +125,19 @@ class AtCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
 
 Step: TypeAlias = Write | Mutation | Condition | Asked | AtCommit
 Renew = Callable[[State], Sequence[Step]]  # Raises as the rules of a commit do.
-Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]  # Of the steps, and the names of what they concern.
+# Called with the steps, and the names of their collections.
+Commit = Callable[[Sequence[Step], dict[str, str]], CommitFuture]
 
 
 @dataclass(frozen=True, slots=True)
 class Submission:
-    """The id by which an operation is known that one client asks another one to commit for it.
+    """The id of an operation that one client sends to another to commit.
 
     Attributes:
-        submitter: of the client that asks, drawn by it.
+        submitter: the id of the sending client, drawn by it.
         number: among its operations, of which a later one has a greater number.
-        after: a record of the log which was there before the client asked.
-        is_own: whether this is the client that asked, which finds out by itself what became of it.
+        after: a record of the log that existed before the client sent it.
+        is_own: whether this client sent it, and finds out the outcome by itself.
     """
 
     submitter: str
@@ -152,8 +153,8 @@ class Operation:
     Attributes:
         names: what people call the collections concerned, by id.
         bytes: what all its writes occupy in memory.
-        submission: by what id it was asked for; None if no other client was asked to commit it.
-        at_commit: those of its steps that ask for the time of the commit.
+        submission: its id if another client sent it or was to commit it; otherwise None.
+        at_commit: its steps that request the time of the commit.
         shares_time: whether it writes at that time, and does nothing else; then it may have it together with others.
         renew: returns its steps for the state that the record follows, if they depend on what others commit meanwhile.
     """
@@ -179,7 +180,7 @@ class Operation:
         """Return the operation of some steps; there are very many small ones, so each look at a step counts."""
         size = sum([step.bytes for step in steps if isinstance(step, Write)])
         at_commit = tuple([step for step in steps if isinstance(step, AtCommit)])
-        # Where nothing is written, the rules must see the seal; see `plan`.
+        # Without a write, the rules must see the seal; see `plan`.
         has_writes = bool(at_commit) and any(isinstance(step, Write) for step in steps)
         shares_time = has_writes and all(map(_may_share_time, steps))
         return cls(tuple(steps), names, future, size, submission, at_commit, shares_time, renew)
@@ -208,9 +209,11 @@ class Operation:
                 return False
             if place == ANYWHERE:
                 continue
-            before = reached.get(step.collection, 0)
-            is_repeated = place == before and (place == SEAL or (isinstance(step, Write) and step.events is not None))
-            if place < before or is_repeated or (isinstance(step, kinds.GrantLease) and reached):
+            place_before = reached.get(step.collection, 0)
+            is_repeated = place == place_before and (
+                place == SEAL or (isinstance(step, Write) and step.events is not None)
+            )
+            if place < place_before or is_repeated or (isinstance(step, kinds.GrantLease) and reached):
                 return False
             reached[step.collection] = place
         return True
@@ -223,11 +226,11 @@ class Operation:
         return True
 
     def plan(self, times: Mapping[str, int]) -> Iterable[DraftStep]:
-        """Return what `persist.core.state_rules.draft.Draft` needs to validate this, given the times that are assigned.
+        """Return the steps for validation by `persist.core.state_rules.draft.Draft`, given the assigned times.
 
-        Where several share a time, their collections are sealed when all of them are valid, and not by each of them.
+        If several operations share a time, their collections are sealed once all are valid, not by each of them.
         """
-        last = {asked.collection: asked for asked in self.at_commit}  # What is written before it has the same time.
+        last = {at_commit.collection: at_commit for at_commit in self.at_commit}  # Earlier writes have the same time.
         for step in self.steps:
             if isinstance(step, Write):
                 time = times[step.collection] if step.at_commit else step.time_min
@@ -238,19 +241,19 @@ class Operation:
                     yield PlannedAppend(step.collection, time, version)
             elif isinstance(step, AtCommit):
                 if not self.shares_time and step is last[step.collection]:
-                    yield self.seal_of(step, times)
+                    yield self.build_seal(step, times)
             elif isinstance(step, kinds.Tokens) and self.at_commit:
-                yield remembered_at(step, times)
+                yield complete_token(step, times)
             elif not isinstance(step, Asked):
                 yield step
 
-    def seal_of(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
-        """Return the seal of a collection after the time it was given, or farther if a step before seals it farther."""
+    def build_seal(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
+        """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""
         end = max(self.sealed_before(asked), times[asked.collection] + 1)
         return kinds.Seal(asked.collection, to_stored(end))
 
     def sealed_before(self, asked: AtCommit) -> int:
-        """Return how far the operation itself seals a collection before it asks for the time of the commit."""
+        """Return how far the operation seals a collection before the step that requests the commit time."""
         upper = 0
         for step in self.steps:
             if step is asked:
@@ -320,7 +323,7 @@ class Change:
         elif isinstance(step, kinds.Publish):
             self.publishes.append(step)
         elif isinstance(step, kinds.Tokens):
-            self.tokens += remembered_at(step, times).tokens
+            self.tokens += complete_token(step, times).tokens
         elif isinstance(step, kinds.Batch):
             self.batches.append(step)
         elif isinstance(step, kinds.SetHold | kinds.ReleaseHold):
@@ -328,8 +331,8 @@ class Change:
         elif isinstance(step, kinds.Seal):
             self.seal = step
         elif isinstance(step, kinds.AllowCompaction):
-            before = self.allow_compaction
-            if before is None or from_stored(before.since) < from_stored(step.since):
+            compaction_before = self.allow_compaction
+            if compaction_before is None or from_stored(compaction_before.since) < from_stored(step.since):
                 self.allow_compaction = step
         elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
@@ -343,9 +346,11 @@ class Change:
     def mutations(
         self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]
     ) -> list[Mutation]:
-        """Return the mutations to write, given the contents before (None if it is new) and the encoded writes."""
+        """Return the mutations to write. contents: those before, None for a new collection; encoded: the encoded
+        writes.
+        """
         tokens = kinds.Tokens(self.id, tuple(self.tokens)) if self.tokens else None
-        wanted = [
+        net_mutations = [
             self.create,
             *self.replaces,
             *self.resolves,
@@ -363,20 +368,20 @@ class Change:
         ]
         ends = [resolve.end for resolve in self.resolves]
         if contents is not None and self.seal is not None and self.seal.upper in (contents.upper_times, *ends):
-            wanted.remove(self.seal)
+            net_mutations.remove(self.seal)
         if (
             contents is not None
             and self.allow_compaction is not None
             and from_stored(self.allow_compaction.since) <= contents.allowed
         ):
-            wanted.remove(self.allow_compaction)
+            net_mutations.remove(self.allow_compaction)
         if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
-            wanted.remove(kinds.Rename(self.id, contents.name))
-        return [mutation for mutation in wanted if mutation is not None]
+            net_mutations.remove(kinds.Rename(self.id, contents.name))
+        return [mutation for mutation in net_mutations if mutation is not None]
 
 
-def remembered_at(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
-    """Return the step that remembers writes, with the time that their collection was given, if it was."""
+def complete_token(step: kinds.Tokens, times: Mapping[str, int]) -> kinds.Tokens:
+    """Return a step of tokens, with the time that was assigned to their collection, if any."""
     time = times.get(step.collection)
     if time is None:
         return step
@@ -389,31 +394,31 @@ def merge(
     """Return what must come first, the net change of each collection in the order they were touched, and the rest."""
     grants: list[kinds.GrantLease] = []
     changes: dict[str, Change] = {}
-    rest: list[LocationMutation] = []
+    other_steps: list[LocationMutation] = []
     for operation in operations:
         for step in operation.steps:
             if isinstance(step, kinds.GrantLease):
                 grants.append(step)
             elif isinstance(step, LocationMutation):
-                rest.append(step)
+                other_steps.append(step)
             else:
                 change = changes.get(step.collection)
                 if change is None:
                     change = changes[step.collection] = Change(step.collection)
                 change.add(step, times)
-    return grants, changes, rest
+    return grants, changes, other_steps
 
 
 def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
-    """Cut operations, in their order, where one may not be in the record of those before it.
+    """Split operations, in their order, into those that may share a record.
 
-    On one collection, only those that write at the time of the commit, and do nothing else, share it; and only those
-    that name their times go together without it.
+    On one collection, operations share the time of the commit only if they write at that time and do nothing else.
+    Operations that name their times share a record only without it.
     """
     if not any(operation.at_commit for operation in operations):
         return [[*operations]]
     records: list[list[Operation]] = [[]]
-    sharing: dict[str, bool | None] = {}  # Of the collections of a record: None lets nobody else in.
+    sharing: dict[str, bool | None] = {}  # For each collection of a record: None excludes other operations.
     for operation in operations:
         how = operation.shares_time
         if how and len(operation.steps) == 2 and sharing.get(operation.at_commit[0].collection) is True:
@@ -430,10 +435,10 @@ def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
 
 
 def assigned_times(operations: Iterable[Operation], upper_of: Callable[[str], int], wall_ms: int) -> dict[str, int]:
-    """Return, by collection, the time of a commit that is made now for those who named none.
+    """Return, by collection, the commit times for operations without a time, if they are committed now.
 
-    It is beyond the upper of each collection, and on a timeline not before the clock. Collections that an operation
-    writes together get one time: one moment on their timelines, one number where times only count.
+    It is beyond the upper of each collection, and on a timeline not before the clock. Collections that one operation
+    writes together get one time: one moment on their timelines, or one number without timelines.
 
     Args:
         upper_of: returns the newest upper of a collection.
@@ -445,9 +450,9 @@ def assigned_times(operations: Iterable[Operation], upper_of: Callable[[str], in
         asks: dict[str, AtCommit] = {}
         if len(operation.at_commit) == 1 and operation.at_commit[0].collection in together:
             continue  # As most of very many small writes: it shares the time of those before it.
-        for asked in operation.at_commit:
-            uppers[asked.collection] = max(upper_of(asked.collection), operation.sealed_before(asked))
-            asks |= together.get(asked.collection, {}) | {asked.collection: asked}
+        for request in operation.at_commit:
+            uppers[request.collection] = max(upper_of(request.collection), operation.sealed_before(request))
+            asks |= together.get(request.collection, {}) | {request.collection: request}
         together |= dict.fromkeys(asks, asks)
     times: dict[str, int] = {}
     for id_, asks in together.items():
@@ -461,7 +466,9 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
 
     On timelines of different units that is a time of the coarsest of them.
     """
-    rates = {id_: 1000 ** TIME_UNITS.index(asked.timeline) for id_, asked in asks.items() if asked.timeline is not None}
+    rates = {
+        id_: 1000 ** TIME_UNITS.index(request.timeline) for id_, request in asks.items() if request.timeline is not None
+    }
     # None may be written where all are sealed: then the last one is refused.
     least = {id_: min(upper, TIME_MAX) for id_, upper in uppers.items()}
     number = max((least[id_] for id_ in asks if id_ not in rates), default=0)
@@ -470,12 +477,12 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
     bounds = (-(-least[id_] * coarsest // rate) for id_, rate in rates.items())
     moment = max(wall_ms * coarsest // 1000, *bounds, 0)
     assigned = {id_: min(moment * (rates[id_] // coarsest), TIME_MAX) if id_ in rates else number for id_ in asks}
-    chosen = {id_: asked.time for id_, asked in asks.items() if asked.time is not None}
+    chosen = {id_: request.time for id_, request in asks.items() if request.time is not None}
     return assigned | chosen
 
 
 def is_of_clock(asked: AtCommit, times: Mapping[str, int], upper: int) -> bool:
-    """Return whether the clock gives a commit its time on a timeline, not the upper, and may not be far ahead."""
+    """Return whether the clock, not the upper, determines a commit's time, which then must not be far ahead."""
     assigned = times.get(asked.collection)
     is_guarded = asked.timeline is not None and not asked.allow_future
     return is_guarded and assigned is not None and assigned > upper

@@ -1,4 +1,4 @@
-"""Updates to parts: encoded, checksummed, and stored where the commit record will say.
+"""Turn updates into encoded, checksummed parts, stored under the keys that the commit record will name.
 
     part/<collection>/<seqno known then, 20 digits>-<uuid>.parquet
 
@@ -49,11 +49,11 @@ class PartWriter:
         next_seqno: Callable[[], int],
         memory_budget: int = MEMORY_BUDGET,
     ) -> None:
-        """Make one that uploads to blob.
+        """Make a writer that uploads to blob.
 
         Args:
-            next_seqno: gives the next seqno of the log, as of not long ago.
-            memory_budget: what encoding may take besides what it is given; see `Settings.memory_budget`.
+            next_seqno: returns a recent value of the log's next seqno.
+            memory_budget: the memory that encoding may use beyond its input; see `Settings.memory_budget`.
         """
         self._blob = blob
         self._next_seqno = next_seqno
@@ -63,8 +63,8 @@ class PartWriter:
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:
         """Encode table and store its parts; return their descriptors. Cost: one PUT for each part.
 
-        If the table is larger than what can be sorted within the budget, pieces of it are sorted by themselves: their
-        parts overlap in key, and the next merge puts them together.
+        If the table is too large to sort within the budget, its pieces are sorted separately: their parts overlap in
+        key, and the next merge combines them.
 
         Raises:
             DiffOverflow: the diffs of equal updates sum to more than int64 holds.
@@ -76,7 +76,7 @@ class PartWriter:
         try:
             for piece in _pieces(table, self.piece_bytes):
                 for data, part in encode_parts(piece, schema, row_group_bytes_max=group_bytes):
-                    stored.append(self._put(collection, seqno, data, part))
+                    stored.append(self._store(collection, seqno, data, part))
         except BaseException:
             self.discard(stored)
             raise
@@ -88,17 +88,17 @@ class PartWriter:
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
             for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
-                made = self.stored(collection, data, part, inline_bytes)
-                made = made.as_single() if all(write.is_single for write in small) else made
-                parts.append(made.with_time(0) if at_commit else made)
-                inline_bytes += len(made.inline)
+                stored_part = self.stored(collection, data, part, inline_bytes)
+                stored_part = stored_part.as_single() if all(write.is_single for write in small) else stored_part
+                parts.append(stored_part.with_time(0) if at_commit else stored_part)
+                inline_bytes += len(stored_part.inline)
         return kinds.Append(collection, tuple(parts)) if parts else None
 
     def encoded(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> list[kinds.Append | kinds.Pend]:
         """Return the mutations that add all writes to a collection that has inline_bytes already: updates, and events.
 
-        Events keep the order of the writes: small ones that follow each other become one part. Parts of what gets the
-        time of the commit are stamped, with 0 until it is known.
+        Events keep the order of the writes: adjacent small ones become one part. Parts that get the time of the commit
+        have time 0 until it is known.
         """
         append = self.append(collection, [write for write in writes if write.events is None], inline_bytes)
         inline_bytes += sum(len(part.inline) for part in append.parts) if append is not None else 0
@@ -110,9 +110,9 @@ class PartWriter:
                 continue
             small = [*group]
             table = in_order_of_arrival(_table(small, small[0].schema))
-            made = self.stored_parts(collection, table, small[0].schema, inline_bytes)
-            inline_bytes += sum(len(part.inline) for part in made)
-            parts += [part.with_time(0) for part in made] if at_commit else made
+            stored_parts = self.stored_parts(collection, table, small[0].schema, inline_bytes)
+            inline_bytes += sum(len(part.inline) for part in stored_parts)
+            parts += [part.with_time(0) for part in stored_parts] if at_commit else stored_parts
         pend = kinds.Pend(collection, tuple(parts), watermarks=_watermarks(events)) if parts else None
         return [mutation for mutation in (append, pend) if mutation is not None]
 
@@ -121,16 +121,16 @@ class PartWriter:
 
         Those stored before are deleted again if one cannot be.
         """
-        made: list[Part] = []
+        stored: list[Part] = []
         group_bytes, room = group_bytes_max(self._memory_budget, schema), _batch_room(inline_bytes)
         try:
             encoded = encode_parts(table, schema, row_group_bytes_max=group_bytes, batch_bytes_max=room)
             for data, part in encoded:  # All but the last are too large to travel in the record.
-                made.append(self.stored(collection, data, part, inline_bytes))
+                stored.append(self.stored(collection, data, part, inline_bytes))
         except BaseException:
-            self.discard(made)
+            self.discard(stored)
             raise
-        return made
+        return stored
 
     def stored(self, collection: str, data: bytes, part: Part, inline_bytes: int) -> Part:
         """Return an encoded part with its bytes, if they are few enough, or else stored."""
@@ -139,7 +139,7 @@ class PartWriter:
         return self.put(collection, data, part)
 
     def discard(self, parts: Iterable[Part]) -> None:
-        """Delete parts that no record refers to. What cannot be deleted now is left to garbage collection."""
+        """Delete parts that no record refers to. Garbage collection finds those that cannot be deleted now."""
         for part in parts:
             if part.blob:
                 try:
@@ -149,9 +149,9 @@ class PartWriter:
 
     def put(self, collection: str, data: bytes, part: Part) -> Part:
         """Store one encoded part of a collection; return its descriptor. Raises Unavailable if it was not stored."""
-        return self._put(collection, self._next_seqno(), data, part)
+        return self._store(collection, self._next_seqno(), data, part)
 
-    def _put(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
+    def _store(self, collection: str, seqno: int, data: bytes, part: Part) -> Part:
         key = part_key(collection, seqno)
         try:
             self._blob.set(key, data)
@@ -208,12 +208,12 @@ def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
 
 
 def _watermarks(writes: Sequence[Write]) -> Watermarks | None:
-    known = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
-    return (min(least for least, _ in known), max(greatest for _, greatest in known)) if known else None
+    watermarks = [write.events.watermarks for write in writes if write.events is not None and write.events.watermarks]
+    return (min(least for least, _ in watermarks), max(greatest for _, greatest in watermarks)) if watermarks else None
 
 
 def _how_encoded(events: Write) -> tuple[bool, int, bool]:
-    """Return whether events are encoded with those that follow them, of which schema, and at the commit's time."""
+    """Return the properties that events need in common to be encoded together: size class, schema, and commit time."""
     return not isinstance(events.data, Future), events.schema.version, events.at_commit
 
 

@@ -1,13 +1,13 @@
-"""Committing through another client: which operations may be sent, and doubt about those that were not answered.
+"""Commit through another client: which operations may be sent, and doubt about unanswered ones.
 
 The committer of a client that has a `Relay` offers it each group first. The other client validates and commits the
-operations together with those of others. It answers each operation with its seqno, or with the error that rejected it
+operations together with its other ones. It answers each operation with its seqno, or with the error that rejected it
 (`persist.engine.write.relay_messages`). An operation without an answer may or may not be in the log, now or later. The
-log tells (`persist.engine.follow.log_queries`). What the log does not hold is committed here, in a record which says
-that the operation will not come in another way.
+log has the answer (`persist.engine.follow.log_queries`). If the log does not have an operation, this client commits it,
+in a record which declares that it will not come another way.
 
-Rejected: to let a server answer for what it has merely taken (it may die before it commits); to make one record of each
-doubtful operation's own (a group is in doubt together, and is settled together).
+Rejected: to let a server acknowledge operations that it has only received (it may die before it commits); to make one
+record for each doubtful operation (a group is in doubt together, and is settled together).
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,16 +35,16 @@ class Relay(Protocol):
         """Have operations committed, in this order, each with its submission.
 
         Returns:
-            None if nobody has been asked. Or for each: the seqno of its commit; the error with which it was rejected,
-            so that it never will be committed; None if that is not known.
+            None if no other client was asked. Otherwise, for each operation: the seqno of its commit; the error of its
+                rejection, after which it will never be committed; None if the outcome is unknown.
         """
         ...
 
 
 def may_be_relayed(operations: Sequence[Operation]) -> bool:
-    """Whether another client may be asked to commit these.
+    """Return whether another client may commit these.
 
-    Not if a client has asked this one: in the log it looks for its own id, and each operation has one.
+    Not if they come from a client themselves: that client looks for its own id in the log, and each operation has one.
     """
     steps = (step for operation in operations for step in operation.steps)
     return (
@@ -60,19 +60,21 @@ def is_plain(operation: Operation) -> bool:
 
 
 def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) -> tuple[Submitted, ...]:
-    """Return what the record of the accepted operations says of submissions.
+    """Return the submissions that the record of the accepted operations names.
 
-    It also says that those of the client's own operations that were not accepted will never come.
+    It also declares that the client's own rejected operations will never come.
     """
-    held: dict[str, list[int]] = {}
+    numbers_by_submitter: dict[str, list[int]] = {}
     for operation in accepted:
         if operation.submission is not None:
-            held.setdefault(operation.submission.submitter, []).append(operation.submission.number)
-    marks = [Submitted(who, first, last) for who, numbers in held.items() for first, last in _ranges(numbers)]
+            numbers_by_submitter.setdefault(operation.submission.submitter, []).append(operation.submission.number)
+    marks = [
+        Submitted(who, first, last) for who, numbers in numbers_by_submitter.items() for first, last in _ranges(numbers)
+    ]
     submissions = [operation.submission for operation in operations]
-    own = [submission for submission in submissions if submission is not None and submission.is_own]
-    last = max(own, key=lambda submission: submission.number, default=None)
-    if last is not None and last.number not in held.get(last.submitter, ()):
+    own_submissions = [submission for submission in submissions if submission is not None and submission.is_own]
+    last = max(own_submissions, key=lambda submission: submission.number, default=None)
+    if last is not None and last.number not in numbers_by_submitter.get(last.submitter, ()):
         marks.append(Submitted(last.submitter, last.number + 1, last.number))
     return tuple(marks)
 
@@ -84,12 +86,12 @@ def _ranges(numbers: Iterable[int]) -> Iterable[tuple[int, int]]:
 
 
 def is_in_doubt(operation: Operation) -> bool:
-    """Whether another client was asked to commit this for the present one, and may do so yet."""
+    """Whether another client got this operation from the present one, and may still commit it."""
     return operation.submission is not None and operation.submission.is_own
 
 
 def doubt(operations: Iterable[Operation], error: BaseException) -> None:
-    """Fail those that another client may have committed, or may commit yet, because that was not found out."""
+    """Fail the operations that another client may have committed or may still commit."""
     for operation in operations:
         if is_in_doubt(operation) and not operation.future.done():
             unknown_outcome = Indeterminate(

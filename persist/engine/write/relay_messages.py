@@ -8,12 +8,12 @@
     answers = {"format", "answers": [{"seqno", "times"?} | {"error"} | {}, …]}
     error   = see `persist.blob.written_errors`
 
-The rows of a small write (`persist.engine.write.sent_rows`) are in base64, so that they are encoded once, with those of
-others. The asking client stores larger writes itself and sends only their descriptors.
+The rows of a small write (`persist.engine.write.sent_rows`) are in base64. The receiver encodes them once, together
+with other writes. The asking client stores larger writes itself and sends only their descriptors.
 
-A client believes a request as little as it can: it checks rows as if a user had given them, and steps against the
-state like all others. It cannot check whether parts hold what their descriptors say without reading them. Clients that
-may commit are trusted with that, as is every client that may write to the store.
+A client trusts a request as little as it can: it checks rows like a user's, and checks steps against the state like all
+others. It cannot check the contents of parts against their descriptors without reading them. Clients that may commit
+are trusted with that, as is every client that may write to the store.
 """
 
 from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ from persist.core.written_errors import ERRORS
 from persist.engine.write.commit_future import Committed
 from persist.engine.write.operations import Asked, AtCommit, Operation, Step, Write
 from persist.engine.write.relay import Answer
-from persist.engine.write.sent_rows import check_sent_rows, rows_from, sent_rows
+from persist.engine.write.sent_rows import check_sent_rows, decode_rows, sent_rows
 
 REQUEST_BYTES_MAX = 64 << 20
 CHECKSUM_BYTES = 16
@@ -110,7 +110,7 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
     """Return the request for operations that have submissions of one client."""
     ids = [operation.submission for operation in operations if operation.submission is not None]
     assert len(ids) == len(operations) > 0, "what is asked for has an id"
-    asked = tuple(
+    requests = tuple(
         Asking(
             id_.number,
             operation.names,
@@ -122,10 +122,10 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
         )
         for id_, operation in zip(ids, operations, strict=True)
     )
-    return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, asked))
+    return _message(Request(FORMAT, location, ids[0].submitter, ids[0].after, requests))
 
 
-def request_from(data: bytes) -> Request:
+def decode_request(data: bytes) -> Request:
     """Return a request. Raises ValueError if it is none, of another format, or has rows larger than they look."""
     request = _read(data, Request)
     for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
@@ -142,21 +142,21 @@ def answers_bytes(answers: Sequence[Answer]) -> bytes:
     return _message(_Answers(FORMAT, tuple(map(_answer, answers))))
 
 
-def answers_from(data: bytes, count: int) -> list[Answer]:
+def decode_answers(data: bytes, count: int) -> list[Answer]:
     """Return the answers to so many operations. Raises ValueError if these are none."""
     answers = _read(data, _Answers).answers
     if len(answers) != count:
         raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
-    return [_answer_from(answer) for answer in answers]
+    return [_decode_answer(answer) for answer in answers]
 
 
-def _answer_from(answer: _Answer) -> Answer:
+def _decode_answer(answer: _Answer) -> Answer:
     if answer.error is not None:
         return ERRORS.read(answer.error)
     return None if answer.seqno is None else Committed(answer.seqno, answer.times)
 
 
-def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
+def decode_steps(asking: Asking, contents_of: Callable[[str], CollectionState | None]) -> list[Step]:
     """Return the steps of an operation, checked as far as they can be by themselves.
 
     Args:
@@ -166,9 +166,9 @@ def steps_from(asking: Asking, contents_of: Callable[[str], CollectionState | No
         ValueError: a step is none that a client would send.
         InvalidUsage: rows do not fit.
     """
-    made = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
+    creations = {step.collection: step for step in asking.steps if isinstance(step, kinds.Create)}
     return [
-        _write(step, made.get(step.collection), contents_of(step.collection)) if isinstance(step, _Write) else step
+        _write(step, creations.get(step.collection), contents_of(step.collection)) if isinstance(step, _Write) else step
         for step in asking.steps
     ]
 
@@ -219,28 +219,28 @@ def _write(step: _Write, create: kinds.Create | None, contents: CollectionState 
         data = Future()
         data.set_result(step.parts)
     else:
-        data = rows_from(step.rows, schema)
+        data = decode_rows(step.rows, schema)
         times = data["_time"].to_numpy()
         if len(times) == 0 or int(times.min()) != step.time_min or (planned and int(times.max()) != planned.time_max):
             raise ValueError("its times are not those that it says")
     latest = max(part.time_max for part in step.parts) if step.parts else int(times.max())
     if step.at_commit and latest:
         raise ValueError("it gets the time of its commit, and has others already")
-    # Whoever asks keeps what it has stored until it knows what became of it.
+    # The sender keeps its stored parts until it knows the outcome.
     size = len(step.rows)
     return Write(step.collection, schema, step.time_min, size, data, True, planned, at_commit=step.at_commit)
 
 
 def _schema(step: _Write, create: kinds.Create | None, contents: CollectionState | None) -> CollectionSchema:
-    """Return the schema that the rows of a write have, which must be the one that they are sent with.
+    """Return the schema of a write's rows, which must be the one that they are sent with.
 
     Raises:
         ValueError: it is another one, or the collection is not known here.
     """
-    given = CollectionSchema.from_json(step.schema)
-    form, base = None, given
+    schema = CollectionSchema.from_json(step.schema)
+    form, base = None, schema
     if contents is not None:
-        form, base = contents.keyed, load_schema_version(contents, given.version)
+        form, base = contents.keyed, load_schema_version(contents, schema.version)
     elif create is not None:
         form, base = create.keyed, CollectionSchema.from_json(create.schema)
     else:

@@ -44,18 +44,18 @@ def commit_with_retry(
     conflicts: tuple[type[PersistError], ...] = CONFLICTS,
     prepare: Callable[[PersistError], object] = lambda error: None,
 ) -> T:
-    """Return what plan returns, which plans and commits; have it plan again as long as other clients come first.
+    """Call plan, which plans and commits; repeat it as long as other clients commit first.
 
     Args:
         plan: plans from the newest state, commits, and waits until the commit is durable.
         action: names the call in errors.
         clock: sleeps between attempts.
-        conflicts: the errors of plan which say that another client came first.
+        conflicts: the errors of plan after which it is called again.
         prepare: begins each attempt but the first, with the conflict that the last one met; what it raises ends them.
 
     Raises:
         Conflict: other clients came first `ATTEMPTS_MAX` times.
-        PersistError: what plan raises that is not a conflict, and what prepare raises.
+        PersistError: other errors of plan, and the errors of prepare.
     """
     backoff: Backoff | None = None
     for attempt in range(1, ATTEMPTS_MAX + 1):

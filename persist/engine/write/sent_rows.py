@@ -1,8 +1,8 @@
 """Rows on their way to another client: one record batch of Arrow, without its schema and without compression.
 
-What is sent is believed only after its head has been read, which is before Arrow allocates anything. A compressed batch
-of kilobytes would become gigabytes. So would a batch whose columns say that they are longer than the bytes that came
-with them, or share them. The head is a flatbuffer (Message.fbs of Arrow, version 1.0):
+The receiver checks the head of sent rows first, before Arrow allocates anything. A compressed batch of kilobytes would
+become gigabytes. The same holds for a batch whose columns claim to be longer than their bytes, or share bytes. The head
+is a flatbuffer (Message.fbs of Arrow, version 1.0):
 
     0xFFFFFFFF, length of the head (int32), head, body
     head         = offset of a Message
@@ -48,8 +48,8 @@ def check_sent_rows(data: bytes) -> None:
         raise ValueError(f"a column of its rows is said to have more values than {len(data):,} bytes can hold")
 
 
-def rows_from(data: bytes, schema: CollectionSchema) -> pa.Table:
-    """Return rows that were sent, checked as if a user had given them. Raises ValueError, or InvalidUsage."""
+def decode_rows(data: bytes, schema: CollectionSchema) -> pa.Table:
+    """Return the rows that a client sent, checked like a user's. Raises ValueError, or InvalidUsage."""
     check_sent_rows(data)
     try:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.arrow)
@@ -86,7 +86,7 @@ def _pairs(head: bytes, place: int) -> Sequence[int]:
 
 
 def _at(head: bytes, place: int) -> int:
-    """Return where the offset that stands at a place leads."""
+    """Follow the offset at a place."""
     (offset,) = struct.unpack_from("<I", head, place)
     return int(place + offset)
 

@@ -1,31 +1,31 @@
-"""What a client asks the store before it acknowledges a commit: does `create` refuse what exists, is the past there?
+"""Checks of the store before a client acknowledges a commit: does `create` refuse existing keys, and do earlier records
+still exist?
 
-`StoreProof`, rule 15. The commit log stands on the promise that `create` refuses a key that exists. A store that breaks
-it (an old server, or a proxy that loses the `If-None-Match` of a PUT) answers "stored" to everybody, so that two
-writers overwrite each other's records. Only an attempt shows it. So before a client acknowledges anything, it offers
-the store a record that is there already, once more and with the same content, and the store must answer that it exists:
+`StoreProof`, rule 15. The commit log relies on `create` refusing an existing key. A store that breaks it (an old
+server, or a proxy that loses the `If-None-Match` of a PUT) answers "stored" to everybody, so that two writers overwrite
+each other's records. Only an attempt shows it. So before a client acknowledges anything, it creates a record that
+exists already, with the same content, and the store must refuse it:
 
 - the newest record of the log, before the client creates its first one. A client whose way to the store is bad then
-  does no harm to the records of others whose way is sound. In a store far away, this is under way as soon as the
-  location was opened, which has just read that record, so that the first commit need not wait for it;
-- in an empty location its own first record, as soon as that was created and before anybody hears of it.
+  does no harm to the records of others whose way is sound. On a remote store, this begins when the location is opened,
+  with the record that was just read, so that the first commit need not wait for it;
+- in an empty location, it uses the client's first record, before that is acknowledged.
 
 The proof cannot show that two `create` at the same moment do not both succeed, nor that a store keeps its behaviour.
 Rejected: a key made for the proof, which costs three requests and something to clean up; and offering other content,
 which would do damage exactly where the store is bad.
 
-`LookBack`, rule 9 where somebody restores a backup in place. A `create` asks for its own slot only. After a roll-back
+`LookBack` implements rule 9 when a backup is restored in place. A `create` checks its own slot only. After a roll-back
 that slot is free, and so is the one before it: the record would be acknowledged and never read
-(`persist.engine.follow.log_identity`). So the client also looks for the records that its own must follow, and nobody
-hears of the
-commit before that was done:
+(`persist.engine.follow.log_identity`). So the client also looks for the records before its own, and acknowledges the
+commit only after that:
 
 - in a store near by, after the create: an `open` and a read of some 20 µs;
 - in one far away, by a GET that is under way at the same time, so it adds no latency. If the create took longer than
   `VALID_S`, what was seen before it is too old, and is looked for again.
 
-If one of them has been truncated, the state is an old one. The client then restarts from the newest checkpoint, and its
-record does not count if the slot has been truncated, too.
+If one of them has been truncated, the state is an old one. The client then restarts from the newest checkpoint, and
+ignores its record if the slot has been truncated.
 
 If one of them is gone, the client stops. Its record stays where it is, beyond the end of the log: to delete it could
 take something away from another client, and `fsck` sets it aside. If a restore removes the record before after that
@@ -44,15 +44,15 @@ from persist.core.log.keys import record_key
 from persist.core.log.records import COMMIT_DEADLINE_S, Record, record_bytes
 from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.log_identity import fate_of
+from persist.engine.follow.log_identity import determine_fate
 
 
 class StoreProof:
-    """What the store of one client has shown so far; for one thread at a time. Cost: one PUT per client, all in all.
+    """The result of checking one client's store; for one thread at a time. Cost: one PUT for each client.
 
     Attributes:
         is_given: whether the store has passed.
-        early: the record that was offered when the location was opened, and the answer that is under way.
+        early: the record that was offered when the location was opened, and its pending answer.
     """
 
     def __init__(self, blob: Blob, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> None:
@@ -111,8 +111,8 @@ class StoreProof:
         """Offer the record that this client has just created in an empty location.
 
         Raises:
-            StoreMisconfigured: the store overwrites, or says that it may not be written to. The client stays refused.
-            Indeterminate: the store gave no answer in time. The record is there, and may have been overwritten.
+            StoreMisconfigured: the store overwrites, or forbids writes. The client stays refused.
+            Indeterminate: the store did not answer in time. The record exists, and may have been overwritten.
         """
         try:
             is_refused = self.offer(record)
@@ -156,16 +156,16 @@ class LookBack:
         self._pool = pool if is_remote(blob) else None
 
     def begin(self, before: State) -> Callable[[Record | None], bool]:
-        """Begin to look for what a record after a state follows; return what ends that, when the record was created.
+        """Begin to look for the predecessors of a record after a state; return a function that ends the look.
 
-        That takes the record that this client created, or None if another one was there first, and returns what `now`
-        does. It raises LogReplaced if something is gone, and Indeterminate if that could not be found out.
+        The function takes the record that this client created, or None if another one was there first, and returns the
+        result of `now`. It raises LogReplaced if a record is missing, and Indeterminate if the store did not answer.
         """
         began_s = self._clock.monotonic_s()
         looks = None
         if self._pool is not None:
             tops = self._follower.tops(before)
-            looks = [(top, self._pool.submit(fate_of, self._blob, top)) for top in tops]
+            looks = [(top, self._pool.submit(determine_fate, self._blob, top)) for top in tops]
 
         def end(record: Record | None) -> bool:
             try:
@@ -186,11 +186,11 @@ class LookBack:
         return end
 
     def now(self, before: State) -> bool:
-        """Look for the newest record of a state, and for those that `begin` would look for, if that is wanted.
+        """Look for the newest record of a state, and for the records that `begin` looks for, if that is due.
 
         Returns:
-            Whether all of them are there. If not, the log has been truncated beyond some of them: the state is an old
-            one, and the slot after it may be truncated, too.
+            Whether all of them are there. Otherwise the log has been truncated beyond some of them: the state is old,
+                and the slot after it may be truncated.
 
         Raises:
             LogReplaced: one of them is gone.

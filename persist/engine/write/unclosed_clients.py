@@ -1,24 +1,23 @@
-"""Clients that nobody closes: what was asked of them is finished, and what went wrong is said.
+"""Clients that are never closed: their operations are finished, and their errors are reported.
 
 Three things may happen to a client besides `close`:
 
-- *It is collected*, because nobody refers to it any more. A `ResourceWarning` says what was pending. Its committer
-  finishes that and ends. An error that nobody looked at is printed when its last future is gone, too.
-- *The process ends.* What was asked for until then is waited for, `Settings.exit_timeout_s` at most. What is not done
-  by then, and each error that nobody looked at, is printed on standard error, and the exit status is not 0.
+- *It is collected*, because its last reference is gone. A `ResourceWarning` names the pending operations. Its committer
+  finishes that and ends. An unseen error is printed when its last future is gone.
+- *The process ends.* It waits for all submitted operations, at most `Settings.exit_timeout_s`. Unfinished operations
+  and unseen errors are printed on standard error, and the exit status is not 0.
 - *The process is forked.* The child has none of the threads. It waits for nothing, and reports nothing of its parent's.
 
-The process is told to wait by `atexit`, which runs while daemon threads are still alive. Children of `multiprocessing`
-that were forked skip that before Python 3.14, and are told by their own finalizers. Rejected: threads that are no
-daemons, because one that waits for a store which does not answer would keep the process for ever; and
-`threading._register_atexit`, which is private.
+`atexit` makes the process wait, while daemon threads are still alive. Forked children of `multiprocessing` skip that
+before Python 3.14, so their own finalizers make them wait. Rejected: non-daemon threads, because one that waits for an
+unresponsive store would keep the process for ever; and `threading._register_atexit`, which is private.
 
 Python has no way to choose the exit status that late. Ending the process on the spot would skip what others have to do,
-down to files that are not flushed yet. But an error in the last flush of a standard stream counts as one of the whole
-process, so the status is made by that: it is 120 (1 in a child of `multiprocessing`).
+down to files that are not flushed yet. But an error in the last flush of a standard stream counts as an error of the
+whole process, so it sets the status: 120 (1 in a child of `multiprocessing`).
 
-A client stays usable while the process ends, for whoever closes it in an `atexit` function of their own. The registry
-is the one state of a module in this package, because the end of the process is one, too. It keeps no client alive.
+A client stays usable while the process ends, for `atexit` functions that close it. The registry is this package's only
+module state, because a process ends only once. It keeps no client alive.
 """
 
 import atexit
@@ -35,7 +34,7 @@ from typing import Any
 from persist.engine.write.commit_future import UnobservedErrors
 from persist.engine.write.committer import Committer
 
-NOTICE_AFTER_S = 3.0  # Then a person at a terminal is told why the process is still there.
+NOTICE_AFTER_S = 3.0  # After this time, a message at the terminal explains why the process is still there.
 
 
 class Unclosed:
@@ -58,7 +57,7 @@ class Unclosed:
         _registry.remove(self)
 
     def pending(self) -> str:
-        """Say what was asked for and is not done."""
+        """Describe the submitted operations that are not done."""
         count, names = (0, ()) if self.committer is None else self.committer.pending()
         if not count:
             return "nothing was pending"
@@ -67,7 +66,7 @@ class Unclosed:
 
 
 def forget() -> None:
-    """Let what was not closed so far neither be waited for nor reported: for test runners, which do that otherwise."""
+    """Exclude all open clients from waiting and reporting: for test runners, which do that otherwise."""
     _registry.forget()
 
 
@@ -109,7 +108,7 @@ class _Registry:
             self.ledgers.clear()
             self.has_failed = False
 
-    def taken(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
+    def collect(self) -> tuple[list[Unclosed], list[UnobservedErrors]]:
         """Return what belongs to this process."""
         if self._pid != os.getpid():
             return [], []
@@ -155,8 +154,8 @@ def _warn(url: str, pending: str) -> None:
 
 
 def _finish() -> None:
-    """Wait for what was asked for in this process, and report what came of it."""
-    unclosed, ledgers = _registry.taken()
+    """Wait for the operations of this process, and report their errors."""
+    unclosed, ledgers = _registry.collect()
     left_open = [(client.url, client.pending()) for client in unclosed if not client.is_shared]
     for lost in _wait(unclosed):
         _print(f"persist: {lost.url}: {lost.pending()} when the process ended, and may be lost")
@@ -170,7 +169,7 @@ def _finish() -> None:
 
 
 def _wait(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
-    """Return those that were not finished in time."""
+    """Return the clients that did not finish in time."""
     began_s = time.monotonic()
     waiting = [client for client in unclosed if client.committer is not None and not client.committer.settle(0)]
     try:
@@ -185,12 +184,12 @@ def _wait(unclosed: Sequence[Unclosed]) -> list[Unclosed]:
             )
             client.committer.settle(max(0.0, left_s))
     except KeyboardInterrupt:
-        pass  # Whoever presses it again does not want to wait.
+        pass  # A second interrupt means that the user does not want to wait.
     return [client for client in waiting if client.committer is not None and not client.committer.settle(0)]
 
 
 def _report_lost(pid: int, url: str, kept: dict[int, BaseException | None]) -> None:
-    """Report the errors of a ledger that nobody can look at any more."""
+    """Report the errors of a ledger whose last reference is gone."""
     if pid == os.getpid():
         _report(url, list(kept.values()))
 

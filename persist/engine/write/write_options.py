@@ -1,4 +1,4 @@
-"""What callers say of a commit beside its data: time, token, message; and the digests by which a token is compared.
+"""Options of a commit beside its data: time, token, message; and the digests that tokens are compared by.
 
 A retry with the same token does nothing if its digest is the same, and is refused if it is another one
 (`persist.core.state_rules.annotations`). Digests are stored, so they are the same in all releases.
@@ -28,10 +28,10 @@ WriteMode = Literal["upsert", "append", "overwrite", "error"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """What a caller says of a commit beside its data, checked.
+    """Options of a commit beside its data, checked.
 
     Attributes:
-        time: of what is written; None for that of the commit.
+        time: the time of the write; None for the time of the commit.
         token: names the commit, so that a repetition does nothing.
         allow_future: take times, and clocks, that are more than a day ahead.
         message, metadata: what the log keeps with the commit.
@@ -73,10 +73,10 @@ class WriteOptions:
 
 
 def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> WriteMode:
-    """Return how rows are written: those with a key replace those of their keys, unless they say otherwise.
+    """Return how rows are written: by default, rows with a key replace earlier rows of that key.
 
     Raises:
-        InvalidUsage: there is no such mode, or the rows have diffs, and are to replace others.
+        InvalidUsage: there is no such mode, or rows with diffs would replace others.
     """
     if mode not in (None, *get_args(WriteMode)):
         raise InvalidUsage(f'mode={mode!r} is not a way to write: use "upsert", "append", "overwrite" or "error"')
@@ -99,10 +99,10 @@ def check_token(token: str | None) -> None:
 def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
     """Return the text of a filter for the digest of a token: equal for equal filters, in all releases.
 
-    None if there is no filter, or no token to compare by.
+    None without a filter, or without a token.
 
     Raises:
-        InvalidUsage: this release of Arrow writes the filter in a way that is not known here.
+        InvalidUsage: this release of Arrow serializes the filter in an unknown way.
     """
     if where is None or token is None:
         return None
@@ -116,31 +116,31 @@ def filter_text(where: pc.Expression | None, token: str | None) -> str | None:
 
 
 def overwrite_digest(rows: int, time: int | None, where: str | None = None) -> int:
-    """Return the digest of an overwrite, given that of its rows by key and value; time None is that of upper."""
+    """Return the digest of an overwrite, given its rows' digest by key and value; time None means upper."""
     return rows + digest_text(f"overwrite at {'upper' if time is None else time} where {where}")
 
 
 def delete_digest(keys: int, time: int | None, where: str | None = None) -> int:
-    """Return the digest of a deletion, given that of its distinct keys, each with a diff of 1, or 0 for a filter."""
+    """Return the digest of a deletion, given the digest of its distinct keys with diff 1, or 0 for a filter."""
     return keys + digest_text(f"delete at {'upper' if time is None else time} where {where}")
 
 
 def with_token(token: str | None, collections: Iterable[str], steps: Sequence[Step]) -> list[Step]:
-    """Return steps, and what makes collections remember that they were done under token, if there is one.
+    """Return steps, and steps that make collections remember the token, if there is one.
 
-    Each collection remembers the digest of all that was asked of it, unless some of it has none.
+    Each collection remembers the digest of all requests to it, unless one of them has none.
     """
-    kept: list[Step] = [step for step in steps if not isinstance(step, Asked)]
+    other_steps: list[Step] = [step for step in steps if not isinstance(step, Asked)]
     if token is None:
-        return kept
+        return other_steps
     for id_ in collections:
-        writes = [step for step in kept if isinstance(step, Write) and step.collection == id_]
+        writes = [step for step in other_steps if isinstance(step, Write) and step.collection == id_]
         digests = [step.digest for step in steps if isinstance(step, Asked) and step.collection == id_]
         time_min = min((write.time_min for write in writes), default=0)
-        known = [digest for digest in digests if digest is not None]
-        digest = f"{sum(known) % DIGEST_MODULUS:016x}" if len(known) == len(digests) else None
-        kept.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
-    return kept
+        digests_present = [digest for digest in digests if digest is not None]
+        digest = f"{sum(digests_present) % DIGEST_MODULUS:016x}" if len(digests_present) == len(digests) else None
+        other_steps.append(kinds.Tokens(id_, (TokenMark(token, time_min, digest),)))
+    return other_steps
 
 
 def sealed_without_time(seal: object) -> InvalidUsage:

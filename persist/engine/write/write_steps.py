@@ -1,12 +1,12 @@
 """From updates in whatever form callers have them to the step of a commit that adds them.
 
-Few updates wait to be encoded with those of other writes. More of them are uploaded by a pool, at once. A stream is
-read in the caller's thread, because it is the caller's: each piece is sorted and uploaded while the next one is read,
-so a stream may be larger than memory, and its parts are committed together.
+Small writes wait to be encoded together with others. More of them are uploaded by a pool, at once. A stream is read in
+the caller's thread: each piece is sorted and uploaded while the next one is read. So a stream may be larger than
+memory, and its parts are committed together.
 
-Whoever writes may use the buffers again, once they got back control. Arrow does not tell its own memory from that of a
-NumPy array, so whatever is encoded later is copied before. Only what is larger than what is sorted at once is not: its
-upload is waited for.
+A caller may reuse its buffers when the call returns. Arrow cannot distinguish its own memory from a NumPy array's, so
+updates that are encoded later are copied before. Only an update too large to sort at once is not copied: the call waits
+for its upload.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -49,9 +49,9 @@ class WriteSteps:
     ) -> Write | None:
         """Return the step that adds updates, of any form that `to_updates` takes; start their upload if they are large.
 
-        With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none; with some
-        columns to take it by, their digest is told, too. None if there are none. Raises what `to_updates` raises, and
-        what a stream raises; nothing is left behind then.
+        With a stamp, the updates are plain rows, which get the time of the commit if the stamp has none; with columns
+        in by, their digest is also returned. None if there are none. Raises the errors of `to_updates` and of a stream;
+        nothing stays stored then.
         """
         at_commit = stamp is not None and stamp.time is None
         if stamp is not None:
@@ -62,50 +62,50 @@ class WriteSteps:
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
         data = opened(updates)
         if isinstance(data, TableStream):
-            pieces = streamed_updates(data, schema, moments=self._timeline_of(schema))
+            pieces = streamed_updates(data, schema, moments=self._get_timeline(schema))
             write = self._of_stream(collection, schema, pieces, by)
         else:
-            table = to_updates(data, schema, moments=self._timeline_of(schema))
+            table = to_updates(data, schema, moments=self._get_timeline(schema))
             write = self._of_table(collection, schema, table, by) if len(table) else None
         return replace(write, at_commit=True) if at_commit and write is not None else write
 
-    def held_or_stored(
+    def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
     ) -> tuple[pa.Table | tuple[Part, ...], int]:
         """Return updates in memory, if there is room for them, or else as parts that no record names; and their digest.
 
-        A table may take half of the budget, for it is mostly the caller's anyway; of a stream, one piece is held. What
-        is held is not sorted; of a table, it may share the caller's buffers. Raises what `of` raises, and what an
-        upload does.
+        A table may take half of the budget, for it is mostly the caller's anyway; of a stream, one piece is held. Held
+        updates are not sorted; those from a table may share the caller's buffers. Raises the errors of `of`, and of an
+        upload.
         """
         if stamp is not None:
             updates = stamped(updates, schema, stamp)
         data = opened(updates)
         if isinstance(data, TableStream):
             pieces = gathered_pieces(
-                streamed_updates(data, schema, moments=self._timeline_of(schema)), self._parts.piece_bytes
+                streamed_updates(data, schema, moments=self._get_timeline(schema)), self._parts.piece_bytes
             )
             first, second = next(pieces, None), next(pieces, None)
             if second is not None:
                 assert first is not None
                 write = self._of_pieces(collection, schema, chain((first, second), pieces), by)
-                return _stored_by(write), write.digest or 0
+                return _list_stored_parts(write), write.digest or 0
             table = schema.arrow.empty_table() if first is None else first
         else:
-            table = to_updates(data, schema, moments=self._timeline_of(schema))
+            table = to_updates(data, schema, moments=self._get_timeline(schema))
         if table.nbytes <= 2 * self._parts.piece_bytes:
             return table, _digest(table, by) or 0
         write = self._of_table(collection, schema, table, by)
-        return _stored_by(write), write.digest or 0
+        return _list_stored_parts(write), write.digest or 0
 
-    def _timeline_of(self, schema: CollectionSchema) -> Timeline | None:
+    def _get_timeline(self, schema: CollectionSchema) -> Timeline | None:
         timeline = read_timeline(schema)
         return None if timeline is None else replace(timeline, wall_ms=self._clock.wall_ms)
 
     def of_events(self, collection: str, events: EventTable) -> Write:
-        """Return the step that adds events, of which there are some; start their upload if they are large.
+        """Return the step that adds events, at least one; start their upload if they are large.
 
-        Their buffers are nobody else's.
+        Their buffers must not be shared with the caller.
         """
         times = events.table["_time"].to_numpy()
         planned = PlannedPend(collection, int(times.min()), int(times.max()), events.watermarks, events.schema.version)
@@ -120,10 +120,10 @@ class WriteSteps:
     def _of_table(
         self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False
     ) -> Write:
-        """Return the step that adds a table; is_ours says that the caller has not got its buffers."""
+        """Return the step that adds a table; is_ours: whether the caller has no access to its buffers."""
         size = table.get_total_buffer_size()
         if size > SMALL_WRITE_BYTES_MAX:
-            size = table.nbytes  # What of these buffers is in use; it takes longer to find out.
+            size = table.nbytes  # The used size of these buffers, which takes longer to compute.
         fits = size <= self._parts.piece_bytes
         if fits and not is_ours:
             table = copied(table)
@@ -157,7 +157,7 @@ class WriteSteps:
         try:
             for piece in pieces:
                 if uploads and uploads[-1].exception() is not None:
-                    break  # The commit will be rejected with that, so there is no need to read on.
+                    break  # The commit will be rejected with this error, so stop reading.
                 time_min = min(time_min, _time_min(piece))
                 digest += _digest(piece, by) or 0
                 uploads.append(self._upload(collection, schema, piece))
@@ -188,20 +188,20 @@ def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.T
     The buffers are copies, for a stream may fill the same ones again for its next table. Memory: such a piece, and one
     table of the stream twice.
     """
-    held: list[pa.Table] = []
+    pieces: list[pa.Table] = []
     size = 0
     for table in tables:
         if len(table):
-            held.append(copied(table))
+            pieces.append(copied(table))
             size += table.nbytes
         if size >= bytes_max:
-            yield pa.concat_tables(held)
-            held, size = [], 0
-    if held:
-        yield pa.concat_tables(held)
+            yield pa.concat_tables(pieces)
+            pieces, size = [], 0
+    if pieces:
+        yield pa.concat_tables(pieces)
 
 
-def _stored_by(write: Write) -> tuple[Part, ...]:
+def _list_stored_parts(write: Write) -> tuple[Part, ...]:
     assert isinstance(write.data, Future), "what is not held is uploaded"
     return write.data.result()
 

@@ -59,7 +59,7 @@ from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.location import Dropped, may_be_read
 from persist.core.state_rules.state import State
-from persist.engine.compact import ErasedRecords, events_of, without_deletions
+from persist.engine.compact import ErasedRecords, load_events_schema, without_deletions
 from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.upkeep import Ages, checkpoint_marks
@@ -442,7 +442,9 @@ def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | Non
 def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
     names_by_id: dict[int, str] = {}
     if contents is not None:
-        newest = events_of(contents) if contents.keyed is not None and DELETED in schema.names else contents.schema
+        newest = (
+            load_events_schema(contents) if contents.keyed is not None and DELETED in schema.names else contents.schema
+        )
         names_by_id = dict(zip(newest.ids, newest.names, strict=True))
     names = []
     for field in schema:
@@ -458,7 +460,7 @@ def _schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[Colle
     """
     newest = [contents.schema] if not inline.is_of_events else []
     if contents.keyed is not None and inline.is_of_events is not False:
-        newest.append(events_of(contents))
+        newest.append(load_events_schema(contents))
     for schema in newest:
         yield from ((written, schema) for written in schema.known or (schema,) if written.version == inline.version)
 

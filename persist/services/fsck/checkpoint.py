@@ -33,7 +33,7 @@ from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import (
-    checkpoint_of,
+    build_checkpoint,
     checkpoint_state,
     directory_blobs,
     load_contents,
@@ -103,7 +103,7 @@ class Renewal:
                 self._blob.set(pointer.blob, data)
                 yield self._report(pointer.blob, present is not None)
         assert self._directory is not None, "it is made with the objects"
-        data = encode_framed(checkpoint_of(state, self._directory))
+        data = encode_framed(build_checkpoint(state, self._directory))
         if self._blob.create(self._key, data):
             yield self._report(self._key, False)
         elif was_bad:

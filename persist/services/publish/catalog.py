@@ -240,7 +240,7 @@ class IcebergCatalog:
         """Publish the newest sealed time, unless that is done, or was done a moment ago and serves the request."""
         known = contents.published.get("iceberg")
         is_current = known is not None and known.as_of >= last_sealed(contents)
-        is_current = is_current and known is not None and known.schema == handle.schema_in(contents, None).version
+        is_current = is_current and known is not None and known.schema == handle.load_schema(contents, None).version
         if known is not None and read_format_version(known.options) < read_format_version(self._options):
             is_current = False
         now_s = time.monotonic()
@@ -315,7 +315,7 @@ class IcebergCatalog:
         return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _tag_of(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
-        IcebergTable(handle, {}).check(handle.schema_in(handle.known(), None), self._options)
+        IcebergTable(handle, {}).check(handle.load_schema(handle.known(), None), self._options)
 
     def _has(self, space: Namespace, table: str) -> bool:
         return (space, table) in {*self._identifiers()}
@@ -372,7 +372,7 @@ def _snapshot_of_pin(
 
 def _without_rows(handle: CollectionHandle, contents: CollectionState, version: int) -> LoadedTable:
     """Return a table without snapshots, for a collection of which no time is sealed."""
-    schema, location = handle.schema_in(contents, None), IcebergTable(handle, {}).location(contents)
+    schema, location = handle.load_schema(contents, None), IcebergTable(handle, {}).location(contents)
     metadata = table_json(contents, schema, location, version)
     metadata |= {"table-uuid": str(uuid.UUID(contents.id)), "last-updated-ms": 0}
     return LoadedTable(None, metadata, _tag_of(metadata))

@@ -250,7 +250,7 @@ class IcebergTable:
 def moment_ms(handle: CollectionHandle, time: int) -> int | None:
     """Return the moment of a time in milliseconds since 1970; None if it has none that Iceberg can store."""
     try:
-        moment = handle.moment_of(time)
+        moment = handle.find_moment(time)
     except InvalidUsage:  # It is after the year 9999.
         return None
     return None if moment is None else int(moment.timestamp() * 1000)

@@ -26,6 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.nested import Node, column_node, is_extended
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.order.digits import RowSorter
 from persist.codecs.order.ordering import order_keys
@@ -129,7 +130,7 @@ class Planner:
         try:
             with reading.explained():
                 reader = reading()
-                scan = snapshot_scan(contents, self._handle.schema_in(contents, None), as_of, None)
+                scan = snapshot_scan(contents, self._handle.load_schema(contents, None), as_of, None)
                 # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
                 newest = self._handle.known()
                 is_moved = newest.published.get(self._table) != known
@@ -198,7 +199,7 @@ class Planner:
             current = self._newest(contents, changes, unlisted, listed, touched, reader)
             if current is None:
                 lookup = Lookup(scan)
-                current = lookup.contents(lookup.wanted(pa.Table.from_batches([touched.batch])), "diff", reader)
+                current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
             files += self._stored([current], scan)
         return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
 
@@ -387,7 +388,7 @@ def find_omitted_rows(
 def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
     """Return whether who knows columns by name, or by field id, reads a part as it is read under a schema.
 
-    Columns that are younger than the part are NULL for them, and so must be their defaults.
+    Columns and fields that are younger than the part are NULL for them, and so must be their defaults.
     """
     lifted = part.lift(schema)
     if lifted is None:
@@ -397,9 +398,15 @@ def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
         if source is None:
             if name in lifted.stored.names or lifted.default(name).is_valid:
                 return False
-        elif source != name or lifted.stored.arrow.field(name).type != schema.arrow.field(name).type:
+        elif source != name or not _is_alike(column_node(lifted.stored, name), column_node(schema, name)):
             return False
     return True
+
+
+def _is_alike(before: Node, after: Node) -> bool:
+    """Return whether readers fill the fields inside that a part lacks; deltalake does not do so within maps."""
+    has_map = any(pt.is_map(node.kind) for node in after.walk())
+    return before == after if has_map else is_extended(before, after)
 
 
 def _with_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:

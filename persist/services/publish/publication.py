@@ -47,7 +47,7 @@ from persist.core.state_rules.publications import list_unused_blobs
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import handle_on
+from persist.engine.location.opening import open_handle
 from persist.engine.read.results.result import required
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
@@ -149,7 +149,7 @@ def publish(
         contents, is_again = handle.contents() if is_again else contents, True
         publication = contents.published.get(format.name)
         attempt = Attempt(handle, format, {**_lasting_options(publication), **options})
-        schema = handle.schema_in(contents, None)
+        schema = handle.load_schema(contents, None)
         format.check(schema, attempt.options)
         check_version(publication, attempt.options)
         if publication is None:
@@ -532,7 +532,7 @@ def publish_due(engine: Engine, contents: CollectionState) -> None:
     for table, publication in contents.tables.items():
         time = _due(engine, contents, table, publication)
         if time is not None:
-            handle = handle_on(engine, contents, contents.schema)
+            handle = open_handle(engine, contents, contents.schema)
             publish(handle, format_of(handle, table, publication.options), time, options=publication.options)
 
 
@@ -548,6 +548,6 @@ def _due(engine: Engine, contents: CollectionState, table: str, known: Publicati
     span = _SPAN.fullmatch(every)
     if span is None:
         return time if every == "seal" else None
-    shown_at = format_of(handle_on(engine, contents, contents.schema), table, known.options).visible_since_s(known)
+    shown_at = format_of(open_handle(engine, contents, contents.schema), table, known.options).visible_since_s(known)
     is_old = shown_at is None or engine.clock.wall_ms() / 1000 - shown_at >= int(span[1]) * UNITS_S[span[2]]
     return time if is_old else None

@@ -26,8 +26,8 @@ from persist.engine.write.relay_messages import (
     Asking,
     Request,
     answers_bytes,
-    request_from,
-    steps_from,
+    decode_request,
+    decode_steps,
 )
 
 SUBMITTERS_MAX = 4096
@@ -89,7 +89,7 @@ class CommitsForOthers:
         Raises:
             ValueError: it is none, or meant for another location.
         """
-        request = request_from(data)
+        request = decode_request(data)
         location = self.location()
         if request.location != location:
             raise ValueError(f"this server commits to the location {location}, and {request.location} was asked for")
@@ -120,10 +120,10 @@ class CommitsForOthers:
 
     def _steps(self, asking: Asking) -> list[Step]:
         try:
-            return steps_from(asking, self._follower.load)
+            return decode_steps(asking, self._follower.load)
         except ValueError:
             self._follower.refresh()  # The client may use collections and schemas that are newer.
-            return steps_from(asking, self._follower.load)
+            return decode_steps(asking, self._follower.load)
 
 
 def _answer(asked: CommitFuture | None) -> Answer:

@@ -28,7 +28,7 @@ from persist.engine.follow.follower import Follower
 from persist.engine.location.engine import Engine
 from persist.engine.write.operations import Operation
 from persist.engine.write.relay import Answer
-from persist.engine.write.relay_messages import REQUEST_BYTES_MAX, answers_from, request_bytes
+from persist.engine.write.relay_messages import REQUEST_BYTES_MAX, decode_answers, request_bytes
 from persist.services.serve.messages import (
     CommitRequest,
     Commits,
@@ -211,7 +211,7 @@ class FlightRelay:
         self._counts["requests"] += 1
         try:
             command = msgspec.json.encode(CommitRequest(len(data)))
-            answers = answers_from(
+            answers = decode_answers(
                 wire.answer_in_pieces(self._connected(), self._server.token, command, data, COMMIT_S), len(operations)
             )
         except wire.CALL_FAILED as error:

@@ -10,7 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -71,11 +71,11 @@ def sql(
     format: Format = None,
     output: Output = None,
 ) -> int:
-    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, DELETE, INSERT, MERGE INTO.
+    """Query collections with DuckDB, all at one point of the log; or change one: UPDATE, INSERT, CREATE TABLE, …
 
     Without a query, it is a shell, or carries out what comes from standard input.
     """
-    from persist.compute.query import is_statement
+    from persist.compute.query import statement_kind
     from persist.tools.cli.row_output import choose_format
 
     times: dict[str, Any] = {}
@@ -85,11 +85,9 @@ def sql(
     row_format = choose_format(format, output, at.as_json)
     if query is None and (time is not None or output is not None):
         raise persist.InvalidUsage("--time and --output go with a query: a shell writes to the screen")
-    if query is not None and is_statement(query):
+    if query is not None and statement_kind(query) is not None:
         if as_of or limit is not None or format or output:
-            raise persist.InvalidUsage(
-                "a statement that changes a collection takes --time and --files alone: it gives no rows"
-            )
+            raise persist.InvalidUsage("a statement takes --time and --files alone: it gives no rows")
         _change(at, query, time, files=files)
         return OK
     if query is not None and time is not None:
@@ -103,15 +101,21 @@ def sql(
 
 
 def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
-    from persist.compute.query import execute
+    from persist.api.definitions import run
 
     with at.writing() as client:
         when = None if time is None else parse_write_time(time)
-        changed = execute(client.engine, statement, when, variables={} if files else None)
-        line = f"changed {format_count(changed.rows, 'row')} of {changed.collection}"
-        if changed.time is not None:
-            line += f" at {make_time_format(client.load(changed.collection))(changed.time)}"
-        tell_done(at, asdict(changed), line)
+        done = run(client, statement, when, variables={} if files else None)
+        rows = format_count(done["rows"], "row")
+        if "file" in done:
+            line = f"wrote {rows} to {done['file']}"
+        elif "statement" in done:
+            line = f"{done['statement']} {done['collection']}" + (f": {rows}" if done["rows"] else "")
+        else:
+            line = f"changed {rows} of {done['collection']}"
+            if done["time"] is not None:
+                line += f" at {make_time_format(client.load(done['collection']))(done['time'])}"
+        tell_done(at, done, line)
 
 
 @dataclass
@@ -134,11 +138,11 @@ class Shell:
 
     def run(self, text: str) -> bool:
         """Carry out a query, a statement, or a command of the shell; return False if that is the end."""
-        from persist.compute.query import is_statement
+        from persist.compute.query import statement_kind
 
         if text.startswith("."):
             return self._command(*text.removesuffix(";").split(None, 1))
-        if is_statement(text):
+        if statement_kind(text) is not None:
             _change(self.at, text, None, files=self.files)
         elif text:
             self.ask(text)

@@ -30,7 +30,7 @@ from persist.core.rendering import moment_text
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import due as events_due
 from persist.core.state_rules.location import Dropped, LocationState, may_be_read
-from persist.engine.collection.failures import failures_of
+from persist.engine.collection.failures import load_failures
 from persist.engine.compact import must_destroy, next_work
 from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
 from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
@@ -278,7 +278,7 @@ def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
 
 
 def _failed(facts: Facts, sink: str = "") -> Failed | None:
-    failure = failures_of(facts.contents).get(sink)
+    failure = load_failures(facts.contents).get(sink)
     return None if failure is None else Failed(moment_text(failure.at_ms / 1000), failure.by, failure.error)
 
 
@@ -307,7 +307,7 @@ def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, .
     for facts in all_facts:
         properties, holds = facts.contents.about.properties, facts.contents.holds
         sinks = {name.removeprefix(SINK): sink for name, sink in properties.items() if name.startswith(SINK)}
-        for hold in {*sinks, *failures_of(facts.contents)} - {""}:
+        for hold in {*sinks, *load_failures(facts.contents)} - {""}:
             if hold in sinks and hold in holds:
                 fed[sinks[hold], hold].append((facts, *_unsent(client, facts, holds[hold].time)))
             elif _failed(facts, hold):
@@ -331,7 +331,7 @@ def _unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | 
         return 0.0, 0
     unsent_bytes = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
     handle = client.load(facts.name).handle
-    since, until = handle.moment_of(sent), handle.moment_of(facts.latest)
+    since, until = handle.find_moment(sent), handle.find_moment(facts.latest)
     return None if since is None or until is None else (until - since).total_seconds(), unsent_bytes
 
 

@@ -34,7 +34,7 @@ from starlette.routing import Route
 
 import persist
 from persist.core.metrics import Reading, readings
-from persist.engine.collection.failures import failures_of
+from persist.engine.collection.failures import load_failures
 from persist.services.serve.http import serve_beside
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
@@ -114,7 +114,7 @@ def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
         "since": facts.since,
         "upper": facts.upper,
         "lag_seconds": facts.lag_s(now_s),
-        "failed": int(bool(failures_of(facts.contents))),
+        "failed": int(bool(load_failures(facts.contents))),
     }
     for name, value in values.items():
         if value is not None:

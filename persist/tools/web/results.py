@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import persist
-from persist.compute.query import QueryLimits, QueryResult, is_statement
+from persist.compute.query import QueryLimits, QueryResult, check_reads
 from persist.connect.egress.files import row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
@@ -184,10 +184,7 @@ class Results:
         """Ask a query, if not too many run; let go of it in the end."""
         if len(sql) > QUERY_CHARS_MAX:
             raise persist.InvalidUsage(f"the query has {len(sql):,} characters, and the page takes {QUERY_CHARS_MAX:,}")
-        if is_statement(sql):
-            raise persist.InvalidUsage(
-                "the page only reads. Change collections with client.sql() or `persist sql`, where the location is"
-            )
+        check_reads(sql, "the page")
         if not self._running.acquire(timeout=PATIENCE_S):
             raise persist.Unavailable(f"{QUERIES_AT_ONCE} queries run already: ask again when one has ended")
         try:

@@ -227,5 +227,5 @@ def test_a_hidden_collection_that_somebody_writes_is_an_error(client: persist.Cl
         [name] = client.collections(".")
         client.load(name).write([((None, (1, 1)), moves.time, 1)]).result()
         moves.step()
-        with pytest.raises(OutputConflict, match="somebody else"):
+        with pytest.raises(OutputConflict, match="another writer"):
             running.step()

@@ -94,7 +94,7 @@ def test_an_output_that_somebody_else_writes_is_an_error_that_names_it(client: p
         totals = client.load("totals")
         totals.write([(("z", (1, 1)), 1, 1)]).result()
         bank.transfer()
-        with pytest.raises(OutputConflict, match=r"totals.*somebody else"):
+        with pytest.raises(OutputConflict, match=r"totals.*another writer"):
             running.step()
     assert totals.upper == persist.Antichain(1)
 

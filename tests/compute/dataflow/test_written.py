@@ -73,7 +73,7 @@ def test_who_else_writes_what_is_given_is_noticed_and_nothing_is_written(
         events.write([(9, 9)], time=1, seal=2 if is_sealed else None).result()
         running["events"].insert([((1, 2), 1, 1)])
         running["events"].advance_to(2)
-        with pytest.raises(OutputConflict, match=r"output 'events.*somebody else has"):
+        with pytest.raises(OutputConflict, match=r"output 'events.*another writer has"):
             running.step()
         assert client.load("totals").upper == Antichain(1)
     events.seal(3).result()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.connect.envelopes import Unreadable
-from persist.connect.envelopes.messages import _named, _within_a_day, to_decimals
+from persist.connect.envelopes.messages import _convert_column, _within_a_day, to_decimals
 from persist.errors import BadMessage, InvalidUsage
 from persist.events import debezium, plain
 
@@ -186,7 +186,7 @@ def test_a_decimal_whose_first_byte_is_the_least_one_is_negative() -> None:
 
 def test_what_cannot_be_read_is_said_with_its_column() -> None:
     with pytest.raises(Unreadable, match="in column 'n': "):
-        _named("n", lambda column: column.cast(pa.int8()), pa.array([300]))
+        _convert_column("n", lambda column: column.cast(pa.int8()), pa.array([300]))
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.large_binary()])

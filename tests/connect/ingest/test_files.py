@@ -94,7 +94,7 @@ def test_every_format_gives_the_same_rows(tmp_path: Path, folder: Path, options:
 def test_a_pattern_takes_only_the_files_that_it_names(tmp_path: Path, folder: Path, options: dict[str, Any]) -> None:
     (folder / "notes.txt").write_text("no rows")
     (folder / "_SUCCESS").write_text("")
-    with pytest.raises(persist.InvalidUsage, match=r"notes\.txt cannot be told from its name"):
+    with pytest.raises(persist.InvalidUsage, match=r"notes\.txt' does not determine a format"):
         ingested(tmp_path, options)
     ingested(tmp_path, options, source=f"{folder}/*.csv")
     assert contents(tmp_path) == ROWS

@@ -149,7 +149,7 @@ def test_a_publication_that_changes_is_told(database: Database, caplog: Any) -> 
     assert caplog.text.count("these collections are not filled any more") == 1
     assert (database.contents("t"), database.contents("u")) == ([{"id": 1}], [])
     database.run("ALTER PUBLICATION p ADD TABLE u")
-    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* somebody else sealed it. To copy again"):
+    with pytest.raises(persist.InvalidUsage, match=r"'u' is sealed to .* another writer sealed it. To copy again"):
         database.ingest()
     database.run("DROP PUBLICATION p", "INSERT INTO t VALUES (2)")
     database.run("CREATE PUBLICATION p FOR TABLE t")

@@ -223,7 +223,7 @@ def test_of_two_compactors_one_throws_away_what_its_tasks_made(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = filled(tmp_path / "location")
-    before, stored, put = contents(location), parts(location), Compactor._put
+    before, stored, put = contents(location), parts(location), Compactor._commit_step
 
     def late(*arguments: Any) -> None:
         monkeypatch.undo()
@@ -232,7 +232,7 @@ def test_of_two_compactors_one_throws_away_what_its_tasks_made(
             rival.load("c").compact()
         put(*arguments)
 
-    monkeypatch.setattr(Compactor, "_put", late)
+    monkeypatch.setattr(Compactor, "_commit_step", late)
     assert compact(spark, location, partitions=2).superseded == 1
     assert contents(location) == before
     assert parts(location) - stored <= {part.blob for part in state(location).parts}
@@ -257,7 +257,7 @@ def test_uploads_that_were_declared_void_meanwhile_are_not_committed(
     spark: SparkSession, tmp_path: Path, nothing_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     location = filled(tmp_path / "location")
-    before, put = contents(location), Compactor._put
+    before, put = contents(location), Compactor._commit_step
 
     def late(*arguments: Any) -> None:
         with persist.open(location, settings=SETTINGS) as other:
@@ -265,7 +265,7 @@ def test_uploads_that_were_declared_void_meanwhile_are_not_committed(
             other.gc()
         put(*arguments)
 
-    monkeypatch.setattr(Compactor, "_put", late)
+    monkeypatch.setattr(Compactor, "_commit_step", late)
     with pytest.raises(persist.errors.UploadExpired):
         compact(spark, location)
     assert contents(location)[: len(before) - 1] == before[:-1]

@@ -54,8 +54,8 @@ def test_a_keyed_collection_without_values_takes_keys_and_no_values(client: pers
 
 def test_rows_without_any_column_are_as_many() -> None:
     whole = pa.array([{"a": 1}, {"a": 2}], pa.struct({"a": pa.int64()}))
-    assert rows._picked(whole, pa.struct([])).to_pylist() == [{}, {}]
-    assert rows._picked(whole, pa.struct({"a": pa.int64()})) == whole
+    assert rows._pick_members(whole, pa.struct([])).to_pylist() == [{}, {}]
+    assert rows._pick_members(whole, pa.struct({"a": pa.int64()})) == whole
 
 
 def test_how_far_behind_is_no_less_than_nothing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.envelopes import Unreadable, suspects
 from persist.connect.envelopes.json_rows import _check_ends
-from persist.connect.envelopes.messages import SAMPLES, samples_of
+from persist.connect.envelopes.messages import SAMPLES, decode_samples
 from persist.connect.envelopes.rows import as_sent, merged
 from persist.core.keyed.events import dead_filter, is_tombstone, live_filter, marked
 from persist.core.keyed.form import _distance
@@ -129,9 +129,9 @@ def test_what_is_no_distance_is_refused(distance: Any, kind: pa.DataType) -> Non
 def test_samples_are_the_first_messages_and_some_from_all_over(count: int) -> None:
     texts = pa.array([f'{{"n": {n}}}'.encode() for n in range(count)], pa.large_binary())
     places = {*range(min(count, SAMPLES // 2)), *(count * n // SAMPLES for n in range(SAMPLES) if count)}
-    assert [sample["n"] for sample in samples_of(texts)] == sorted(places)
+    assert [sample["n"] for sample in decode_samples(texts)] == sorted(places)
     odd = pa.array([b"[1]", b"{", b'{"n": 1}', b"null"], pa.large_binary())
-    assert samples_of(odd) == [{"n": 1}]
+    assert decode_samples(odd) == [{"n": 1}]
 
 
 def test_a_message_that_is_no_object_is_shown_and_space_around_one_is_not_looked_at() -> None:

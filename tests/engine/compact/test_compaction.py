@@ -341,14 +341,14 @@ def test_of_two_compactors_that_do_the_same_work_one_throws_its_output_away(monk
         c = one.create_or_load("c", key=KEY, value=VALUE)
         c.write(rows_at(20_000, 0), seal=1).result()
         c.write(rows_at(10_000, 1, diff=-1), seal=2).result()
-        put, rival = one.engine.writer("a test").compactor._put, other.load("c")
+        put, rival = one.engine.writer("a test").compactor._commit_step, other.load("c")
 
         def late(*arguments: Any) -> None:
             monkeypatch.undo()
             rival.compact()
             put(*arguments)
 
-        monkeypatch.setattr(one.engine.writer("a test").compactor, "_put", late)
+        monkeypatch.setattr(one.engine.writer("a test").compactor, "_commit_step", late)
         report = c.compact()
         assert report.superseded == 1
         named = {part.blob for part in state(one, c).parts}

@@ -443,14 +443,14 @@ def test_work_that_another_compactor_made_pointless_is_thrown_away_and_costs_nob
         work(other, *before)
         c.allow_compaction(since).result()
         mine = client.load("c")
-        put, steps = client.engine.writer("a test").compactor._put, list[kinds.Replace]()
+        put, steps = client.engine.writer("a test").compactor._commit_step, list[kinds.Replace]()
 
         def late_put(contents: CollectionState, step: kinds.Replace, made: Any) -> None:
             steps.append(step)
             work(other, *meanwhile)
             put(contents, step, made)
 
-        monkeypatch.setattr(client.engine.writer("a test").compactor, "_put", late_put)
+        monkeypatch.setattr(client.engine.writer("a test").compactor, "_commit_step", late_put)
         with pytest.raises(Superseded):
             work(client, late)
         # That check comes before the commit. A race that is lost after it ends in the same way.
@@ -478,7 +478,7 @@ def test_a_compaction_whose_uploads_were_declared_void_costs_nobody_else_anythin
             void.result()
 
         with monkeypatch.context() as patched:
-            patched.setattr(client.engine.writer("a test").compactor, "_put", late_put)
+            patched.setattr(client.engine.writer("a test").compactor, "_commit_step", late_put)
             with pytest.raises(UploadExpired):
                 work(client, MakeKeyframe(4))
         check(c, written)

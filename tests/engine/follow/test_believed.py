@@ -20,7 +20,7 @@ from persist.core.state_rules.state import CollectionEntry
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.directory import EMPTY, DirectoryEntry, DirectoryObject, KnownLevels, check_leases
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.log_identity import fate_of
+from persist.engine.follow.log_identity import determine_fate
 from persist.engine.follow.state_objects import StateObject
 from persist.errors import LogReplaced
 from tests.core.state_rules.test_refusals import part
@@ -272,7 +272,7 @@ def test_no_level_is_taken_over_from_before_the_log_or_the_last_erasure(
         directory.Level(BlobRef(f"directory/{seqno:020d}-{'0' * 32}.json", 1, "x"), EMPTY) for seqno in (7, 9)
     )
     control = LocationState(log_floor=log_floor, erasures=tuple((seqno, ID) for seqno in erased_at))
-    assert directory.taken_over(levels, control) == (levels if is_taken else ())
+    assert directory.list_reusable_levels(levels, control) == (levels if is_taken else ())
 
 
 def test_checkpoints_beyond_the_log_are_named_the_newest_first() -> None:
@@ -403,8 +403,8 @@ def test_a_record_that_is_gone_was_truncated_if_the_newest_checkpoint_says_so() 
     writer.checkpoint()
     for seqno in (1, 2):
         writer.blob.delete(record_key(seqno))
-    assert fate_of(writer.blob, (1, "a" * 32)) == "truncated"
-    assert fate_of(writer.blob, (2, "a" * 32)) == (2, "a" * 32, None)
+    assert determine_fate(writer.blob, (1, "a" * 32)) == "truncated"
+    assert determine_fate(writer.blob, (2, "a" * 32)) == (2, "a" * 32, None)
 
 
 def test_waiting_ends_with_the_first_answer_or_with_the_time_that_it_may_take() -> None:

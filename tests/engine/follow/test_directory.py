@@ -339,9 +339,9 @@ def test_a_directory_in_pages_opens_as_the_log_says() -> None:
     assert len(pages_named(blob)) > 10
     opened, whole = Follower(blob, ImpatientClock()), replayed(blob)
     for name, id_ in whole.ids.items():
-        assert opened.id_of(name) == id_
+        assert opened.find_id(name) == id_
         assert opened.state.entries[id_].name == name
-    assert opened.id_of("between") is None
+    assert opened.find_id("between") is None
     assert [*opened.state.ids.iterate_prefix("c-")] == sorted((n, i) for n, i in whole.ids.items() if n[:2] == "c-")
 
 
@@ -367,7 +367,7 @@ def test_a_million_collections_are_opened_by_what_they_are_listed_in(tiny_pages:
         opened = Follower(blob, ImpatientClock())
         at_first = blob.reads
         name = next(iter(writer.follower.state.ids))
-        id_ = opened.id_of(name)
+        id_ = opened.find_id(name)
         assert id_ is not None
         assert opened.known(id_, name).name == name
         assert blob.reads[0] - at_first[0] <= 3
@@ -442,7 +442,7 @@ def test_a_page_that_is_not_what_it_was_is_named(how: str) -> None:
     assert isinstance(caught.value, MissingBlob) is (how == "missing")
     with pytest.raises(CorruptBlob):
         for name, id_ in writer.follower.state.ids.items():
-            assert opened.id_of(name) == id_
+            assert opened.find_id(name) == id_
             assert id_ in opened.state.entries
 
 
@@ -461,7 +461,7 @@ def test_a_client_goes_on_from_newer_pages_where_those_that_it_knows_were_collec
     assert not old & pages_named(blob)
     id_, other = writer.ids[5], writer.ids[6]
     name = writer.follower.state.entries[id_].name
-    assert slow[0].id_of(name) == id_
+    assert slow[0].find_id(name) == id_
     assert slow[1].known(id_, name).upper == writer.follower.known(id_, name).upper
     assert slow[2].refresh().seqno == writer.follower.state.seqno
     assert slow[2].known(other, "").upper == writer.follower.known(other, "").upper

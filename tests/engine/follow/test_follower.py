@@ -274,11 +274,11 @@ def test_what_was_known_when_others_committed_must_be_there_still() -> None:
     writer.create(1)
     winner = read_record(writer.blob, 1)
     assert winner is not None
-    following.lost_to(winner)
+    following.apply_winner(winner)
     assert following.tops(following.state) == [(0, first.commit), (1, winner.commit)]
     assert following.sees(following.state)
     assert following.tops(following.state) == [(1, winner.commit)]
-    following.lost_to(winner)  # It is known already.
+    following.apply_winner(winner)  # It is known already.
     assert following.tops(following.state) == [(1, winner.commit)]
 
 
@@ -433,11 +433,11 @@ def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() ->
     writer.create(1)
     state = writer.follower.state
     past = Past(writer.blob, state, (0.0, 0.0))
-    past.went_on_from(State())
+    past.note_continuation(State())
     assert past.tops(State()) == []
     states = [replace(state, seqno=seqno) for seqno in range(TOPS_MAX + 3)]
     for each in states:
-        past.went_on_from(each)
+        past.note_continuation(each)
     assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
     past.saw(past.tops(states[-1])[:4])
     assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]
@@ -512,7 +512,7 @@ def test_records_that_a_failed_look_did_not_find_are_looked_for_again() -> None:
     writer.create(1)
     winner = read_record(blob, 1)
     assert winner is not None
-    following.lost_to(winner)
+    following.apply_winner(winner)
     tops = following.tops(following.state)
     blob.is_down = True
     with pytest.raises(Unavailable):

@@ -42,12 +42,12 @@ def append(blob: Blob, *marks: Submitted) -> int:
 def test_an_operation_is_found_by_its_number_and_what_was_skipped_is_past() -> None:
     known = Submissions(4)
     known.note(record(5, Submitted(WHO, 1, 2), Submitted(WHO, 4, 4), Submitted(OTHER, 7, 7)))
-    assert [known.seqno_of(WHO, number) for number in range(1, 6)] == [5, 5, None, 5, None]
+    assert [known.find_seqno(WHO, number) for number in range(1, 6)] == [5, 5, None, 5, None]
     assert [known.is_past(WHO, number) for number in (3, 4, 5)] == [True, True, False]
-    assert known.seqno_of("c" * 32, 1) is None
+    assert known.find_seqno("c" * 32, 1) is None
     assert not known.is_past("c" * 32, 1)
     known.note(record(6, Submitted(WHO, 9, 8)))  # Nothing up to 8 will come any more.
-    assert known.seqno_of(WHO, 8) is None
+    assert known.find_seqno(WHO, 8) is None
     assert known.is_past(WHO, 8)
     assert not known.is_past(WHO, 9)
 
@@ -60,7 +60,7 @@ def test_what_was_not_read_or_was_forgotten_is_not_known(monkeypatch: pytest.Mon
     assert known.knows(4)
     known.note(record(6, Submitted(OTHER, 1, 1)))
     assert [known.knows(after) for after in (4, 5)] == [False, True]
-    known.skip_to(9)
+    known.skip_records(9)
     assert [known.knows(after) for after in (8, 9)] == [False, True]
 
 
@@ -79,7 +79,7 @@ def test_who_comes_late_reads_back_what_a_checkpoint_stands_for() -> None:
     for follower in (early, late):
         known = follower.catch_up(seqno - 1)
         assert known.knows(seqno - 1)
-        assert (known.seqno_of(WHO, 3), known.is_past(WHO, 4)) == (seqno, True)
+        assert (known.find_seqno(WHO, 3), known.is_past(WHO, 4)) == (seqno, True)
 
 
 def test_who_reads_back_reads_as_far_as_the_last_record_and_begins_anew_only_where_that_is_far() -> None:
@@ -96,7 +96,7 @@ def test_who_reads_back_reads_as_far_as_the_last_record_and_begins_anew_only_whe
     lists = metered.counts()["list"].requests
     for after in (first - 1, 5):  # The second is before the checkpoint that it began with.
         known = late.catch_up(after)
-        assert (known.seqno_of(WHO, 1), known.seqno_of(WHO, 2)) == (first, last)
+        assert (known.find_seqno(WHO, 1), known.find_seqno(WHO, 2)) == (first, last)
     assert metered.counts()["list"].requests == lists
 
 

@@ -25,13 +25,13 @@ def test_what_is_folded_again_and_again_is_made_once_within_its_room(tmp_path: P
             return readers[-1]
 
         folds = Folds(Cache(1 << 16))
-        folded = [folds.applied(contents, lambda: handle.machine_in(contents), reader) for _ in range(5)]
+        folded = [folds.applied(contents, lambda: handle.load_machine(contents), reader) for _ in range(5)]
         assert len(readers) == 1
         assert all(each == folded[0] for each in folded)
         assert [len(part.inline) > 0 for part in folded[0].history_parts] == [True]
         no_room = Folds(Cache(1))
         for _ in range(2):
-            assert no_room.applied(contents, lambda: handle.machine_in(contents), reader) == folded[0]
+            assert no_room.applied(contents, lambda: handle.load_machine(contents), reader) == folded[0]
         assert len(readers) == 3
 
 
@@ -41,7 +41,7 @@ def test_a_machine_that_fails_on_later_events_fails_no_read_before_them(tmp_path
         users = client.create_or_load("users", key={"k": pa.int64()}, value={"v": pa.string()}, keyed=keyed)
         users.upsert([(1, "a", 0)], seal=1).result()
         contents = users.handle.contents()
-        machines = iter([users.handle.machine_in(contents)])
+        machines = iter([users.handle.load_machine(contents)])
         with pytest.raises(StopIteration):
             Folds(Cache(1)).applied(contents, lambda: next(iter(())), users.handle.engine.reader, 1)
         assert next(machines)

@@ -169,7 +169,7 @@ def test_a_thread_goes_on_after_any_failure_and_ends_when_its_client_does(caplog
     said = [(record.levelname, record.getMessage().partition(" and ")[0]) for record in caplog.records]
     assert said == [
         ("WARNING", "upkeep of the location failed"),
-        ("ERROR", "upkeep of the location failed in a way nobody thought of; it will be tried again"),
+        ("ERROR", "upkeep of the location failed unexpectedly; it will be tried again"),
     ]
 
 

@@ -74,10 +74,10 @@ def test_a_client_that_was_closed_is_neither_waited_for_nor_warned_of(
     registry: unclosed._Registry, capsys: pytest.CaptureFixture[str]
 ) -> None:
     owner = Owner()
-    assert registry.taken() == ([owner.watched], [owner.committer.unobserved])
+    assert registry.collect() == ([owner.watched], [owner.committer.unobserved])
     owner.watched.closed()
     owner.committer.close()
-    assert registry.taken()[0] == []
+    assert registry.collect()[0] == []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         unclosed._finish()
@@ -179,16 +179,16 @@ def test_a_client_that_is_collected_finishes_warns_and_is_forgotten(registry: un
     del owner
     with pytest.warns(ResourceWarning, match="1 operation of 'a' was pending"):
         gc.collect()
-    assert registry.taken()[0] == [watched], "it has something to finish"
+    assert registry.collect()[0] == [watched], "it has something to finish"
     gate.open()
     committer.close()
-    assert registry.taken()[0] == []
+    assert registry.collect()[0] == []
     idle = Owner()
     committer, has_ended = idle.committer, threading.Event()
     del idle
     with pytest.warns(ResourceWarning, match="nothing was pending"):
         gc.collect()
-    assert registry.taken()[0] == []
+    assert registry.collect()[0] == []
     committer.when_ended(has_ended.set)
     assert has_ended.wait(WAIT_S), "its thread goes on"
 
@@ -199,7 +199,7 @@ def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
     owner = Owner()
     watched, committer = owner.watched, owner.committer
     watched.pid = registry._pid = os.getpid() + 1
-    assert registry.taken() == ([], [])
+    assert registry.collect() == ([], [])
     registry.remove(watched)
     assert registry.unclosed == {watched}
     with warnings.catch_warnings():
@@ -212,7 +212,7 @@ def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
         assert "ValueError: lost" in capsys.readouterr().err
     registry.has_failed = True
     other = Owner()
-    assert registry.taken() == ([other.watched], [other.committer.unobserved])
+    assert registry.collect() == ([other.watched], [other.committer.unobserved])
     assert not registry.has_failed
     for each in (committer, other.committer):
         each.close()
@@ -238,7 +238,7 @@ def test_a_test_runner_may_let_all_be_forgotten(
     owner.committer.close()
     registry.has_failed = True
     unclosed.forget()
-    assert registry.taken() == ([], [])
+    assert registry.collect() == ([], [])
     assert not registry.has_failed
     unclosed._finish()
     owner.committer.unobserved.take()

@@ -131,9 +131,9 @@ def test_a_seal_of_the_operation_itself_may_lie_beyond_the_time_of_the_commit() 
     asked = AtCommit(A)
     far = operation(kinds.Seal(B, (90,)), kinds.Seal(A, (50,)), asked, kinds.Seal(A, (70,)))
     assert far.sealed_before(asked) == Antichain(50)
-    assert far.seal_of(asked, TIMES) == kinds.Seal(A, (50,))
-    assert operation(kinds.Seal(A, (9,)), asked).seal_of(asked, TIMES) == kinds.Seal(A, (21,))
-    assert operation(kinds.Seal(A, ()), asked).seal_of(asked, TIMES) == kinds.Seal(A, ())
+    assert far.build_seal(asked, TIMES) == kinds.Seal(A, (50,))
+    assert operation(kinds.Seal(A, (9,)), asked).build_seal(asked, TIMES) == kinds.Seal(A, (21,))
+    assert operation(kinds.Seal(A, ()), asked).build_seal(asked, TIMES) == kinds.Seal(A, ())
 
 
 def changed(*steps: Step, times: Mapping[str, int] = TIMES) -> Change:

@@ -256,7 +256,7 @@ def test_the_digest_is_that_of_the_updates_however_they_come(steps: WriteSteps) 
     whole = table(90_000)
     ways: list[Any] = [whole, whole.to_batches(max_chunksize=50_000), iter(whole.to_batches(max_chunksize=50_000))]
     made = [steps.of(A, SCHEMA, way, None, by=by) for way in (ways[0], ways[2])]
-    held = [steps.held_or_stored(A, SCHEMA, way, None, by=by)[1] for way in (whole, iter(ways[1]))]
+    held = [steps.hold_or_store_updates(A, SCHEMA, way, None, by=by)[1] for way in (whole, iter(ways[1]))]
     digests = [each.digest or 0 for each in made if each is not None] + held
     assert len({digest % DIGEST_MODULUS for digest in digests}) == 1
     few = [((1, None), 4, 1), ((2, None), 3, 1)]
@@ -264,22 +264,22 @@ def test_the_digest_is_that_of_the_updates_however_they_come(steps: WriteSteps) 
     digests = [each.digest or 0 for way in (few, as_table) if (each := steps.of(A, SCHEMA, way, None, by=by))]
     assert len({*digests}) == 1
     assert digests[0] > 0
-    assert steps.held_or_stored(A, SCHEMA, as_table, None)[1] == 0
+    assert steps.hold_or_store_updates(A, SCHEMA, as_table, None)[1] == 0
 
 
 def test_what_is_held_or_stored_is_held_while_there_is_room(steps: WriteSteps, blob: MemoryBlob) -> None:
     half = (4 << 20) // 2
     rows = half // 24
-    held, _ = steps.held_or_stored(A, SCHEMA, table(rows), None)
+    held, _ = steps.hold_or_store_updates(A, SCHEMA, table(rows), None)
     assert isinstance(held, pa.Table)
     assert stored(blob) == []
-    parts, _ = steps.held_or_stored(A, SCHEMA, table(rows + 1), None)
+    parts, _ = steps.hold_or_store_updates(A, SCHEMA, table(rows + 1), None)
     assert isinstance(parts, tuple)
     assert sum(each.rows for each in parts) == rows + 1
-    piece, _ = steps.held_or_stored(A, SCHEMA, iter(table(1000).to_batches()), None)
+    piece, _ = steps.hold_or_store_updates(A, SCHEMA, iter(table(1000).to_batches()), None)
     assert isinstance(piece, pa.Table)
     assert len(piece) == 1000
-    streamed, _ = steps.held_or_stored(A, SCHEMA, iter(table(100_000).to_batches(max_chunksize=50_000)), None)
+    streamed, _ = steps.hold_or_store_updates(A, SCHEMA, iter(table(100_000).to_batches(max_chunksize=50_000)), None)
     assert isinstance(streamed, tuple)
     assert sum(each.rows for each in streamed) == 100_000
 

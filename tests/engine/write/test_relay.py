@@ -24,10 +24,10 @@ from persist.engine.write.relay import doubt, is_in_doubt, is_plain, may_be_rela
 from persist.engine.write.relay_messages import (
     REQUEST_BYTES_MAX,
     answers_bytes,
-    answers_from,
+    decode_answers,
+    decode_request,
+    decode_steps,
     request_bytes,
-    request_from,
-    steps_from,
 )
 from persist.errors import SchemaMismatch
 from tests.core.state_rules.test_refusals import SCHEMA, part
@@ -90,12 +90,12 @@ def test_what_may_have_been_committed_elsewhere_is_in_doubt_until_it_is_found_ou
 
 def sent(*operations: Operation) -> list[list[Step]]:
     """Return the steps of operations as they arrive."""
-    request = request_from(request_bytes(LOCATION, operations))
+    request = decode_request(request_bytes(LOCATION, operations))
     assert (request.location, request.submitter, request.after) == (LOCATION, WHO, 5)
     assert [each.number for each in request.operations] == [
         each.submission.number for each in operations if each.submission
     ]
-    return [steps_from(each, known) for each in request.operations]
+    return [decode_steps(each, known) for each in request.operations]
 
 
 def test_steps_arrive_as_they_were_sent_and_writes_with_their_rows_or_parts() -> None:
@@ -126,26 +126,26 @@ def test_steps_arrive_as_they_were_sent_and_writes_with_their_rows_or_parts() ->
 
 def test_rows_are_of_the_schema_that_the_collection_has_or_is_given() -> None:
     other = CollectionSchema.of({"k": pa.string()}, None)
-    request = request_from(request_bytes(LOCATION, [asked(1, kinds.Create(A, "c", FIELDS), write())]))
+    request = decode_request(request_bytes(LOCATION, [asked(1, kinds.Create(A, "c", FIELDS), write())]))
     [asking] = request.operations
-    assert len(steps_from(asking, lambda id_: None)) == 2
-    assert len(steps_from(asking, known)) == 2
+    assert len(decode_steps(asking, lambda id_: None)) == 2
+    assert len(decode_steps(asking, known)) == 2
     with pytest.raises(ValueError, match="another schema than the collection"):
-        steps_from(asking, lambda id_: CollectionState(id_, "c", other.to_json()))
-    [alone] = request_from(request_bytes(LOCATION, [asked(1, write())])).operations
+        decode_steps(asking, lambda id_: CollectionState(id_, "c", other.to_json()))
+    [alone] = decode_request(request_bytes(LOCATION, [asked(1, write())])).operations
     with pytest.raises(ValueError, match="there is no collection aaaa"):
-        steps_from(alone, lambda id_: None)
+        decode_steps(alone, lambda id_: None)
     events = Write(A, SCHEMA, 7, 1, pa.table({"k": [1], "_time": [7], "_diff": [1]}), events=PlannedPend(A, 7, 7, None))
-    [of_events] = request_from(request_bytes(LOCATION, [asked(1, events)])).operations
+    [of_events] = decode_request(request_bytes(LOCATION, [asked(1, events)])).operations
     with pytest.raises(SchemaMismatch, match="a collection that is not keyed"):
-        steps_from(of_events, known)
+        decode_steps(of_events, known)
 
 
 def test_times_that_are_not_those_of_the_rows_are_refused() -> None:
     def steps(**wrong: Any) -> list[Step]:
-        [asking] = request_from(request_bytes(LOCATION, [asked(1, write(time=7))])).operations
+        [asking] = decode_request(request_bytes(LOCATION, [asked(1, write(time=7))])).operations
         changed = msgspec.structs.replace(asking.steps[0], **wrong)
-        return steps_from(msgspec.structs.replace(asking, steps=(changed,)), known)
+        return decode_steps(msgspec.structs.replace(asking, steps=(changed,)), known)
 
     assert len(steps()) == 1
     for wrong in (6, 8):
@@ -185,24 +185,24 @@ def test_what_is_no_request_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         (packed(body.replace(WHO.encode(), b"x")), "it is not understood"),
     ]:
         with pytest.raises(ValueError, match=reason):
-            request_from(bad)
-    request_from(good)
+            decode_request(bad)
+    decode_request(good)
     monkeypatch.setattr(relay_messages, "REQUEST_BYTES_MAX", len(good))
-    request_from(good)
+    decode_request(good)
     monkeypatch.setattr(relay_messages, "REQUEST_BYTES_MAX", len(good) - 1)
     with pytest.raises(ValueError, match="are read"):
-        request_from(good)
+        decode_request(good)
     assert REQUEST_BYTES_MAX == 64 << 20
 
 
 def test_answers_come_back_in_their_order() -> None:
     answers = [Committed(7, {A: 3}), None, Conflict("first"), InvalidUsage("wrong"), Committed(0)]
-    back = answers_from(answers_bytes(answers), 5)
+    back = decode_answers(answers_bytes(answers), 5)
     assert (back[0], back[1], back[4]) == (Committed(7, {A: 3}), None, Committed(0, {}))
     assert [(type(each), str(each)) for each in back[2:4]] == [(Conflict, "first"), (InvalidUsage, "wrong")]
     for count in (4, 6):
         with pytest.raises(ValueError, match=f"it has 5 answers, and {count} were asked for"):
-            answers_from(answers_bytes(answers), count)
+            decode_answers(answers_bytes(answers), count)
 
 
 def test_an_error_of_a_kind_that_is_not_known_comes_back_as_the_next_more_general_one() -> None:
@@ -212,6 +212,6 @@ def test_an_error_of_a_kind_that_is_not_known_comes_back_as_the_next_more_genera
     class OddUsage(InvalidUsage):
         """As above."""
 
-    back = answers_from(answers_bytes([Odd("odd"), OddUsage("usage"), Conflict(object())]), 3)
+    back = decode_answers(answers_bytes([Odd("odd"), OddUsage("usage"), Conflict(object())]), 3)
     assert [type(each) for each in back] == [PersistError, InvalidUsage, Conflict]
     assert [str(each) for each in back[:2]] == ["odd", "usage"]

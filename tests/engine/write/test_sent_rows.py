@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
-from persist.engine.write.sent_rows import check_sent_rows, rows_from, sent_rows
+from persist.engine.write.sent_rows import check_sent_rows, decode_rows, sent_rows
 
 
 def schema_of(**value: Any) -> CollectionSchema:
@@ -28,7 +28,7 @@ def test_rows_come_out_as_they_were_sent() -> None:
     schema = schema_of(v=str)
     for rows in (1, 7, 10_000):
         table = pa.Table.from_batches([batch_of(schema, rows)])
-        assert rows_from(sent_rows(table), schema) == table
+        assert decode_rows(sent_rows(table), schema) == table
 
 
 def test_a_text_that_is_no_utf8_is_refused_wherever_it_comes_from() -> None:
@@ -39,7 +39,7 @@ def test_a_text_that_is_no_utf8_is_refused_wherever_it_comes_from() -> None:
     columns = [broken if name == "v" else whole.column(name) for name in schema.arrow.names]
     data = sent_rows(pa.Table.from_arrays(columns, schema=schema.arrow))
     with pytest.raises(ValueError, match=r"no batch of the collection's schema.*UTF8"):
-        rows_from(data, schema)
+        decode_rows(data, schema)
 
 
 @pytest.mark.parametrize("codec", ["zstd", "lz4"])
@@ -52,7 +52,7 @@ def test_compressed_rows_are_refused_before_they_are_unpacked(codec: str) -> Non
     data = message.serialize().to_pybytes()
     before = pa.total_allocated_bytes()
     with pytest.raises(ValueError, match="compressed: send a record batch without compression"):
-        rows_from(data, schema_of(v=str))
+        decode_rows(data, schema_of(v=str))
     assert pa.total_allocated_bytes() < before + 1_000_000  # Unpacked it has 12 MB; other threads have a little.
 
 
@@ -103,7 +103,7 @@ def test_a_damaged_head_is_an_error_of_value_and_never_another() -> None:
         for _ in range(chance.randint(1, 4)):
             damaged_head[chance.randrange(8 + head_bytes)] = chance.randrange(256)
         try:
-            rows_from(bytes(damaged_head), schema)
+            decode_rows(bytes(damaged_head), schema)
         except (ValueError, persist.InvalidUsage):
             refused += 1
     assert refused > 1000

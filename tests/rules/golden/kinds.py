@@ -76,13 +76,19 @@ def write_every_kind(location: Path | Blob) -> None:
         kinds.describe("every kind", properties={"a": "b"}, columns={"k": column}).result()
         kinds.describe(properties={"f": "g"}, expected=kinds.about).result()
         client.describe("here", properties={"h": "i"}, expected=client.about).result()
-        kinds.evolve(add={"n": pa.int8(), "w": pa.string()}, defaults={"n": 7})
-        kinds.evolve(rename={"n": "m"}, widen={"n": pa.int32()}, drop=["w"])
+        nested = pa.list_(pa.struct([("a", pa.int8()), ("b", pa.string())]))
+        kinds.evolve(add={"n": pa.int8(), "w": pa.string(), "list": nested}, defaults={"n": 7})
+        kinds.evolve(
+            add={"list.element.c": pa.int8()},
+            rename={"n": "m", "list.element.a": "list.element.d"},
+            widen={"n": pa.int32(), "list.element.a": pa.int16()},
+            drop=["w", "list.element.b"],
+        )
         kinds.retain(100).result()
         renamed = client.create_or_load("to be renamed", key=None)
         renamed.seal(1).result()
         renamed.rename("renamed").result()
-        kinds.write([((3, 5), 4, 1)], message="said", metadata={"by": "hand"}).result()
+        kinds.write([((3, (5, [{"d": 300, "c": 1}, None])), 4, 1)], message="said", metadata={"by": "hand"}).result()
         for_another = Submission("a" * 32, 7, client.seqno, is_own=False)
         note = record_kinds.Note(kinds.id, "committed for another client")
         client.engine.writer("golden").committer.submit([note], {}, for_another).result()

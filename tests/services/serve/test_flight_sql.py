@@ -222,7 +222,7 @@ def limited(client: Client) -> Iterator[Any]:
     [
         ("DELETE FROM orders", "this server only reads"),
         ("INSERT INTO orders VALUES (3, 'x', 1.0)", "this server only reads"),
-        ("CREATE TABLE x (a INT)", "is no query"),
+        ("CREATE TABLE x (a INT)", "this server only reads"),
         ("SET memory_limit = '100GB'", "is no query"),
         ("SELECT 1; SELECT 2", "there are 2 of them"),
         ("INSTALL httpfs", "is no query"),

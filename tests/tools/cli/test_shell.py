@@ -72,6 +72,8 @@ def test_a_script_on_standard_input_is_carried_out_up_to_what_fails(
 ) -> None:
     script = """.format csv
 UPDATE "order-lines" SET status = 'sent' WHERE id = 1;
+CREATE TABLE copied AS FROM "order-lines";
+DROP TABLE copied;
 FROM "order-lines" ORDER BY id;
 .as-of 1
 SELECT count(*) AS n FROM "order-lines" WHERE status = 'new'; .tables
@@ -79,7 +81,7 @@ SELECT count(*) AS n FROM "order-lines" WHERE status = 'new'; .tables
     monkeypatch.setattr(sys, "stdin", io.StringIO(script.replace("; .tables", ";\n.tables\n.schema order-lines")))
     assert main(["sql", place]) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith("csv\nchanged 1 row of order-lines at 2\n")
+    assert shown.startswith("csv\nchanged 1 row of order-lines at 2\nCREATE TABLE copied: 2 rows\nDROP TABLE copied\n")
     assert '1,"sent"\n2,"paid"\n"n"\n1\norder-lines\nid: int64\nstatus: string\n' in shown
     monkeypatch.setattr(sys, "stdin", io.StringIO('FROM nowhere;\nFROM "order-lines";'))
     assert main(["sql", place]) == 2

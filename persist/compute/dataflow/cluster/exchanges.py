@@ -1,4 +1,4 @@
-"""A plan cut into stages: what one task can do by itself with its share of some streams, and what is shuffled between.
+"""A plan cut into stages: the work of one task on its share of some streams, and the shuffles between.
 
     source stage   reads a slice of a collection; what is linear in it is done there
     keyed stage    has of each of its inputs all records of its keys: joins and reductions by these keys, and what is
@@ -8,7 +8,7 @@
 A join or a reduction stays in the stage of an input that is shared out by its key already; so does an output, because
 equal records have equal keys. So there is one shuffle for each change of key. Past and new updates go the same way.
 
-Recursion, what reads times as data, and what a running program shows cannot be cut.
+Recursion, use of times as data, and a running program's contents cannot be cut.
 """
 
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ class Exchange:
     """The stream of a node on its way to a stage.
 
     Attributes:
-        keys: the columns that say which task has a record; None if any may have it, () if one task has all.
+        keys: the columns that determine a record's task; None if any task may have it, () if one task has all.
         columns: of the stream.
     """
 
@@ -60,7 +60,7 @@ class Exchange:
 
 @dataclass
 class StagePlan:
-    """What the tasks of one stage do.
+    """The work of the tasks of one stage.
 
     Attributes:
         nodes: in the order in which they read each other; the source is none of them.
@@ -79,7 +79,7 @@ class StagePlan:
 
 
 def cut_into_stages(plan: Plan) -> list[StagePlan]:
-    """Return the stages of a plan, each after those that it reads from.
+    """Return the stages of a plan, each after its inputs.
 
     Args:
         plan: not optimised; its joins are of two inputs.
@@ -97,6 +97,7 @@ class _Cutting:
         self._consumers = plan.consumers()
 
     def stages(self) -> list[StagePlan]:
+        """Assign all nodes to stages, and return these in the order of their dependencies."""
         order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
         for number in order.static_order():
             self._place(self._plan.nodes[number])
@@ -166,7 +167,7 @@ class _Cutting:
         self._feed(self._new(), node, wanted)
 
     def _fits(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
-        """Return whether a stage can have a node: no input that must come to it depends on it."""
+        """Return whether a stage can have a node: none of its exchanged inputs depends on the stage."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._at[number] is stage:
                 if self._keyed[number] != keys:

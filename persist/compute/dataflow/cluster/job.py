@@ -1,8 +1,8 @@
-"""A job: what the tasks of a cluster read and do for a program, and the commit of what they stored.
+"""A job: the reads and the work of a cluster's tasks for a program, and the commit of their output.
 
-It begins like a program that runs: its ports are open, so its holds keep what is read, and they say from which time on
-each output is to be written. No task needs what is not in here. If somebody else came between, the commit is refused as
-a whole, and what was stored is deleted.
+It begins like a running program: its ports are open, so its holds keep the inputs, and each output knows its first time
+to write. No task needs what is not in here. If another client commits in between, the commit is refused as a whole, and
+the stored output is deleted.
 """
 
 from collections.abc import Mapping
@@ -31,7 +31,7 @@ class Job:
 
     Attributes:
         until: the time before which outputs will be complete.
-        stages: each after those that it reads from.
+        stages: each after its inputs.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Job:
 
     @property
     def bytes(self) -> int:
-        """What there is to be read, decoded, by an estimate."""
+        """The estimated bytes to read, decoded."""
         return sum(size for _, _, size, _ in self._slices.values())
 
     @property
@@ -91,10 +91,10 @@ class Job:
         return [StageTask(stage, partitions, written, self._slice_source(stage)) for stage in self.stages]
 
     def commit(self, stored: Stored) -> int | None:
-        """Commit what the tasks stored as one record, and return its seqno; delete what they stored if it is refused.
+        """Commit the tasks' output as one record, and return its seqno; delete the output if it is refused.
 
         Raises:
-            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: somebody came between; nothing was written.
+            UpperMismatch, UpdatesBeyondUpper, HoldMoved, ViewRedefined: another client was first; nothing was written.
         """
         try:
             return self._outputs.commit_parts(self.until, stored)

@@ -1,12 +1,12 @@
-"""What the tasks of a stage do: take their share of what the stages before gave, run the operators, share out the rest.
+"""The tasks of a stage: read a share of the earlier stages' output, run the operators, and distribute the result.
 
-What a task is given and gives is
+The input and output of a task are
 
     (exchange int, partition int, rows binary)
 
 which is all that Spark sees: blocks of updates in Arrow's own form, already divided by the task that is to have them.
-So no type is lost in Spark's, and the shuffle moves few large rows. The operators are those of a running program, in
-one of the nodes of the stages that lives as long as the task.
+So no type is lost in Spark's, and the shuffle moves few large rows. The operators belong to a running program with the
+stage's nodes, which lives as long as the task.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -47,7 +47,7 @@ _NOTHING = pa.schema([("nothing", pa.int8())])  # Stands for a stream without co
 
 @dataclass(frozen=True)
 class Slice:
-    """What one task reads.
+    """The input of one task.
 
     Attributes:
         is_changes: it is one of changes, and otherwise one of contents.
@@ -59,7 +59,7 @@ class Slice:
 
 @dataclass(frozen=True)
 class SourceSlices:
-    """What a source stage reads, cut for its tasks.
+    """The input of a source stage, cut for its tasks.
 
     Attributes:
         slices: of the contents as of a time, and of the changes after it.
@@ -99,7 +99,7 @@ class Written:
 
 
 class StoredParts(msgspec.Struct, frozen=True, array_like=True):
-    """What a task has stored of one output."""
+    """The stored parts of one output from a task."""
 
     collection: str
     parts: tuple[Part, ...]
@@ -107,7 +107,7 @@ class StoredParts(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True)
 class StageTask:
-    """What the tasks of a stage do; `rows` is a function for `DataFrame.mapInArrow`.
+    """The work of a stage's tasks; `rows` is a function for `DataFrame.mapInArrow`.
 
     Attributes:
         partitions: how many tasks a keyed stage has.
@@ -120,16 +120,16 @@ class StageTask:
     slices: SourceSlices | None = None
 
     def feeds_stage(self, other: "StageTask") -> bool:
-        """Whether another stage reads what this one gives."""
+        """Return whether another stage reads this one's output."""
         return any(exchange in other.stage.reads for exchange in self.stage.gives)
 
     @property
     def own(self) -> int:
-        """What stands for the source of the stage among what a task holds: no exchange has this number."""
+        """The number of the stage's source among a task's inputs: no exchange has this number."""
         return WAKES - self.stage.number
 
     def rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Do what one task does, given rows of SHAPE, or, of a stage with a source, numbers of slices."""
+        """Run one task on rows of SHAPE, or, in a stage with a source, on numbers of slices."""
         if self.slices is None:
             exchanged: dict[int, list[pa.Table]] = {}
             for batch in batches:
@@ -181,14 +181,14 @@ class StageTask:
 
 
 class _StageProgram:
-    """The program of a stage, for what one task has of what the stage reads."""
+    """The program of a stage, for one task's input."""
 
     def __init__(self, task: StageTask) -> None:
         self._task, stage = task, task.stage
         self._program = Program("stage")
         self._plan = self._program.plan
-        self._inputs: dict[int, tuple[str, int]] = {}  # What is held of exchanges and sources, with its node.
-        nodes: dict[int, int] = {}  # Of this program, by those of the whole.
+        self._inputs: dict[int, tuple[str, int]] = {}  # The inputs from exchanges and sources, with their nodes.
+        nodes: dict[int, int] = {}  # This program's node numbers, by the numbers of the whole plan.
         self._sinks: list[tuple[str, Captured]] = []
         if task.slices is not None and stage.source is not None:
             nodes[stage.source.number] = self._input(task.own, task.slices.columns)
@@ -207,7 +207,7 @@ class _StageProgram:
         self.outputs: list[tuple[str, pa.Table]] = []
 
     def results(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
-        """Yield what the stage gives, by exchange; `outputs` then has what is to be stored."""
+        """Yield the stage's output, by exchange; afterwards `outputs` has the tables to store."""
         inputs = {
             node: Statistics(float(sum(len(table) for table in held.get(number, ()))))
             for number, (_, node) in self._inputs.items()

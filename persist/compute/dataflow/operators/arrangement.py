@@ -81,6 +81,7 @@ class Arrangement(StashingOperator):
         self._restored = updates, at
 
     def shape_input(self) -> Ints | None:
+        """Return the new updates, with the restored ones in the first step."""
         arrived = super().shape_input()
         if self._restored is None:
             return arrived
@@ -179,6 +180,7 @@ class Arrangement(StashingOperator):
         return numbers, rows
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
+        """Yield the words in use, with their schemas."""
         chunks = [batch[1 : 1 + self.layout.words] for batch in self.spine.batches()]
         chunks += [] if self.new is None else [self.new[1 : 1 + self.layout.words]]
         entries = [(words, self.schema) for words in [*chunks, *self.waiting_words()]]

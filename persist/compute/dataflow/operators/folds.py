@@ -74,6 +74,7 @@ def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) ->
     """Return the logic of a reduction with one record for each group, and a column for each call."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
+        """Compute the folds of each group."""
         # A record of multiplicity n is n rows, and each group is one frame.
         rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
@@ -170,6 +171,7 @@ def _nth(call: WindowFunction, rows: Rows) -> Ints:
 
 def _extreme(is_max: bool) -> Fold:
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
+        """Pick the value at the least or greatest order."""
         order = np.lexsort((rows.first_ranks(), rows.owners))
         firsts, ends = rows.firsts()
         places = order.take(ends - 1 if is_max else firsts)
@@ -182,6 +184,7 @@ def _make_arg_extreme(is_max: bool) -> Fold:
     """Return the first argument of the first row in which the second one is least or greatest."""
 
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
+        """Pick the value with the least or greatest key; ties go to the first."""
         by = ranks(rows.domain, rows.arguments[1], rows.kinds[1])
         order = np.lexsort((~by if is_max else by, rows.owners))
         places = order.take(rows.firsts()[0])
@@ -196,6 +199,7 @@ def _count(call: WindowFunction, rows: Rows) -> Ints:
 
 def _summed(kind: str) -> Fold:
     def total(call: WindowFunction, rows: Rows) -> Ints:
+        """Add up the exact sums of the groups."""
         of = rows.kinds[0]
         aggregation = Wanted(call.name, kind, of, call.result)
         at, slots, amounts = contributions(kind, rows.arguments[0], of, rows.domain)
@@ -207,6 +211,7 @@ def _summed(kind: str) -> Fold:
 
 def _bits(function: Any) -> Fold:
     def combined(call: WindowFunction, rows: Rows) -> Ints:
+        """Combine the values of each group with a ufunc."""
         firsts, _ = rows.firsts()
         if not len(firsts):
             return rows.spread(firsts, firsts)
@@ -336,7 +341,7 @@ def _mad(call: WindowFunction, rows: Rows) -> Ints:
     kind, domain = call.result, rows.domain
     values, centers = (domain.decode(words, of) for words, of in ((rows.arguments[0], rows.kinds[0]), (middles, kind)))
     values = values if values.type == kind else values.cast(kind)
-    if pat.is_decimal(kind):  # Differences have a digit more, and some there is no room for among 38.
+    if pat.is_decimal(kind):  # Differences have a digit more, which may not fit into 38.
         values, centers = (column.cast(pa.decimal256(38, kind.scale)) for column in (values, centers))
     distances = pc.abs(pc.subtract(values, centers.take(pa.array(rows.owners))))
     distances = distances if distances.type == kind else distances.cast(kind)

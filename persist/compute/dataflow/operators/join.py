@@ -100,6 +100,7 @@ class JoinOperator(Operator):
         self._null_equals = null_equals
 
     def run(self) -> None:
+        """Follow the new updates of each input through the others."""
         parts = []
         for path in self.paths:
             if path.start.new is not None:
@@ -117,6 +118,7 @@ class JoinOperator(Operator):
         return step.arrangement.lookup(hashes, keys, has_new=has_new)
 
     def computed(self, keys: Keys | None) -> Ints:
+        """Return the contents for some keys, along the cheapest path."""
         path, start_keys = self.choose_path(keys)
         rows = path.start.contents(start_keys)
         batch = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
@@ -349,6 +351,7 @@ class BoundedJoin(JoinOperator):
         self._between: Ints | None = None  # The records of the left that this pass looks up, if not all.
 
     def run(self) -> None:
+        """Find the candidates by the bound first if the left side is large."""
         bound, left_new = self._bound.new, self._left.new
         self._between = None
         if bound is not None and self._left.spine.rows >= self.costs.large_rows:
@@ -365,6 +368,7 @@ class BoundedJoin(JoinOperator):
                 self._ranked.add(tuple(record), diff)
 
     def look_up(self, step: Step, hashes: Ints, keys: Ints, *, has_new: bool) -> tuple[Ints, Ints]:
+        """Return the matches of keys, or the candidates of the bound."""
         if self._between is None or step.arrangement is not self._left:
             return super().look_up(step, hashes, keys, has_new=has_new)
         rows = self._between

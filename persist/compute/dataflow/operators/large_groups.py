@@ -3,7 +3,7 @@
 A reduction looks at the whole group of a change. That is the fastest way for small groups, and for changes of a good
 part of a large one. A large group of which few records change is ranked, and kept so from then on: the aggregates are
 read off its edges and its middle. A ranked group is made from the arrangement, which stays what the reduction keeps. So
-it is a cache. It is dropped when a look at the whole group is cheaper, or when there is no room.
+it is a cache. It is dropped when reading the whole group is cheaper, or when there is no room.
 
 This is for totally ordered times only, where the records of a group before a change are one multiset.
 """
@@ -67,6 +67,7 @@ class MadeGroup(Group):
         """Return the results of the group: records of the output with their multiplicities."""
 
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        """Add records; return the changes of the results."""
         earlier = self.compute() if self.results is None else self.results
         self.add(records, diffs)
         self.results = later = self.compute()
@@ -94,6 +95,7 @@ class TopGroup(MadeGroup):
             self._ranked.add(tuple(record), diff)
 
     def compute(self) -> Made:
+        """Return the first records by place, with their multiplicities."""
         if self._counted == "row_number":
             return dict(self._ranked.take(self._skip, self._count))
         results: Made = {}
@@ -206,6 +208,7 @@ class FoldedGroup(MadeGroup):
                 self._ranked.add((word,), diff)
 
     def compute(self) -> Made:
+        """Return the quantiles of the group."""
         size = self._ranked.total
         if not size:
             return {(NULL,) * len(self._calls): 1} if self._nulls > 0 else {}

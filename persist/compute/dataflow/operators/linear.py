@@ -141,6 +141,7 @@ class Frame(Mapping[str, pa.Array]):
         return matrix
 
     def take(self, rows: Ints) -> "Frame":
+        """Return the frame of some rows."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         times = np.empty((len(self.times), len(rows)), np.int64)
         diffs = np.empty((1, len(rows)), np.int64)

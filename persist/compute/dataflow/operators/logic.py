@@ -75,6 +75,7 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
     """Each record with a multiplicity that a function computes from its multiplicity."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Apply the function to each distinct multiplicity."""
         counts, at = np.unique(diffs, return_inverse=True)
         results = []
         for count in counts.tolist():
@@ -100,6 +101,7 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bo
         return _completely(aggregates, domain)
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Compute the aggregates from counts and sums."""
         slots = values[0]
         is_count = slots == 0  # A group is there while the number of its records is not zero.
         present, records = groups[is_count], diffs[is_count]
@@ -131,6 +133,7 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     ]
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Compute complete aggregates: a group exists while any count is not zero."""
         slots = values[0]
         every, at = np.unique(groups, return_inverse=True)
         records = np.zeros(len(every), np.int64)
@@ -251,6 +254,7 @@ def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     """Aggregates of whole groups; the value words are the arguments of the aggregates, in order."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Compute the aggregates from all values of each group."""
         firsts = find_starts(groups)
         counts = summed(diffs, firsts) if len(firsts) else diffs
         is_present = counts != 0
@@ -345,6 +349,7 @@ def top_k(
     every = [*by, *((row, False, False) for row in range(len(kinds)) if row not in {by_row for by_row, *_ in by})]
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Return the first records of each group."""
         keep: Flags = diffs > 0
         if not keep.all():
             groups, values, diffs = groups[keep], values[:, keep], diffs[keep]
@@ -418,6 +423,7 @@ def user_function(
     """The results of a Python function for each key and the pairs (record, multiplicity) of its group."""
 
     def logic(groups: Ints, words: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
+        """Call the user's function on each group."""
         firsts = find_starts(groups)
         value_columns = {field.name: Column(domain, field.type, words[at]) for at, field in enumerate(values)}
         records = Frame(domain, value_columns, NOTHING, diffs).records()

@@ -29,7 +29,7 @@ LAST_ENTRY = 2**62
 class EnterOperator(Operator):
     """Brings updates into a scope, from an iteration of each on, or from the first one.
 
-    The first iteration passes updates of later ones on, too. Operators that keep state let them wait.
+    The first iteration also passes updates of later ones. Operators that keep state let them wait.
 
     Args:
         row: the word of the records that is the first iteration of each, and does not enter; None for iteration 0.
@@ -50,6 +50,7 @@ class EnterOperator(Operator):
         return self._source.out is not None and self._source.out.shape[1] > 0
 
     def run(self) -> None:
+        """Bring new updates in, at their first iterations."""
         updates = self._source.out
         if updates is None or self.rounds[-1] > 0:
             self.out = None
@@ -157,6 +158,7 @@ class Loop(Operator):
             operator.place(frontier, (*rounds, 0))
 
     def run(self) -> None:
+        """Run iterations until no operator has news, or the limit is reached."""
         enters = [operator for operator in self.operators if isinstance(operator, EnterOperator)]
         variables = [operator for operator in self.operators if isinstance(operator, VariableOperator)]
         frontier, outer = self.frontier, self.rounds

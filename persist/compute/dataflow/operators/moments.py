@@ -2,9 +2,9 @@
 
 Each is a quotient of sums of products: of x, of x * x, of x * y and so on. A float is a whole number times a power of
 two, and so is a product of floats. Digits of the products, at base 2**27, are summed by their places as whole numbers
-(as in `operators.aggregates`), and the sums of a group are put together as one whole number of 2**-1126 for each
-factor. Statistics of them are exact up to the last step, which rounds. So the order of rows does not matter, and equal
-values have the variance 0.
+(as in `operators.aggregates`). The sums of a group become one whole number of 2**-1126 for each factor. Statistics of
+them are exact up to the last step, which rounds. So the order of rows does not matter, and equal values have the
+variance 0.
 
 A group with a NaN or an infinity has none of this: its statistics are NaN, as in DuckDB, unless it has one row only.
 """
@@ -98,7 +98,7 @@ def root(over: int, under: int) -> float:
     """Return the float next to the square root of a quotient that is not negative."""
     if not over:
         return 0.0
-    # So many bits that what is cut off only ever matters between two floats, where the last bit, set, stands for it.
+    # Enough bits that the rest only matters between two floats; a set last bit represents it.
     shift = max(0, 132 - over.bit_length() + under.bit_length())
     shift += shift & 1
     scaled, remainder = divmod(over << shift, under)

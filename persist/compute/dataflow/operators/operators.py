@@ -1,12 +1,12 @@
 """The base of the operators of a running dataflow, and the simple ones.
 
 A dataflow is run in passes. In a pass each operator is called once, after its inputs, or in a scope once per iteration.
-It takes the updates in `out` of its inputs, and puts its own into `out`. An operator that keeps state lets updates wait
-until they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration.
-So its updates are final for their times.
+It takes the updates in `out` of its inputs, and puts its own into `out`. An operator with state lets updates wait until
+they are *ready*: their time is not beyond the frontier of its inputs and, in a scope, not in a later iteration. So its
+updates are final for their times.
 
-Within a pass all inputs of the dataflow have the same view of time, so no messages about progress are needed: the
-frontier of an operator is the meet of the frontiers of its inputs.
+In a pass, all inputs of the dataflow have the same view of time, so no messages about progress are needed: the frontier
+of an operator is the meet of the frontiers of its inputs.
 
 **Two functions.** `run` computes the new updates of the output. `contents` computes what the output held before this
 pass, for some keys or for all. Partial arrangements request it (`persist.compute.dataflow.operators.arrangement`).

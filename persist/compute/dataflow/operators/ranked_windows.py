@@ -244,7 +244,7 @@ class _Partition:
         return at
 
     def moved(self, record: int, rows: int) -> int:
-        """Return the record so many rows ahead, or back, or one that is further."""
+        """Return the record so many rows ahead or back, or a farther one."""
         at, step, remaining = record, abs(rows), abs(rows)
         while remaining > 0 and ((at < self.total) if rows > 0 else (at > 0)):
             first, end = (at, min(at + step, self.total)) if rows > 0 else (max(at - step, 0), at)
@@ -265,6 +265,7 @@ class WindowedGroup(Group):
         self._partition = _Partition(ranked.blocks, window, {})
 
     def changed(self, records: Ints, diffs: Ints) -> tuple[Ints, Ints]:
+        """Apply changes to the partition; return the changed answers."""
         for *record, diff in np.concatenate((records, diffs[None])).T.tolist():
             self._ranked.add(tuple(record), diff)
         old = self._partition

@@ -4,9 +4,9 @@ If the records of a key change at some times, its output may change only at thes
 with other times of the key. Differential dataflow calls these times interesting.
 
 **Totally ordered times** (`TotalReduce`). Only the times of the changes are interesting. The key's records are put into
-versions, one before and one after each time. The logic sees all versions of all keys at once; the output at a time is
-the result of one version minus that of the version before. Only the input is kept. Some logics need not look at large
-groups as a whole (`persist.compute.dataflow.operators.large_groups`).
+versions, one before and one after each time. The logic gets all versions of all keys at once; the output at a time is
+the result of one version minus the result of the previous version. Only the input is kept. Some logics need not look at
+large groups as a whole (`persist.compute.dataflow.operators.large_groups`).
 
 **Partially ordered times** (`PartialReduce`). All least upper bounds are interesting, in any number of dimensions: the
 closure of the times of the changes with all times of the key. Complete times are done in an order that extends the
@@ -89,6 +89,7 @@ class TotalReduce(ReduceOperator):
     """A reduction over totally ordered times."""
 
     def run(self) -> None:
+        """Reduce the keys with new updates."""
         new = self.arrangement.new
         if new is None:
             self.out = None
@@ -328,6 +329,7 @@ class PartialReduce(ReduceOperator):
         return self.output.bytes
 
     def run(self) -> None:
+        """Reduce the keys that are due or have new updates."""
         self.out = None
         new = self.arrangement.new
         layout = self.arrangement.layout

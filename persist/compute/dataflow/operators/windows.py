@@ -90,6 +90,7 @@ def windows(
     """Return the logic of a reduction with the values and a column for each function."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
+        """Compute the window functions of each group."""
         rows = copies(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
@@ -318,6 +319,7 @@ def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 def _shifted(sign: int) -> Function:
     def shift(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
+        """Return the values so many rows before or after each row."""
         by = sign * call.number
         defaults = arguments[1] if len(arguments) > 1 else np.full(len(p.at), NULL, np.int64)
         target = p.at + by
@@ -355,6 +357,7 @@ def _extreme(is_max: bool) -> Function:
     def extreme(
         call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain
     ) -> Ints:
+        """Compute minimum or maximum of each frame, by a sparse table."""
         [words] = arguments
         order = direct_words(domain, words, kinds[0], is_max).argsort(kind="stable")
         least = np.empty(len(words), np.int64)

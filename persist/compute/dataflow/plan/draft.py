@@ -42,7 +42,7 @@ class DefinedAs(NamedTuple):
     Attributes:
         since: the time from which on that holds.
         start: the time at which the view begins.
-        has_past: whether it can be read at earlier times; otherwise each commit gives them up.
+        has_past: whether earlier times stay readable; otherwise each commit gives them up.
     """
 
     number: int

@@ -11,8 +11,8 @@ Python and for queries, in this order:
 
 In programs that write collections, operators that depend on times stay separate, because their output is stored. Delta
 joins first look up the input with the fewest partners. Sizes of sources are estimated from the descriptors of parts,
-without a request: the number of rows, the key, and the bounds of whole numbers, which limit the number of distinct
-values. Estimates only change the order of look-ups, never results.
+without a request. These are the number of rows, the key, and the bounds of whole numbers, which limit the number of
+distinct values. Estimates only change the order of look-ups, never results.
 """
 
 from collections import Counter
@@ -137,7 +137,7 @@ def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
     operator, names = node.operator, needed
     match operator:
         case Source(written=False) | Concat() | Consolidate():
-            names = needed or {*node.schema.names[:1]}  # One column tells how many records there are.
+            names = needed or {*node.schema.names[:1]}  # One column suffices for the number of records.
         case Constant(table):
             names = needed or {*node.schema.names[:1]}
             operator = Constant(table.select(_select_fields(node.schema, names).names))
@@ -315,7 +315,7 @@ def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bo
             operator = _fused(source.operator, node.operator, at)
             if operator is not None:
                 inputs = (*node.inputs[:at], *source.inputs, *node.inputs[at + 1 :])
-                # Their names from users, but not that of a stack before a join or a reduction.
+                # Users' names, but not the name of a stack before a join or a reduction.
                 is_input = isinstance(source.operator, Linear) and not isinstance(node.operator, Linear)
                 names = [name for name in (source.name * (not is_input), node.name) if name]
                 plan.change(node.number, operator=operator, inputs=inputs, name=" . ".join(names))
@@ -350,7 +350,7 @@ def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
     return None
 
 
-PARTS_MAX = 200  # Of a collection with more parts, only the number of rows is known.
+PARTS_MAX = 200  # For a collection with more parts, only the number of rows is estimated.
 COVERED_LEAST = 0.9  # The share of rows in parts that have bounds of a column.
 FILTER_KEEPS = 0.3  # The guessed share of rows that pass a filter.
 

@@ -1,6 +1,6 @@
 """Origins of outputs: a fingerprint of their operators, and whether they read the times of updates as data. The
 fingerprint of an output covers all operators that it depends on, in the order in which they are found from it, with
-their expressions, columns, types and constants. Of a Python function it covers the code, the constants, the defaults
+their expressions, columns, types and constants. For a Python function it covers the code, the constants, the defaults
 and the captured values, if they are numbers, texts or functions. Global names in a function are not covered. If two
 fingerprints differ, the contents of the output are compared with the program's results. So another Python, or another
 version of this library, only costs a comparison.
@@ -29,7 +29,7 @@ from persist.compute.dataflow.plan.stages import Delay, Explode, Filter, Map, St
 from persist.core.expression.term import Term, list_columns
 
 PROPERTY = "persist.dataflow"  # A property of outputs.
-DEPTH_MAX = 30  # Of nested values: functions may capture each other.
+DEPTH_MAX = 30  # The depth of nested values: functions may capture each other.
 PLAIN = (bool, int, float, complex, str, bytes, date, time, timedelta, Decimal, type(None))
 
 

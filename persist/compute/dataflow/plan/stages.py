@@ -96,8 +96,8 @@ class FlatMap:
     """Any number of updates from each record, by a Python function.
 
     Attributes:
-        gives: "records", "diffs" (pairs of record and diff) or "updates" (triples of record, time and diff); times are
-            joined with the time of the update, and diffs multiplied with its diff.
+        gives: the function's results: "records", "diffs" (pairs of record and diff) or "updates" (triples of record,
+            time and diff); times are joined with the time of the update, and diffs multiplied with its diff.
         dimensions: of the times of the program.
     """
 

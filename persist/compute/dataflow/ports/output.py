@@ -98,6 +98,7 @@ class KeptLinear(Operator):
         return self._after is not None
 
     def run(self) -> None:
+        """Split the new updates into results and changes."""
         arrived = self.inputs[0].out
         if arrived is not None and self._after is not None:
             arrived = arrived[:, arrived[-2] > self._after]
@@ -363,7 +364,7 @@ class Output:
         """Go on behind another copy of the program, which has sealed the collection to actual.
 
         Raises:
-            OutputConflict: the updates differ from those of this copy.
+            OutputConflict: the other copy's updates differ.
         """
         if actual < self.upper:
             raise OutputConflict(self.handle.name, f"its upper went back from {self.upper} to {actual}")
@@ -380,8 +381,8 @@ class Output:
             differences[-1] *= -1
             raise OutputConflict(
                 self.handle.name,
-                f"somebody else has sealed it to {actual}, and between {self.done} and {until} what is there differs "
-                f"from what this program gives, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
+                f"another writer has sealed it to {actual}, and between {self.done} and {until} its updates differ "
+                f"from the results of this program, for example by {self.table(differences[:, :1]).to_pylist()[0]}",
             )
         self.written(until)
 
@@ -425,7 +426,7 @@ def _create(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None
-    is_there = engine.follower.newest_id_of(sink.collection) is not None
+    is_there = engine.newest_id_of(sink.collection) is not None
     unit = loaded(engine, sink.collection).schema.timeline if is_there else None
     contents, schema = created_or_loaded(engine, sink.collection, CollectionSchema.of(key or None, value, unit))
     return CollectionHandle(engine, contents.id, contents.name, schema)

@@ -31,7 +31,7 @@ from persist.engine.read.planning.scan import Scan, narrowed_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
-KEPT_BYTES = 64 << 20  # Of records that are kept in a refresh, because several operators request the same.
+KEPT_BYTES = 64 << 20  # Bytes of cached records in a refresh, because several operators request the same.
 INDEXED_ROWS = 40_000  # That are read for each key that is looked up in an index, at most.
 LISTED_MAX = 10_000  # More values are named by their bounds in the filter that prunes parts.
 

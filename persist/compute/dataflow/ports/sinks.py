@@ -208,7 +208,7 @@ class Outputs:
                     raise
             except UpdatesBeyondUpper as error:
                 name = getattr(error, "collection", None) or ", ".join(output.handle.name for output in self.every)
-                raise OutputConflict(name, f"somebody else has written updates to it ({error})") from error
+                raise OutputConflict(name, f"another writer has added updates to it ({error})") from error
         self.has_pending = False
         return seqno
 
@@ -229,8 +229,8 @@ class Outputs:
             if output.compares:
                 raise OutputConflict(
                     output.handle.name,
-                    "it cannot be told that this program has written what it holds, and tasks do not compare. Open the "
-                    "program once with program.open(client), which compares, or corrects the output with replace=True",
+                    "its contents may come from another program, and tasks cannot compare them. Open the program once "
+                    "with program.open(client), which compares, or corrects the output with replace=True",
                 )
         for output in due:
             output.sealed_to = until

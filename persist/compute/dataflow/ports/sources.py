@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.types.schema import CollectionSchema, Shape
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.plan.types import format_schema, is_compatible
 from persist.compute.dataflow.ports.inputs import Gate, InputHandle
@@ -37,7 +37,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.following.listen import Listen, Progress
 
-BRIEF_BYTES_MAX = 16 << 20  # Of a source that is read in far less time than the grace of blobs.
+BRIEF_BYTES_MAX = 16 << 20  # The size of a source that is read in far less time than the grace of blobs.
 LEASED_EVERY_S = 1.0  # How often the hold of a program without outputs is moved, at most.
 
 
@@ -47,7 +47,7 @@ class SourceReader:
     Args:
         holders: what the permanent holds that it needs are called.
         renews: the program has changed: it reads with the newest schema from now on.
-        makes_holds: make those that are not there; otherwise they went with what they were for.
+        makes_holds: create missing holds; otherwise these went with their owners.
         is_brief: it is read in no time, so the permanent holds are enough to keep it readable, if there are any. The
             same holds for a source of a few MiB, if the holds are not made here: their maker can begin again.
 
@@ -123,8 +123,8 @@ class SourceReader:
         if schemas:
             self.handle = replace(self.handle, schema=schemas[-1])
 
-    def _column(self, schema: CollectionSchema) -> list[tuple[int, pa.DataType] | None]:
-        ids = dict(zip(schema.names, zip(schema.ids, schema.types, strict=False), strict=True))
+    def _column(self, schema: CollectionSchema) -> list[tuple[int, Shape] | None]:
+        ids = dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True))
         return [ids.get(name) for name in self._schema.names]
 
     def _check_schema(self) -> None:
@@ -301,7 +301,7 @@ class SourceReader:
             if self.coarse_to is not None:
                 times = np.maximum(times, self.coarse_to)
             self._add(table, times)
-            passed = None if self._unsealed is None else self._unsealed.pass_to(to_frontier(progress.upper))
+            passed = None if self._unsealed is None else self._unsealed.retract_before(to_frontier(progress.upper))
             if passed is not None:
                 self._add(passed, passed["_time"].combine_chunks().to_numpy())
             self._gate.frontier = progress.upper
@@ -310,7 +310,7 @@ class SourceReader:
             raise
 
     def _look_ahead(self, reached: int) -> None:
-        """Pass new updates of unsealed times on, and retract those that are gone."""
+        """Pass on new updates of unsealed times, and retract the ones that are gone."""
         if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
             return
         try:

@@ -6,7 +6,7 @@ Its arrangements are partial (`persist.compute.dataflow.operators.arrangement`),
     a stored output   is read where another operator requests what an output holds
     a stored group    is the state of a reduction, if an output shows it (`persist.compute.dataflow.running.seeds`)
 
-All sources are read as of one time, the last one that the program has taken in. So every pass takes in the same times
+All sources are read as of one time, the last one that the program has processed. So every pass takes in the same times
 of each source, and a request returns exactly what an operator would hold if it had run all the time.
 """
 

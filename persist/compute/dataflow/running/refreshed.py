@@ -9,7 +9,7 @@ from persist.core.errors import WouldRecompute
 
 Policy = Literal["auto", "incremental"]
 Reads = Literal["changes", "requests", "everything"]
-INDEX_BYTES = 1 << 20  # Of less, an index gains too little.
+INDEX_BYTES = 1 << 20  # Below this size, an index gains too little.
 TEXT = {
     "changes": "changes only",
     "requests": "changes, and what their keys held",

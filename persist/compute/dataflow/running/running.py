@@ -532,6 +532,7 @@ class _Sweep:
         self._least = 1 << 16
 
     def run(self, updates: int) -> None:
+        """Forget unused words once they have doubled."""
         interners = self._domain.interners
         if sum(map(len, interners.values())) < 2 * self._least:
             return

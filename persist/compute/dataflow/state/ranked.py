@@ -90,6 +90,7 @@ class Order:
             value = self._domain.interner(kind).value
 
         def part(word: int) -> Any:
+            """Return the sort key of a word."""
             is_null = word == NULL
             if is_null:
                 return is_null != has_null_first, 0

@@ -3,7 +3,7 @@
 A new batch is put behind the others. Two neighbours of similar size are merged, so there are about log2(n) of them.
 Small merges happen at once. A large merge is done in pieces by later insertions, and ends before its result is needed.
 Until then its two sources are read. Merging also advances times to `since`, the frontier that all readers have reached.
-So equal updates are summed, and those that cancel vanish.
+So equal updates are summed, and opposite ones vanish.
 
 Cost: an insertion of n rows does O(n log N) work in total, and at most O(n + `FUEL`) at a time, for each merge under
 way. Memory: the rows, and for a merge under way its result.

@@ -12,7 +12,7 @@ The hash has a version, and is the same on every machine: programs that are run 
 Batches live in one process, or in its spill, and never reach storage.
 
 numpy's sort takes most of the time of a bulk load, so many updates are not sorted at once. A hash is sorted together
-with its place, which replaces its lowest bits: numpy sorts plain integers several times as fast as it finds their
+with its place, which replaces its lowest bits: numpy sorts plain integers several times as fast as it computes their
 order, and the places make the sort stable. Hashes with equal upper bits are sorted once more. Pieces that are sorted
 already are merged by numpy's stable sort, which is linear then.
 """

@@ -177,6 +177,7 @@ class TextInterner(Interner):
         return len(self._texts)
 
     def encode(self, array: pa.Array) -> Ints:
+        """Return the words of texts; NULL has a fixed one."""
         if not array.null_count:
             return self._texts.numbers(array)
         places = array.is_valid().to_numpy(zero_copy_only=False).nonzero()[0]
@@ -185,6 +186,7 @@ class TextInterner(Interner):
         return words
 
     def number_values(self, values: list[Any]) -> Ints:
+        """Return the words of Python values."""
         number = self._texts.number
         if len(values) > FEW:
             return self.encode(pa.array(values, self.kind))
@@ -201,6 +203,7 @@ class TextInterner(Interner):
         return text.decode() if self._is_utf8 else text
 
     def retain(self, live: Ints) -> None:
+        """Forget all texts but the live and the pinned ones."""
         keep = np.zeros(self._texts.end, np.bool_)
         keep[live[live != NULL]] = True
         keep[list(self._pinned)] = True
@@ -215,6 +218,7 @@ class WideDecimals(Interner):
     """
 
     def encode(self, array: pa.Array) -> Ints:
+        """Return the words of decimals: small ones are their own words."""
         if not len(array):
             return np.empty(0, np.int64)
         raw = np.frombuffer(array.buffers()[1], np.int64)[2 * array.offset : 2 * (array.offset + len(array))]
@@ -231,11 +235,12 @@ class WideDecimals(Interner):
         return words
 
     def decode(self, words: Ints) -> pa.Array:
+        """Return the decimals of words."""
         is_large = words >= FIRST_WIDE
         if is_large.any():
             values = super().decode(words[is_large] - FIRST_WIDE)
             small = self.decode(words[~is_large])
-            # `order` says for each row where its value lies in the large values followed by the small ones.
+            # For each row, `order` is the place of its value in the large values followed by the small ones.
             order = np.empty(len(words), np.int64)
             order[np.concatenate((is_large.nonzero()[0], (~is_large).nonzero()[0]))] = np.arange(len(words))
             return pa.concat_arrays([values, small]).take(pa.array(order))
@@ -352,7 +357,7 @@ class Domain:
         if is_narrow(kind):
             return of_unscaled(words, kind, mask)
         if pat.is_floating(kind):
-            # The inverse of `_of_floats`: flipping the bits of negative words twice gives the bits back.
+            # The inverse of `_of_floats`: flipping the bits of negative words twice restores the bits.
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
             return pa.array(values, mask=mask).cast(kind)
         array = pa.array(words, mask=mask)

@@ -74,7 +74,7 @@ class Registry:
         self._known: dict[int, _Known | NoAvro] = {}
 
     def as_json(self, messages: Sequence[bytes | None]) -> tuple[list[bytes | None], dict[int, str]]:
-        """Convert messages to JSON, except those that are not Avro; return also the places and reasons of bad ones.
+        """Convert messages to JSON, except non-Avro ones; also return the places and reasons of bad ones.
 
         Raises:
             Unavailable: the registry does not answer.

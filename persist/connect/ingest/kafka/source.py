@@ -26,7 +26,7 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.python_types import arrow_type
-from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, samples_of, values_at
+from persist.connect.envelopes import Events, canal, debezium, decode_samples, list_values, maxwell, plain
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.positions import Positions
@@ -274,7 +274,7 @@ def _events(
 
 def _sample_rows(route: Route, messages: pa.Table) -> list[dict[str, Any]]:
     """Return the rows in some of the messages of a route."""
-    documents = samples_of(messages["value"].combine_chunks().drop_null())
+    documents = decode_samples(messages["value"].combine_chunks().drop_null())
     documents = [value["payload"] if {"schema", "payload"} == value.keys() else value for value in documents]
     if route.format in ("maxwell", "canal"):
         of_table = (value for value in documents if isinstance(value, dict))
@@ -282,7 +282,7 @@ def _sample_rows(route: Route, messages: pa.Table) -> list[dict[str, Any]]:
             value for value in of_table if route.table in (None, f"{value.get('database')}.{value.get('table')}")
         ]
     places = {"json": (), "debezium": ("after",)}.get(route.format, ("data",))
-    values = values_at(documents, *places)
+    values = list_values(documents, *places)
     rows = [row for value in values for row in (value if isinstance(value, list) else [value])]
     return [row for row in rows if isinstance(row, dict)]
 

@@ -211,6 +211,7 @@ class _Domains:
         return sum(number for number, _ in self._last.values())
 
     def add(self, gtid: str) -> None:
+        """Add the id of a MariaDB transaction."""
         domain, server, number = map(int, gtid.split("-"))
         last_number = self._last.get(domain, (0, 0))[0]
         if number <= last_number:
@@ -246,6 +247,7 @@ class _Servers:
         return sum(last - first + 1 for intervals in self._intervals.values() for first, last in intervals)
 
     def add(self, gtid: str) -> None:
+        """Add the id of a MySQL transaction."""
         server, _, number = gtid.lower().rpartition(":")
         at, intervals = int(number), self._intervals.setdefault(server, [])
         if any(first <= at <= last for first, last in intervals):

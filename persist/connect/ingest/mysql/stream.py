@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.api.collection import Collection
+from persist.codecs.nested import quote_name
 from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
 from persist.connect.ingest.mysql.server import Column, Server, logged_type, logged_values, to_column
 from persist.connect.ingest.source import Batch, Run, advise_copy
@@ -75,7 +76,7 @@ class MyStream:
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
             raise InvalidUsage(
                 f"the collections of {server.name} are sealed to {self._flow.upper}, and it was read up to "
-                f"{at.gtids!r}: somebody else sealed them. {self._again()}"
+                f"{at.gtids!r}: another writer sealed them. {self._again()}"
             )
         self._relations: dict[int, tuple[Any, TableRows | None]] = {}
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
@@ -255,6 +256,10 @@ class MyStream:
     def _evolved(self, collection: Collection, table: str, **changes: Any) -> None:
         """Change the columns of a collection, with the time as a mark against repetition."""
         changes = {what: names for what, names in changes.items() if names}
+        for what in changes.keys() & {"add", "defaults"}:
+            changes[what] = {quote_name(name): value for name, value in changes[what].items()}
+        if "rename" in changes:
+            changes["rename"] = {old: quote_name(new) for old, new in changes["rename"].items()}
         try:
             collection.evolve(**changes, properties={STATEMENT: str(self._flow.time)})
         except InvalidUsage as error:
@@ -274,7 +279,11 @@ class MyStream:
             if name is None:
                 self._relations[event.table_id] = (None, None)
             return
-        exclude = {left.partition(".")[2] for left in self._server.config.exclude if left.startswith(f"{event.table}.")}
+        exclude = {
+            excluded.partition(".")[2]
+            for excluded in self._server.config.exclude
+            if excluded.startswith(f"{event.table}.")
+        }
         if not event.optional_metadata.column_name_list:
             raise InvalidUsage(
                 f"{self._server.name} has logged rows of {event.table} without the names of its columns, because "
@@ -288,8 +297,8 @@ class MyStream:
                     f"the values of the ENUM {event.table}.{column.name} are not in UTF-8: exclude it, or convert it"
                 )
             types[column.name] = logged_type(column)
-        for left in (*exclude, *self._generated(event.table, types, collection)):
-            types.pop(left, None)
+        for excluded in (*exclude, *self._generated(event.table, types, collection)):
+            types.pop(excluded, None)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         if have != types:
             yield from self._flow.seal_earlier()

@@ -218,8 +218,8 @@ class Database(PgAddress):
     def _check_table(self, table: Published) -> None:
         if table.identity != "f" and not table.key:
             raise InvalidUsage(
-                f"the table {table.full_name} has no key by which changes could be told{table.no_key}: give it a "
-                f"primary key, or say ALTER TABLE {table.full_name} REPLICA IDENTITY FULL, or leave it out by tables"
+                f"the table {table.full_name} has no key to identify changes{table.no_key}: give it a primary key, "
+                f"or run ALTER TABLE {table.full_name} REPLICA IDENTITY FULL, or leave it out by tables"
             )
         if table.no_key:
             logger.warning("%s has no key here, and its rows are counted%s", table.full_name, table.no_key)

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.api.collection import Collection
+from persist.codecs.nested import quote_name
 from persist.connect.ingest.postgres.database import CLOCK_US, Database, Published, SlotInUse, typed
 from persist.connect.ingest.postgres.pgoutput import (
     Relation,
@@ -293,7 +294,11 @@ class Stream:
         numbers = {name: now[name] if is_now else old_numbers.get(name, now.get(name)) for name in types}
         try:  # In one commit, so that a crash cannot separate numbers and columns.
             collection.evolve(
-                add=added, drop=dropped, rename=renamed, widen=wider, properties={COLUMNS: json.dumps(numbers)}
+                add={quote_name(name): kind for name, kind in added.items()},
+                drop=dropped,
+                rename={old: quote_name(new) for old, new in renamed.items()},
+                widen=wider,
+                properties={COLUMNS: json.dumps(numbers)},
             )
         except InvalidUsage as error:
             raise InvalidUsage(
@@ -365,8 +370,8 @@ def _renamed(
     unknown = [new for new in types if new not in have and new not in now]
     if len(again) == len(unknown) == 1:
         return renamed | {again[0]: unknown[0]}
-    in_order = [known for known in sorted(numbers, key=lambda known: numbers[known] or 0) if known in types]
-    if again or in_order != [known for known in types if known in numbers]:
+    in_order = [column for column in sorted(numbers, key=lambda column: numbers[column] or 0) if column in types]
+    if again or in_order != [column for column in types if column in numbers]:
         raise InvalidUsage(
             f"columns of the table {table} have got other names more than once meanwhile, so it is not known which one "
             f"{(again or in_order)[0]!r} is. {advise_copy([name])}"

@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist.compute.query import TimedTable, collection_of, execute, is_statement, with_times, words_of
+from persist.compute.query import TimedTable, collection_of, execute, statement_kind, with_times, words_of
 from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.options import seen_by_all
 from persist.connect.spark.read_functions.locations import SparkLocation
@@ -123,7 +123,7 @@ def sql(
         PySparkException: Spark refuses the query.
         For a statement: as `persist.compute.query.execute`.
     """
-    if is_statement(statement):
+    if statement_kind(statement) is not None:
         if as_of is not None:
             raise InvalidUsage("as_of= is of a query: a statement changes what is there now")
         prepared(spark)

@@ -91,7 +91,11 @@ def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequenc
     """Say which column Spark's Parquet scan would read otherwise than the data source does, in any of some parts."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
         lifted = next(part for part in parts if part.schema == version).lift(schema)
-        if lifted is not None and (reason := why_not_typed(lifted.stored, lifted.names(names))) is not None:
+        if lifted is None:
+            continue
+        if inner := [name for name in names if name in lifted.reshaped]:
+            return f"the fields inside of {inner[0]!r} are others than in version {version} of the schema"
+        if (reason := why_not_typed(lifted.stored, lifted.names(names))) is not None:
             return f"{reason} of version {version} of the schema"
     wrong = [name for name in names if not _is_native(schema.arrow.field(name).type)]
     if not wrong:
@@ -111,6 +115,8 @@ def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> st
         if wide.type == narrow.type:
             continue
         # A join may be put after what a filter on the narrower column asks, and so after the check of its values.
+        if pt.is_nested(wide.type):
+            return f"fields inside of the column {name!r} have wider types by now, and must fit {narrow.type}"
         is_blurred = pt.is_temporal(wide.type) and spark_schema(pa.schema([wide])) == spark_schema(pa.schema([narrow]))
         if is_merged or is_blurred:
             return f"the column {name!r} is of type {wide.type} by now, and must fit {narrow.type}"

@@ -1,12 +1,12 @@
 """Machines whose rows have an interval of time: the history of each key, and sessions of its events.
 
 `History` is a slowly changing dimension of type 2. A row is valid from the time of the event that brought it up to, and
-not including, the time of the event that replaced or deleted it. What is valid now has no end: NULL. An event that
-repeats what is valid changes nothing.
+not including, the time of the event that replaced or deleted it. A row that is valid now has no end: NULL. An event
+that repeats what is valid changes nothing.
 
-`Sessions` says of events that are close to each other when they began and ended, and how much they hold. Two events are
-of one session if they are at most `gap` apart, or if others between them are. An event that comes late may join two
-sessions into one. What becomes of a key follows from its events alone, not from their order.
+`Sessions` has the begin, the end and the size of each group of close events. Two events are of one session if they are
+at most `gap` apart, or if others between them are. An event that comes late may join two sessions into one. The result
+for a key depends on its events alone, not on their order.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class History:
         self.options: Mapping[str, Any] = {"valid_from": valid_from, "valid_to": valid_to}
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
-        """Return the value fields without those of the interval."""
+        """Return the value fields without the columns of the interval."""
         for name in (self._from, self._to):
             if name not in schema.value_names:
                 raise SchemaMismatch(f"history needs the value column {name!r}, and there are {schema.value_names}.")
@@ -58,7 +58,7 @@ class History:
         schema = touched.schema
         open_rows = touched.present.filter(pc.is_null(touched.present[self._to]))
         groups, times = steps.event_groups(touched), steps.event_times(touched)
-        # Of the events of one key and time, the last one counts.
+        # Among the events of one key and time, the last one counts.
         last = np.ones(len(groups), np.bool_)
         last[:-1] = steps.firsts(groups, times)[1:]
         events = touched.events.take(int64_array(np.flatnonzero(last)))
@@ -81,7 +81,7 @@ class History:
     def _changes(
         self, open_rows: pa.Table, events: pa.Table, groups: Ints, live: Flags, fields: list[str]
     ) -> tuple[Flags, Flags, Ints]:
-        """Return at which events a row ends, at which one begins, and which row it is that stands before each."""
+        """Return the events that end a row, the events that begin one, and the row before each event."""
         present_identities, sent = steps.identities([open_rows, events], fields)
         owners = int64_values(combined(open_rows[GROUP]))
         count = int(max([*groups[-1:], *owners[-1:]], default=-1)) + 1
@@ -120,9 +120,8 @@ SUM_MAX = 2.0**63 * (1 - 2.0**-40)  # A sum of floats is near the true one, whic
 class Sessions:
     """Groups the events of a key into sessions; an event that deletes takes all sessions that its key has until then.
 
-    The value columns are those of start, end and count, and any number of others of type int64, in which the events'
-    columns of the same name are summed up; NULL counts as 0. Floats are not summed: their sum would depend on the
-    order.
+    The value columns are the start, the end and the count, and any number of int64 columns, each the sum of the events'
+    column of that name; NULL counts as 0. Floats are not summed: their sum would depend on the order.
 
     Args:
         gap: the greatest distance within a session, in the unit of the moments.

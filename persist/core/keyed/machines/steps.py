@@ -1,14 +1,13 @@
-"""What machines share, columns of touched keys as integers and updates of picked rows, and four that need little else.
+"""Shared parts of machines (columns of touched keys as integers, updates of picked rows), and four small machines.
 
-Rows are told apart by integers that are equal exactly where rows are (NULL equals NULL, and NaN NaN), so that a machine
-is arithmetic over groups, times and identities, and rows are taken once, at the end.
+Integers identify rows: they are equal exactly if the rows are (NULL equals NULL, and NaN NaN). So a machine is
+arithmetic over groups, times and identities, and rows are taken once, at the end.
 
-Two machines take an event twice as if it came once: `AppendDistinct` adds each event's value to its key, unless the
-key has it already; with `InsertIfAbsent` a key's first event stands until one deletes the key.
+Two machines ignore a repeated event: `AppendDistinct` adds each event's value to its key, unless the key has it
+already; with `InsertIfAbsent` a key's first event counts until an event deletes the key.
 
-`Checked` takes change events that say what they changed: the row before, which is held against the row that is there. A
-difference means that events were lost, came twice, or came in another order. What then happens is for the caller to
-choose.
+`Checked` takes change events with their old row, which must equal the present row. A difference means that events were
+lost, came twice, or came in another order. The caller then decides about the others.
 
 `PerKey` is a Python function of one key, for rules that the machines in the box do not have.
 """
@@ -54,7 +53,7 @@ def event_times(touched: Touched) -> Ints:
 
 
 def deletions(touched: Touched) -> Flags:
-    """Return which events say that their key is gone."""
+    """Return which events delete their key."""
     return boolean_values(combined(touched.events[DELETED]))
 
 
@@ -100,7 +99,7 @@ def identities(tables: Sequence[pa.Table], names: Sequence[str]) -> list[Ints]:
 
 
 def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
-    """Yield the events of each group's first time, then those of each one's second time, and so on, as row numbers.
+    """Yield the events of each group's first time, then of each group's second time, and so on, as row numbers.
 
     So what cannot be done for all times at once is done for all groups at once: as many rounds as one group has times.
     """
@@ -114,7 +113,9 @@ def rounds(groups: Ints, times: Ints) -> Iterator[Ints]:
 
 
 def all_rows(touched: Touched) -> pa.Table:
-    """Return the present rows and, after them, those of events, where these are rows of the collection."""
+    """Return the present rows and, after them, the rows of events, for machines whose events are rows of the
+    collection.
+    """
     names = [*touched.schema.names]
     return pa.concat_tables([touched.present.select(names), touched.events.select(names)]).combine_chunks()
 
@@ -211,7 +212,7 @@ class InsertIfAbsent:
         is_held = shift_in_groups(groups, ~is_deletion, is_present).astype(np.bool_)
         comes, goes = ~is_deletion & ~is_held, is_deletion & is_held
         inserted = find_last_before(groups, comes)
-        # What a deletion takes away was inserted by an event of this step, or was there before it.
+        # A deleted value was inserted by an event of this step, or was there before.
         inserted_here, inserted_earlier = goes & (inserted >= 0), goes & (inserted < 0)
         ends = np.full(touched.groups, -1)
         ends[groups[inserted_earlier]] = times[inserted_earlier]
@@ -230,16 +231,16 @@ OnDifference = Literal["fail", "skip", "trust"]
 
 
 class Checked:
-    """Replaces the value of a key, if the event's row before the change is the one that the key holds.
+    """Replaces the value of a key if the event's old row is the key's present row.
 
     Events have the value columns and `_before`, a struct of these, as `persist.connect.envelopes.debezium(…,
-    before=True)` gives them. Where `_before` is NULL, an event says nothing about what was there, and is not checked.
+    before=True)` returns them. An event with `_before` NULL has no old row, and is not checked.
 
     Args:
         on_difference: "fail": resolving fails with `BeforeDiffers`. "skip": the event changes nothing. "trust": the
             event counts, and what is there is replaced.
-        created_absent: take a NULL `_before` of an event that does not delete for "there was no row". For producers
-            that send every row before a change, and never a row twice, such as those of a snapshot.
+        created_absent: treat a NULL `_before` of an event that is not a deletion as "there was no row". For producers
+            that send every old row, and no row twice, such as a snapshot's rows.
     """
 
     name, version, has_one_value = "checked", 1, True
@@ -278,7 +279,9 @@ class Checked:
         return _build_replacements(touched, np.flatnonzero(counts), groups, times, after)
 
     def _identities(self, touched: Touched, gone: Flags) -> tuple[Ints, Ints, Ints, Flags]:
-        """Return what each group holds, what it holds after each event, what each says, and if that is nothing."""
+        """Return, as identities: each group's present row, its row after each event, each event's old row, and which
+        are unknown.
+        """
         names = [*touched.schema.value_names]
         structs = combined(touched.events[BEFORE])
         # Members under a NULL struct may be anything, so they are made NULL.
@@ -313,7 +316,7 @@ def _of_group(touched: Touched, group: int) -> pa.Table:
 
 
 def _that_count(groups: Ints, after: Ints, said: Ints, unchecked: Flags, held: Ints, differs: Flags) -> Flags:
-    """Return which events count if those that differ do not: in rounds, for the groups that have such."""
+    """Return which events count if the differing ones do not: in rounds, for the groups that have some."""
     counts = np.ones(len(groups), np.bool_)
     value = held.copy()
     rows = np.flatnonzero(np.isin(groups, groups[differs]))
@@ -351,17 +354,17 @@ class Event:
 
 
 class PerKey:
-    """Calls a function for each event: what the key held before it, to what it holds after it.
+    """Calls a function for each event, from the key's values before it to the values after it.
 
-    Slow, because it is Python for each event (about ten microseconds and what the function takes): a machine of one's
-    own that is vectorised, see `persist.core.keyed.machine.Machine`, is some hundred times faster.
+    Slow, because it runs Python for each event (about ten microseconds and the time of the function): a vectorised
+    machine, see `persist.core.keyed.machine.Machine`, is some hundred times faster.
 
     Args:
-        function: takes the key, the list of values that it holds, each as often as it is there and in no order that
-            may matter, and an `Event`; returns the values that it holds afterwards. It must depend on nothing else,
-            and not on the seals: see the promises of `Machine`. It may be called again for the same event.
-        name, version: stored with the collection. Whoever opens it with another function must give it another one.
-        event: the fields of an event besides its key; those of the value if None.
+        function: takes the key, the list of its present values (with repetitions, in any order), and an `Event`;
+            returns the values after it. It must depend on nothing else, and not on the seals: see the promises of
+            `Machine`. It may be called again for the same event.
+        name, version: stored with the collection. Use another version for another function.
+        event: the fields of an event besides its key; the value's fields if None.
         has_one_value: whether a key holds at most one value; more are refused then.
         options: what else the function depends on, as JSON: stored and compared as well.
     """
@@ -385,17 +388,17 @@ class PerKey:
             raise InvalidUsage(f"options={options!r} are not JSON: {error}.") from error
 
     def event_fields(self, schema: CollectionSchema) -> tuple[pa.Field, ...]:
-        """Return the fields that were asked for; or those of the value."""
+        """Return the declared fields of events, or the fields of the value."""
         return schema.value.fields if self._event is None else Side.of(self._event, "value").fields
 
     def step(self, touched: Touched) -> pa.Table:
         """Return the updates; see `persist.core.keyed.machine.Machine.step`.
 
         Raises:
-            InvalidUpdate: the function returned what is no value, or several where a key holds one.
+            InvalidUpdate: the function returned an invalid value, or several for a collection with one value per key.
         """
         schema = touched.schema
-        # A codec's objects are those of the collection's value, and an event may have other fields.
+        # A codec's objects belong to the collection's value, and an event may have other fields.
         side = schema.value if self._event is None else Side(self.event_fields(schema))
         arriving = CollectionSchema(schema.key, side, schema.timeline)
         values_by_group: dict[int, list[Any]] = {}
@@ -428,7 +431,7 @@ class PerKey:
 
 
 def _tuples(rows: pa.Table, schema: CollectionSchema) -> Sequence[Any]:
-    """Return rows as `((key, value), time, diff)`; those that are present have no time, which is 0 then."""
+    """Return rows as `((key, value), time, diff)`; present rows have no time, which becomes 0."""
     columns = {name: rows[name] for name in schema.names}
     time = rows["_time"] if "_time" in rows.column_names else pa.array([0] * len(rows), pa.int64())
     table = pa.table({**columns, "_time": time, "_diff": pa.array([1] * len(rows), pa.int64())})

@@ -150,7 +150,7 @@ def with_moments(updates: pa.Table, moments: Timeline | None) -> pa.Table:
 
 
 class Changes(ArrowResult):
-    """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read until a method asks for it."""
+    """The updates in `[lower, upper)`; see `Collection.changes`. Nothing is read before a method is called."""
 
     _INTERNAL = frozenset({"moments", "scan", "slices", "transitions"})
 

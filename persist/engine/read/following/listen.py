@@ -157,7 +157,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             "check_kept",
             "check_unclosed",
             "has_advanced",
-            "move_to",
+            "move_forward",
             "planned",
             "reached",
             "read",
@@ -210,7 +210,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         if self._closed:
             return None
         self._left.popleft()
-        self.move_to(piece.upper)
+        self.move_forward(piece.upper)
         return Progress(updates, to_antichain(piece.upper))
 
     def check_unclosed(self) -> None:
@@ -266,11 +266,11 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         """
         pieces = self.planned(contents, until)
         updates = self.read(pieces)
-        self.move_to(pieces[-1].upper)
+        self.move_forward(pieces[-1].upper)
         return Progress(updates, to_antichain(pieces[-1].upper))
 
     def planned(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
-        """Return the pieces of `advance`; the caller then calls `move_to` with the last upper."""
+        """Return the pieces of `advance`; the caller then calls `move_forward` with the last upper."""
         lower = self._lower
         assert lower is not None
         assert not self._left
@@ -284,7 +284,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         with self._reading.explained():
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
-    def move_to(self, upper: int) -> None:
+    def move_forward(self, upper: int) -> None:
         """Continue from a frontier up to which all was yielded."""
         if upper == END:
             self._lower = None
@@ -421,7 +421,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
             assert advance.schema is not None
             rows = updates[key] if key in updates else advance.schema.empty_table()
             progress[key] = Progress(rows, to_antichain(advance.after))
-            self._listens[key].move_to(advance.after)
+            self._listens[key].move_forward(advance.after)
         return JointProgress(self._seqno, progress)
 
     def _look(self) -> tuple[int, dict[K, CollectionState]] | None:

@@ -52,7 +52,7 @@ class KeyReplacement:
         """
         names = [*self.schema.names]
         present = consolidate(present, names)
-        is_new, goes = have_key_of(present, new, self.schema.key_names), self._is_live(present)
+        is_new, goes = match_keys(present, new, self.schema.key_names), self._is_live(present)
         if self.where is not None:
             goes &= _passes(present, self.where)
         goes &= ~is_new
@@ -89,7 +89,7 @@ class KeyReplacement:
     def check_absent(self, new: pa.Table, old: pa.Table, present: pa.Table) -> None:
         """Raise DuplicateKeys if a new row has the key of a present row that is not old."""
         keys = self.schema.key_names
-        taken = have_key_of(present, new, keys) & ~have_key_of(present, old, keys) & self._is_live(present)
+        taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._is_live(present)
         if taken.any():
             raise DuplicateKeys(self.name, repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
 
@@ -118,7 +118,7 @@ class KeyReplacement:
         return gone.set_column(at, gone.schema.field(at), column)
 
 
-def have_key_of(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.ndarray[Any, np.dtype[np.bool_]]":
+def match_keys(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.ndarray[Any, np.dtype[np.bool_]]":
     """Return bool[rows]: whether a row has the same key as one of the others."""
     all_rows = pa.concat_tables([rows.select(keys), others.select(keys)]).combine_chunks()
     if not len(all_rows):

@@ -36,7 +36,7 @@ from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, appended
 from persist.core.state_rules.keyed_rules import due, load_form, pending_after
 from persist.core.state_rules.schemas import among_versions
-from persist.engine.read.keyed.key_replacement import have_key_of
+from persist.engine.read.keyed.key_replacement import match_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
 from persist.engine.read.parts.reader import PartReader
@@ -209,7 +209,7 @@ class Purged:
         """Keep the tombstones of keys that have events."""
         if not len(self._rows):
             return
-        self._rows = self._rows.filter(boolean_array(~have_key_of(self._rows, keys, keys.column_names)))
+        self._rows = self._rows.filter(boolean_array(~match_keys(self._rows, keys, keys.column_names)))
 
     def updates(self, schema: CollectionSchema) -> pa.Table:
         """Return the retractions."""

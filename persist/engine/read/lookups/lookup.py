@@ -203,7 +203,7 @@ class Lookup:
                 return PartRows(part, schema, source.types, source.columns, source.fields, reader)
         return JoinedRows(source.parts, schema, source.types, source.columns, reader)
 
-    def wanted(self, keys: Any) -> Wanted:
+    def to_lookup_keys(self, keys: Any) -> Wanted:
         """Return keys as the other methods take them; see `distinct_keys`."""
         return Wanted.of(distinct_keys(keys, self.scan.schema), self.scan.schema)
 
@@ -260,7 +260,7 @@ class Lookup:
         """
         scan = self.scan
         columns, keys = list(scan.columns), scan.schema.key_names
-        source_tables = self._updates_of(wanted, reader)
+        source_tables = self._read_updates(wanted, reader)
         has_keys = {*keys} <= {*columns}
         if columns and form == "rows" and all(source.diff == 1 for source, _ in source_tables):
             if len(source_tables) == 1:
@@ -280,13 +280,13 @@ class Lookup:
         """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
-        source_tables = self._updates_of(wanted, reader)
+        source_tables = self._read_updates(wanted, reader)
         tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
         return self.scan.cast_to_result(
             consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1])
         )
 
-    def _updates_of(self, wanted: Wanted, reader: PartReader) -> list[Found]:
+    def _read_updates(self, wanted: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a requested key by part, first of the parts in memory."""
         source_tables: list[Found] = []
         cold: list[tuple[_Source, PartRows | JoinedRows]] = []

@@ -11,7 +11,7 @@ Each row group is verified once, before any of it is decoded. Nothing is cached:
 no page faults, which took a third of the time.
 
 Measured with six columns and the keys of 1,500 orders, seconds of CPU: of six million lines 0.46 here, 0.24 by Polars
-and 0.2 by DuckDB; of 600,000 lines 0.04, 0.03 and 0.03. `docs/inside/views.md` says why Arrow stays.
+and 0.2 by DuckDB; of 600,000 lines 0.04, 0.03 and 0.03. `docs/inside/views.md` explains why Arrow stays.
 """
 
 from collections.abc import Iterator, Sequence
@@ -213,17 +213,17 @@ class _Search:
             column = file.read([group], [name])
             columns.append(column)
             if rows is not None:
-                rows = rows[_found(column.take(int64_array(rows)), values)]
+                rows = rows[_find_values(column.take(int64_array(rows)), values)]
             elif self.first is not None and [name] == self.first.batch.schema.names:
                 rows = SortedKeys(column).find(self.first)
             else:
-                rows = _found(column, values)
+                rows = _find_values(column, values)
             if not len(rows):
                 break
         return pa.table({name: column[name] for column in columns for name in column.column_names}), rows
 
 
-def _found(column: pa.Table, values: pa.Array) -> Rows:
+def _find_values(column: pa.Table, values: pa.Array) -> Rows:
     """Return the rows of a table of one column that have one of some values, ascending."""
     rows: Rows = np.flatnonzero(pc.is_in(column.column(0), values).to_numpy())
     return rows

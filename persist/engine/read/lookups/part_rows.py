@@ -169,7 +169,7 @@ def _limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
 Piece: TypeAlias = SortedKeys | pa.RecordBatch
 Hits: TypeAlias = tuple[list[pa.Array], Numbers]  # All rows of the key columns and the others, and which were found.
 Fetched: TypeAlias = list[tuple[list[int], bytes]]  # Numbers of consecutive row groups, and their bytes.
-Span: TypeAlias = tuple[int, int]  # Of row groups.
+Span: TypeAlias = tuple[int, int]  # A range of row groups.
 Blocks: TypeAlias = list[tuple[int, int, list[int]]]
 REST_SHARE = 0.125  # A block is made once at most this share of its rows was not requested.
 WHOLE: Span = (0, -1)  # A part that is fetched whole.
@@ -215,7 +215,7 @@ class PartRows:
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         if self._is_small:
             return all(self._is_here(columns, WHOLE) for columns in kinds)
-        if self._reader.known_index(self._part) is None:
+        if self._reader.get_cached_index(self._part) is None:
             return False
         bounds = self._bounds()
         return all(
@@ -343,7 +343,7 @@ class PartRows:
 
     def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
         """Return columns of all rows of a small part; None for no columns."""
-        piece = self._kept(columns, WHOLE, self._part.rows, touched) if columns else None
+        piece = self._fetch_cached(columns, WHOLE, self._part.rows, touched) if columns else None
         if columns and piece is None:
             table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
             for names in filter(None, (self._keys, self._columns)):
@@ -410,21 +410,21 @@ class PartRows:
         first, end = span
         firsts = bounds.firsts
 
-        def kept_of(first: int, end: int) -> Piece | None:
+        def fetch_cached(first: int, end: int) -> Piece | None:
             inside = touched
             if touched is not None and self._reader.spilled is not None:  # Only files check rows.
                 cuts = touched.searchsorted([firsts[first], firsts[end]])
                 inside = touched[cuts[0] : cuts[1]] - firsts[first]
-            return self._kept(columns, (first, end), int(firsts[end] - firsts[first]), inside)
+            return self._fetch_cached(columns, (first, end), int(firsts[end] - firsts[first]), inside)
 
-        block = kept_of(first, end)
+        block = fetch_cached(first, end)
         if block is not None:
             return [(int(firsts[first]), block)]
         if groups is None:
             assert touched is not None
             groups = np.unique(firsts.searchsorted(touched, "right") - 1).tolist()
         # A block of one row group was requested above.
-        pieces = {number: kept_of(number, number + 1) if end - first > 1 else None for number in groups}
+        pieces = {number: fetch_cached(number, number + 1) if end - first > 1 else None for number in groups}
         missing = [number for number, piece in pieces.items() if piece is None]
         is_wanted = len(pieces) == end - first
         if not missing and not is_wanted:  # Nearly all of the block may be cached by now.
@@ -488,14 +488,14 @@ class PartRows:
         spilled = self._reader.spilled
         if spilled is not None and spilled.put(self._file_name(columns, span), batch):
             # The file replaces the decoded rows.
-            mapped = self._kept(columns, span, len(batch), None)
+            mapped = self._fetch_cached(columns, span, len(batch), None)
             if mapped is not None:
                 return mapped
         piece: Piece = SortedKeys(batch) if columns == self._keys else batch
         self._reader.decoded.put(self._name(columns, span), piece)
         return piece
 
-    def _kept(self, columns: tuple[str, ...], span: Span, rows: int, touched: Numbers | None) -> Piece | None:
+    def _fetch_cached(self, columns: tuple[str, ...], span: Span, rows: int, touched: Numbers | None) -> Piece | None:
         """Return cached columns of a number of rows; the caller uses the touched rows only."""
         piece = self._reader.decoded.get(self._name(columns, span))
         assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))

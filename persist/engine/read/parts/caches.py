@@ -1,7 +1,7 @@
 """Caches of parts for later reads: footers, decoded rows, leftovers of slices, and mapped files.
 
-- Cached values are named by the checksums of parts, and rows also by the schema that they are read with: equal bytes
-  mean different columns in other collections and versions. Parts never change, so cached values are never stale.
+- Cached values have the checksums of parts as names, and rows also the schema that they are read with: equal bytes mean
+  different columns in other collections and versions. Parts never change, so cached values are never stale.
 - In memory, footers and rows share the room of the client's `Cache`, and leftovers have a share of the budget.
 - With a cache folder, look-ups write decoded rows to files there (`SpilledRows`) and map them. All processes that name
   the folder share them, and later ones find them. Their memory is the page cache. The name of a file has the location,
@@ -111,7 +111,7 @@ class PartCaches:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Where one slice of a part ends and the next begins, and how both are read.
+    """The end of one slice of a part and the begin of the next, and the reads of both.
 
     Attributes:
         filter: compared by identity: expressions can be neither hashed nor compared.

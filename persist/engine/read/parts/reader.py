@@ -170,9 +170,9 @@ class PartReader:
                 return decode_part(data, part, schema, columns=columns, filter=filter, footers=footers, coded=coded)
 
             return fetched(self.blob, part, decoded)
-        return self._cut(part, schema, columns, filter, keys)
+        return self._cut_rows(part, schema, columns, filter, keys)
 
-    def _cut(
+    def _cut_rows(
         self,
         part: Part,
         schema: CollectionSchema,
@@ -234,6 +234,7 @@ class PartReader:
         """
 
         def decoded(data: bytes) -> tuple[pa.Table, Sequence[int]]:
+            """Decode the row groups of a whole part that lie in the range."""
             index = self._indexes.of_whole(data, part, schema)
             groups = index.groups_within(start, end)
             if not groups:
@@ -283,7 +284,7 @@ class PartReader:
             return [call(item) for item in items]
         return list(self._executor.map(call, items))
 
-    def known_index(self, part: Part) -> PartIndex | None:
+    def get_cached_index(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if it is cached."""
         return self._indexes.known(part)
 
@@ -325,7 +326,7 @@ class PartReader:
             )
             return rows, data
 
-        return fetched(self.blob, part, decoded, self._bytes_of(part, schema, groups))
+        return fetched(self.blob, part, decoded, self._find_byte_range(part, schema, groups))
 
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
@@ -334,11 +335,11 @@ class PartReader:
         index = self.index(part, schema)
 
         def opened(data: bytes) -> OpenGroups:
-            return OpenGroups(_cut_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
+            return OpenGroups(_split_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
 
-        return fetched(self.blob, part, opened, self._bytes_of(part, schema, groups))
+        return fetched(self.blob, part, opened, self._find_byte_range(part, schema, groups))
 
-    def _bytes_of(self, part: Part, schema: CollectionSchema, groups: Sequence[int]) -> tuple[int, int]:
+    def _find_byte_range(self, part: Part, schema: CollectionSchema, groups: Sequence[int]) -> tuple[int, int]:
         """Return the byte range of consecutive row groups; raise InvalidUsage if one exceeds the budget."""
         index = self.index(part, schema)
         largest = max(index.groups[n].rows for n in groups) * part.memory // part.rows
@@ -364,13 +365,13 @@ class PartReader:
     ) -> pa.Table:
         """Return columns of some of consecutive row groups, from the bytes of all of them."""
         index = self.index(part, schema)
-        pieces = _cut_groups(index, groups, wanted, data)
+        pieces = _split_groups(index, groups, wanted, data)
         return decode_groups(
             pieces, index, part, schema, columns=columns, filter=filter, coded=coded, use_threads=use_threads
         )
 
 
-def _cut_groups(
+def _split_groups(
     index: PartIndex, groups: Sequence[int], requested: Sequence[int], data: bytes | memoryview
 ) -> list[tuple[int, memoryview]]:
     """Return the numbers and bytes of the requested row groups, from the bytes of consecutive ones."""

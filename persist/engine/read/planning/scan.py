@@ -71,9 +71,9 @@ class Scan:
     @property
     def memory(self) -> int:
         """The approximate size of all decoded rows, in bytes; rows at other times are included."""
-        return self.memory_of(self.all_parts)
+        return self.estimate_memory(self.all_parts)
 
-    def memory_of(self, parts: Iterable[Part]) -> int:
+    def estimate_memory(self, parts: Iterable[Part]) -> int:
         """Return the same of some of the parts."""
         return sum(memory_within(part, self.keys, self.schema) for part in parts)
 
@@ -94,7 +94,7 @@ class Scan:
     def _may_match(self, parts: Sequence[Part]) -> tuple[Part, ...]:
         remaining = parts if self.keys.is_all else [part for part in parts if self.keys.may_overlap(part, self.schema)]
         if self.filter is not None and remaining:
-            # A record is a key and a value, so what cannot pass the filter cannot cancel what does.
+            # A record is a key and a value, so a record outside of the filter cannot cancel one inside.
             remaining = parts_that_may_match(remaining, self.filter, self.schema)
         return tuple(remaining)
 

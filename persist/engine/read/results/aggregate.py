@@ -4,7 +4,7 @@ Both are linear in the diffs: `count = sum(diff)`, `sum(v) = sum(v * diff)`, wha
 consolidated: each table of updates becomes a *partial*, one row for each of its groups, and partials of equal groups
 are added up. Memory: one table as it was read, and a few times the number of groups.
 
-What is grouped by is decoded to dictionaries where files have them. Rows are then added up by the numbers that their
+Grouping columns are decoded to dictionaries where files have them. Rows are then added up by the numbers that their
 groups have there (`_group_codes`), and nothing looks at a text again for each row.
 
 Whole numbers and counts are exact: a partial holds such a sum as limbs (`persist.codecs.order.sums`), as many as the
@@ -12,12 +12,12 @@ bound over all that was added demands, `rows * max|v| * max|diff|` of each table
 column is all.
 
 Floats are added as float64, and what was inserted and retracted again may have left rounding errors behind. Where that
-can be, the sum of `|v * diff|` is kept, too; if it tells that the result is not to be trusted, the sums are made again
+can happen, the sum of `|v * diff|` is kept, too; if it shows that the result is not exact, the sums are computed again
 from consolidated records.
 
 NaN and the infinities are not added up: `inf - inf` would be NaN, though nothing is left. The diffs of each of them are
-summed instead, exactly. So one that is retracted as often as it was inserted leaves nothing, whichever records of the
-group held it and in whatever pieces they are read.
+summed instead, exactly. So a value that is retracted as often as it was inserted leaves nothing, whichever records of
+the group have it and in whatever pieces they are read.
 """
 
 import math
@@ -185,7 +185,7 @@ def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple
     needed = request.needed
     counted = [name for name in request.columns if name not in needed]
 
-    def columns_of(part: Part) -> tuple[str, ...]:
+    def list_columns(part: Part) -> tuple[str, ...]:
         if all(part.nulls(name, scan.schema) == 0 for name in counted):
             return needed
         return request.columns
@@ -193,7 +193,7 @@ def _updates(scan: Scan, reader: PartReader, request: Request) -> Iterator[tuple
     sides = ((scan.base, scan.base_rows, 1), (scan.parts, scan.updates, scan.sign))
     for parts, read, sign in sides:
         for columns in dict.fromkeys((needed, request.columns)):
-            some = [part for part in parts if columns_of(part) == columns]
+            some = [part for part in parts if list_columns(part) == columns]
             plain = [part for part in some if part.is_plain and columns]
             with_diffs = [part for part in some if not (part.is_plain and columns)]
             for table in read(reader, columns, plain, coded=request.group_by):
@@ -206,9 +206,9 @@ class _Sums:
     """Partials, and the bounds of their sums.
 
     Columns of a partial: `g<i>` of the groups; of each *measure*, its limbs `<measure>.<limb>`; of each float column
-    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, that
-    of the rows where the column is not NULL; `sum:<column>`; and once a float column held any that are not finite,
-    `nan:<column>`, `inf:<column>` and `-inf:<column>`, the sums of the diffs of these.
+    that is added up, `net:<column>` and perhaps `size:<column>`. Measures are `n`, the sum of diffs; `n:<column>`, the
+    sum over rows where the column is not NULL; `sum:<column>`; and, once a float column had values that are not finite,
+    the sums of their diffs: `nan:<column>`, `inf:<column>` and `-inf:<column>`.
     """
 
     def __init__(self, scan: Scan, request: Request, *, tracks_size: bool) -> None:
@@ -233,15 +233,15 @@ class _Sums:
         diffs = np.full(len(table), diff, np.int64) if diff is not None else table["_diff"].to_numpy()
         largest = largest_magnitude(diffs)
         columns: dict[str, Any] = {}
-        self._put("n", diffs, largest, columns)
+        self._put_limbs("n", diffs, largest, columns)
         for name in self.counted:
             has_nulls = name in table.column_names and table[name].null_count
             valid = diffs * table[name].is_valid().to_numpy() if has_nulls else diffs
-            self._put(f"n:{name}", valid, largest, columns)
+            self._put_limbs(f"n:{name}", valid, largest, columns)
         for name in self.added:
             values = whole_numbers(table[name])
             terms = (values, largest_magnitude(values)) if diff == 1 else products(values, diffs)
-            self._put(f"sum:{name}", *terms, columns)
+            self._put_limbs(f"sum:{name}", *terms, columns)
         for name in self.floats:
             terms = self._finite(name, table[name].cast(pa.float64()), diffs, largest, columns)
             if diff != 1:
@@ -267,10 +267,10 @@ class _Sums:
             return values
         for kind, odd in _ODD.items():
             is_odd = pc.is_nan(values) if math.isnan(odd) else pc.equal(values, odd)
-            self._put(f"{kind}:{name}", diffs * pc.fill_null(is_odd, False).to_numpy(), largest, columns)
+            self._put_limbs(f"{kind}:{name}", diffs * pc.fill_null(is_odd, False).to_numpy(), largest, columns)
         return pc.if_else(is_finite, values, pa.scalar(None, pa.float64()))
 
-    def _put(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
+    def _put_limbs(self, measure: str, terms: Ints, largest: int, columns: dict[str, Any]) -> None:
         """Put the limbs of terms, of at most that magnitude, into columns."""
         self.bounds[measure] = self.bounds.get(measure, 0) + len(terms) * largest
         for at, limb in enumerate(split(terms, count_limbs(self.bounds[measure]))):
@@ -289,7 +289,7 @@ class _Sums:
         """Return a partial with as many limbs as all partials together need."""
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
-            limbs = _limbs_of(partial, measure) or [np.zeros(len(partial), np.int64)]
+            limbs = _list_limbs(partial, measure) or [np.zeros(len(partial), np.int64)]
             limbs[-1:] = split(limbs[-1], count_limbs(bound) - len(limbs) + 1)
             columns |= {f"{measure}.{at}": limb for at, limb in enumerate(limbs)}
         kinds = ("net", "size") if self.tracks_size else ("net",)
@@ -299,7 +299,7 @@ class _Sums:
 
     def _normalized(self, partial: pa.Table) -> pa.Table:
         for measure in self.bounds:
-            if len(limbs := _limbs_of(partial, measure)) > 1:
+            if len(limbs := _list_limbs(partial, measure)) > 1:
                 for at, limb in enumerate(normalized(limbs)):
                     name = f"{measure}.{at}"
                     partial = partial.set_column(partial.schema.get_field_index(name), name, pa.array(limb))
@@ -316,7 +316,7 @@ class _Groups:
         keys = pa.Table.from_arrays(partial.columns[: len(fields)], schema=pa.schema(fields))
         if fields:
             order = sort_indices(keys, self._group_by)
-            order = order.filter(pa.array(joined(_limbs_of(partial, "n")).take(order.to_numpy()).astype(bool)))
+            order = order.filter(pa.array(joined(_list_limbs(partial, "n")).take(order.to_numpy()).astype(bool)))
             keys, partial = keys.take(order), partial.take(order)
         self._keys, self._partial = keys, partial
         self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
@@ -373,7 +373,7 @@ class _Groups:
         return sums
 
     def _exact(self, measure: str) -> Ints:
-        return joined(_limbs_of(self._partial, measure))
+        return joined(_list_limbs(self._partial, measure))
 
     def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
         """Return whole numbers as an array of that type."""
@@ -452,7 +452,7 @@ def _sums_by_code(codes: Rows, count: int, values: Ints) -> Ints:
     return sums
 
 
-def _limbs_of(partial: pa.Table, measure: str) -> list[Ints]:
+def _list_limbs(partial: pa.Table, measure: str) -> list[Ints]:
     limbs: list[Ints] = []
     while (name := f"{measure}.{len(limbs)}") in partial.column_names:
         limbs.append(partial[name].to_numpy())

@@ -1,8 +1,8 @@
 """A result as a dataset of PyArrow, so that DuckDB, Polars and other libraries read only what they need.
 
-Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over these. Calls of
-PyArrow in C++ bypass these methods: there they find a missing file, whose name says what to use. This module imports
-pyarrow.dataset, which imports pandas if it is installed: import it late.
+Such libraries call `scanner` with the columns and the filter of their query, and get a scanner over these. PyArrow's
+calls in C++ bypass these methods: there they find a missing file, whose name points to the right call. This module
+imports pyarrow.dataset, which imports pandas if it is installed: import it late.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -77,7 +77,7 @@ def _claim(blob: Blob) -> None:
     """Mark an empty place for this export."""
     _check_empty(blob, None)
     if not blob.create(INCOMPLETE, b"{}"):
-        raise _taken(blob, INCOMPLETE)
+        raise _explain_taken_name(blob, INCOMPLETE)
     try:
         _check_empty(blob, INCOMPLETE)  # Another export may have begun and ended meanwhile.
     except InvalidUsage:
@@ -88,10 +88,10 @@ def _claim(blob: Blob) -> None:
 def _check_empty(blob: Blob, besides: str | None) -> None:
     for entry in blob.list(""):
         if entry.key != besides:
-            raise _taken(blob, entry.key)
+            raise _explain_taken_name(blob, entry.key)
 
 
-def _taken(blob: Blob, key: str) -> InvalidUsage:
+def _explain_taken_name(blob: Blob, key: str) -> InvalidUsage:
     if key == INCOMPLETE:
         return InvalidUsage(
             f"{blob.url} holds {INCOMPLETE}: another export is under way there, or one was killed. If none is running, "

@@ -164,6 +164,7 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
     plugins: Any = __import__("polars.io.plugins", fromlist=["register_io_source"])
 
     def source(columns: list[str] | None, predicate: Any, rows: int | None, batch_rows: int | None) -> Iterator[Any]:
+        """Yield batches with the columns and the filter that Polars pushes down."""
         names = columns
         pushed = None
         if predicate is not None:

@@ -233,7 +233,7 @@ def required(requirement: str, module: str | None = None) -> Any:
         module: to import, if it is not the first word of the requirement.
 
     Raises:
-        InvalidUsage: it is not installed; the message says how to install it.
+        InvalidUsage: it is not installed; the message has the command to install it.
     """
     package = module or re.split(r"\W", requirement)[0]
     try:

@@ -107,18 +107,18 @@ class Shortcut(Protocol):
 
 
 def no_shortcut(_erasures: int, _scan: Scan, _bytes_max: int) -> Shortcut | None:
-    """Return None: whoever knows of indexes gives a snapshot another function (`persist.compute.index.indexed`)."""
+    """Return None: a client with indexes passes another function (`persist.compute.index.indexed`)."""
     return None
 
 
 class Snapshot(ArrowResult):
-    """The contents as of a time; see `Collection.snapshot`. Nothing is read until a method asks for it.
+    """The contents as of a time; see `Collection.snapshot`. Nothing is read before a method is called.
 
     Attributes:
         as_of: the time.
         form: "rows" or "diff".
-        find_by_index: tells what to read in place of a scan, given `erasure_number` of its contents, and how many bytes
-            may be in memory at once.
+        find_by_index: returns an alternative to a scan, from `erasure_number` of its contents, and the bytes that may
+            be in memory at once.
         again: the collection and the arguments that another process takes it by, once more, if it is pickled.
     """
 
@@ -230,7 +230,7 @@ class Snapshot(ArrowResult):
 
         Returns:
             the columns of group_by, then the outputs in their order; a row for each group whose multiplicities do not
-            sum to zero, in the order of its columns, where NULL is a group, and NaN is one. Counts are int64; sums are
+            sum to zero, in the order of its columns. NULL and NaN are groups of their own. Counts are int64; sums are
             int64, uint64 of uint64, float64, the decimal of most digits, or the duration itself. NULLs are not added
             up; a sum is NULL where nothing is left to add: multiplicities and values both sum to zero. NaN or an
             infinity counts where the multiplicities of all of a group's records with it do not sum to zero.
@@ -297,7 +297,7 @@ class Snapshot(ArrowResult):
         return tuple(answer) if type(keys) is tuple else answer
 
     def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
-        requested = lookup.wanted(keys)
+        requested = lookup.to_lookup_keys(keys)
         with self._reading.explained():
             matching_rows = lookup.contents(requested, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
@@ -338,9 +338,9 @@ class Snapshot(ArrowResult):
         return (to_rows if self.form == "rows" else to_tuples)(whole_as_int64(table), self.scan.result_schema)
 
     def _read(self) -> Iterator[pa.Table]:
-        return self._tables_of(self.scan)
+        return self._read_tables(self.scan)
 
-    def _tables_of(self, scan: Scan) -> Iterator[pa.Table]:
+    def _read_tables(self, scan: Scan) -> Iterator[pa.Table]:
         tables = self._from_index(scan, self.form)
         return snapshot_tables(scan, self.form, self._reading) if tables is None else tables
 
@@ -366,7 +366,7 @@ class Snapshot(ArrowResult):
             yield from super()._read_narrowed(columns, filter)
             return
         with self._reading.explained():
-            yield from self._tables_of(scan)
+            yield from self._read_tables(scan)
 
     def export_parquet(
         self,
@@ -396,7 +396,7 @@ class Snapshot(ArrowResult):
             rows = to_dicts(self.head(ROWS_SHOWN + 1), " ")
         except PersistError:  # Such as a closed result.
             return super()._repr_html_()
-        cells = [[_shown_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
+        cells = [[_format_cell(value) for value in row.values()] for row in rows[:ROWS_SHOWN]]
         more = ", more rows" if len(rows) > ROWS_SHOWN else ""
         return f"{html_rows(self.schema.names, cells)}<pre>{escape(plain(repr(self)))}{more}</pre>"
 
@@ -415,6 +415,6 @@ def _take(collection: Any, as_of: int, named: Mapping[str, Any]) -> Any:
     return collection.snapshot(as_of, **named)
 
 
-def _shown_cell(value: object) -> str:
+def _format_cell(value: object) -> str:
     text = "NULL" if value is None else str(value)
     return text if len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"

@@ -41,6 +41,7 @@ from persist.services.serve.postgres.failures import find_position, to_failure
 from persist.services.serve.postgres.parameters import literal
 from persist.services.serve.postgres.settings import AS_OF, Settings, parse_set
 from persist.services.serve.postgres.statements import (
+    DEFINES,
     READS,
     REFUSED,
     WRITES,
@@ -359,6 +360,8 @@ class SessionOfClient:
             return Answer("")
         if verb in WRITES:
             return self._change(sql, verb)
+        if verb in DEFINES:
+            return self._define(sql, verb)
         if verb == "SUBSCRIBE":
             return self._subscribe(parse_subscribe(sql))
         return self._read(sql)
@@ -383,18 +386,17 @@ class SessionOfClient:
             return self._queries.ask(sql, as_of=self._settings.as_of)
         return self.block.transaction(self._settings.as_of).ask(sql)
 
+    def _define(self, sql: str, verb: str) -> Answer:
+        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
+        if self.block.is_open:
+            hint = "It is a commit of its own: switch autocommit on, or COMMIT first."
+            raise Failure("25001", f"{' '.join(words(sql)[:2])} cannot run inside a transaction block", hint)
+        with self._queries.turn():
+            tag = self._queries.define(sql, self._set_running)
+        return Answer(tag)
+
     def _change(self, sql: str, verb: str) -> Answer:
-        if not self._may_write:
-            raise Failure(
-                "25006",
-                f"cannot execute {verb} in a read-only session",
-                "Start the server with --write, and connect with its write token if it has one.",
-            )
-        if self._settings.as_of is not None:
-            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
-        prefix = "" if self.block.is_open else "default_"
-        if self._session.settings[f"{prefix}transaction_read_only"] == "on":
-            raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
+        self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if asks_catalog(sql):
             sql = with_session(sql, self._session)
         with self._queries.turn():
@@ -405,7 +407,7 @@ class SessionOfClient:
                 self.block.changes += 1
             else:
                 count = self._queries.execute(sql, self._set_running)
-        tag = f"INSERT 0 {count}" if verb == "INSERT" else f"{verb} {count}"
+        tag = {"INSERT": f"INSERT 0 {count}", "TRUNCATE": "TRUNCATE TABLE"}.get(verb, f"{verb} {count}")
         return Answer(tag)
 
     def _explain(self, sql: str) -> Answer:

@@ -149,6 +149,19 @@ class Settings:
         bare = self.values[AS_OF].strip().removeprefix("@")
         return None if not bare else int(bare) if bare.isdecimal() else bare
 
+    def check_may_change(self, verb: str, *, may_write: bool, is_in_block: bool) -> None:
+        """Raise Failure if a statement may not change collections."""
+        if not may_write:
+            raise Failure(
+                "25006",
+                f"cannot execute {verb} in a read-only session",
+                "Start the server with --write, and connect with its write token if it has one.",
+            )
+        if self.as_of is not None:
+            raise Failure("25006", f"{AS_OF} is set: a statement changes what is there now. Say RESET {AS_OF} first")
+        if self.values["transaction_read_only" if is_in_block else "default_transaction_read_only"] == "on":
+            raise Failure("25006", f"cannot execute {verb} in a read-only transaction")
+
     @property
     def timeout_s(self) -> float:
         """How long a statement may take; 0 for no limit but the server's."""

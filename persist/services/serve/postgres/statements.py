@@ -34,7 +34,8 @@ SQL_CHARS_MAX = 4 << 20
 READS = frozenset(
     ["SELECT", "WITH", "VALUES", "FROM", "TABLE", "SHOW", "DESCRIBE", "DESC", "SUMMARIZE", "PIVOT", "UNPIVOT"]
 )
-WRITES = frozenset(["INSERT", "UPDATE", "DELETE", "MERGE"])
+WRITES = frozenset(["INSERT", "UPDATE", "DELETE", "MERGE", "TRUNCATE"])
+DEFINES = frozenset(["CREATE", "DROP", "ALTER", "COMMENT", "REFRESH"])
 
 
 def split(sql: str) -> list[str]:

@@ -606,7 +606,7 @@ def test_spark_follows_what_is_written_while_it_runs(
         ({**CHANGES, "as_of": 3, "start": 3}, "Leave one of them out"),
         (
             {**CHANGES, "start": 4},
-            "persist.errors.AsOfCompacted: changes from 4 on cannot be told from what came before",
+            "persist.errors.AsOfCompacted: changes from 4 on are merged with earlier ones",
         ),
         ({**CHANGES, "as_of": 4}, "persist.errors.AsOfCompacted: as_of=4 is before since=5"),
         (
@@ -642,7 +642,7 @@ def test_spark_shows_what_is_wrong_with_an_option(spark: SparkSession, orders: p
     orders.allow_compaction(5).result()
     for options, message in (
         ({"collection": "orders"}, "persist.errors.InvalidUsage: a stream has no form by default"),
-        ({**CHANGES, "start": 4}, "persist.errors.AsOfCompacted: changes from 4 on cannot be told"),
+        ({**CHANGES, "start": 4}, "persist.errors.AsOfCompacted: changes from 4 on are merged"),
     ):
         stream = spark.readStream.format("persist").options(**options).load(path)
         with pytest.raises(Exception, match=message) as caught:

@@ -267,15 +267,43 @@ def test_a_block_keeps_events_that_came_meanwhile_and_nothing_erased(served: tup
 def test_clients_cannot_change_the_catalog(served: tuple[persist.Client, Servers]) -> None:
     with connect(served[1], autocommit=True) as connection:
         for sql in (
-            "CREATE OR REPLACE VIEW pg.pg_roles AS SELECT 'hacked' AS rolname",
             "DROP VIEW pg.pg_am /* pg_am */",
-            "CREATE TABLE pg.evil AS SELECT * FROM pg_class",
+            "ALTER TABLE pg.pg_class ADD COLUMN x INT",
             "COPY (SELECT * FROM pg_class) TO '/tmp/never'",
         ):
             with pytest.raises(psycopg.Error):
                 connection.execute(sql)
+        connection.execute("CREATE TABLE pg.pg_roles AS SELECT 'hacked' AS rolname")  # A collection like any other.
         assert connection.execute("SELECT rolname FROM pg_roles").fetchall() == [("me",)]
         assert connection.execute("SHOW search_path").fetchone() == ("main",)
+
+
+def test_a_client_with_rights_defines_collections_outside_of_blocks(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers, autocommit=True) as connection:
+        assert connection.execute("CREATE TABLE t (k BIGINT PRIMARY KEY, v TEXT)").statusmessage == "CREATE TABLE"
+        assert connection.execute("INSERT INTO t VALUES (1, 'a')").statusmessage == "INSERT 0 1"
+        assert connection.execute("CREATE TABLE u AS SELECT k + 1 AS k FROM t").statusmessage == "SELECT 1"
+        assert connection.execute("CREATE VIEW w AS SELECT count(*) AS n FROM t").statusmessage == "CREATE VIEW"
+        assert connection.execute("SELECT n, k FROM w, u").fetchall() == [(1, 2)]
+        assert connection.execute("COMMENT ON TABLE u IS 'more'").statusmessage == "COMMENT"
+        assert connection.execute("ALTER TABLE u ADD COLUMN note TEXT").statusmessage == "ALTER TABLE"
+        assert connection.execute("TRUNCATE u").statusmessage == "TRUNCATE TABLE"
+        assert connection.execute("SELECT k, note FROM u").fetchall() == []
+        assert client["u"].comment == "more"
+        for name in ("VIEW w", "TABLE u", "TABLE t"):
+            connection.execute(f"DROP {name}")
+        assert "t" not in client
+        assert state_of(lambda: connection.execute("CREATE INDEX i ON orders (id)")) == "22023"
+        assert state_of(lambda: connection.execute("CREATE TABLE f AS FROM '/etc/passwd'")) != "00000"
+        assert state_of(lambda: connection.execute("COPY orders TO '/tmp/never.csv'")) == "0A000"
+        connection.execute("BEGIN")
+        assert state_of(lambda: connection.execute("DROP TABLE orders")) == "25001"
+        connection.execute("ROLLBACK")
+        connection.execute("SET default_transaction_read_only = on")
+        assert state_of(lambda: connection.execute("DROP TABLE orders")) == "25006"
+    with a_server(write=False) as (_, others), connect(others, autocommit=True) as connection:
+        assert state_of(lambda: connection.execute("DROP TABLE orders")) == "25006"
 
 
 def test_read_only_sessions_and_local_settings_end_with_their_blocks(served: tuple[persist.Client, Servers]) -> None:

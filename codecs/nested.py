@@ -1,0 +1,429 @@
+"""Fields inside of columns: their numbers, the paths that name them, and columns that get other fields.
+
+A field inside of a struct, a list or a map has a number that no other field of its column ever has. A new column has
+the numbers 0, 1, 2 … in the order of its type, depth first. The element of a list and the key and value of a map have
+numbers, as the fields of structs do. A field that is added gets the next number. So a column whose type changed is
+read by numbers, as a table is by ids (`persist.codecs.evolution`).
+
+A path is a column's name, and then names of fields, or "element", "key" and "value", separated by dots. A name that
+has dots itself is quoted, "like.this"; within quotes, two quotes are one. A path that is exactly the name of a column
+is that column.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as pt
+
+from persist.codecs.errors import SchemaMismatch, did_you_mean
+from persist.codecs.types.arrow_types import children, inner_arrays, rebuilt, with_children
+from persist.codecs.types.schema import CollectionSchema
+
+COLUMN = -1  # The number of the column itself.
+Cast = Callable[[pa.ChunkedArray, pa.DataType], pa.ChunkedArray]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A column, or a field inside of one, with all fields inside of it."""
+
+    number: int
+    name: str
+    kind: pa.DataType
+    inner: tuple["Node", ...] = ()
+
+    @property
+    def is_struct(self) -> bool:
+        """Whether its fields have names of their own."""
+        return bool(pt.is_struct(self.kind))
+
+    def walk(self) -> Iterator["Node"]:
+        """Yield it and all nodes inside, depth first."""
+        yield self
+        for child in self.inner:
+            yield from child.walk()
+
+
+def make_node(name: str, kind: pa.DataType, numbers: Iterator[int], number: int = COLUMN) -> Node:
+    """Return a node of a type, whose fields get the next numbers."""
+    inner = []
+    for step, child in zip(step_names(kind), children(kind) if pt.is_nested(kind) else (), strict=True):
+        inner.append(make_node(step, child.type, numbers, next(numbers)))
+    return Node(number, name, kind, tuple(inner))
+
+
+def step_names(kind: pa.DataType) -> list[str]:
+    """Return what the fields directly inside of a type are called in paths."""
+    if not pt.is_nested(kind):
+        return []
+    named = {2: ["key", "value"]} if pt.is_map(kind) else {1: ["element"]}
+    return [child.name for child in children(kind)] if pt.is_struct(kind) else next(iter(named.values()))
+
+
+def column_node(schema: CollectionSchema, name: str) -> Node:
+    """Return the node of a column."""
+    return schema.derived(_nested_nodes).get(name) or Node(COLUMN, name, schema.arrow.field(name).type)
+
+
+def _nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
+    return {
+        name: make_node(name, kind, iter(numbers) if numbers else count())
+        for name, (kind, numbers) in zip(schema.names, schema.shapes, strict=True)
+        if pt.is_nested(kind)
+    }
+
+
+def column_nodes(schema: CollectionSchema, name: str) -> Iterator[Node]:
+    """Yield all fields inside of a column of all versions."""
+    id_ = schema.ids[schema.names.index(name)]
+    for version in schema.known:
+        if id_ in version.ids:
+            yield from column_node(version, version.names[version.ids.index(id_)]).walk()
+
+
+def all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
+    """Return the ids of all columns, and the pairs of a column's id and the number of each field inside."""
+    return schema.derived(_all_ids)
+
+
+def _all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
+    ids = dict(zip(schema.names, schema.ids, strict=True))
+    nodes = schema.derived(_nested_nodes)
+    return frozenset(ids.values()) | {
+        (ids[name], node.number) for name, column in nodes.items() for child in column.inner for node in child.walk()
+    }
+
+
+def reshape_column(column: pa.ChunkedArray, source: Node, target: Node, cast: Cast) -> pa.ChunkedArray:
+    """Return a column with the fields of another node: by number, NULL where they are new, and cast at the leaves.
+
+    NULL values stay NULL. Raises what the cast raises for values that do not fit.
+    """
+    try:
+        chunks = [_reshape(chunk, source, target, cast) for chunk in column.chunks]
+    except pa.ArrowInvalid:
+        # The cast also saw values outside of slices and under NULLs; these do not count.
+        whole = column.take(pa.array(np.arange(len(column))))
+        chunks = [_reshape(chunk, source, target, cast) for chunk in whole.chunks]
+    return pa.chunked_array(chunks, target.kind)
+
+
+def _reshape(array: pa.Array, source: Node, target: Node, cast: Cast) -> pa.Array:
+    if source.kind == target.kind and source.inner == target.inner:
+        return array
+    if not target.inner:
+        return cast(pa.chunked_array([array]), target.kind).combine_chunks()
+    # Under a NULL struct may lie what does not fit.
+    parts = array.flatten() if source.is_struct else inner_arrays(array)
+    parts_by_number = {child.number: (part, child) for part, child in zip(parts, source.inner, strict=True)}
+    inner = [
+        _reshape(*parts_by_number[child.number], child, cast)
+        if child.number in parts_by_number
+        else pa.nulls(len(array), child.kind)
+        for child in target.inner
+    ]
+    return rebuilt(array, target.kind, inner)
+
+
+# Changes.
+
+
+@dataclass(frozen=True, slots=True)
+class InnerChanges:
+    """Changes of the fields inside of one column, by their numbers; added ones by the number of their struct."""
+
+    add: dict[int, dict[str, pa.DataType]] = field(default_factory=dict)
+    drop: dict[int, str] = field(default_factory=dict)
+    rename: dict[int, str] = field(default_factory=dict)
+    widen: dict[int, pa.DataType] = field(default_factory=dict)
+
+
+def split_path(path: str) -> list[str]:
+    """Return the steps of a path; raises SchemaMismatch if a quote is not closed or a step is empty."""
+    steps, at = list[str]() if path else [""], 0
+    while path and at <= len(path):
+        quoted = path.startswith('"', at)
+        end = at + 1 if quoted else path.find(".", at)
+        while quoted and (end := path.find('"', end)) >= 0 and path.startswith('"', end + 1):
+            end += 2
+        if quoted:
+            step, end = path[at + 1 : end].replace('""', '"'), end + 1 if end >= 0 else -1
+        else:
+            end = len(path) if end < 0 else end
+            step = path[at:end]
+        if end < 0 or not step or path[end : end + 1] not in ("", "."):
+            raise SchemaMismatch(
+                f"{path!r} is no path: give names with dots between them, such as address.zip, and quote a name that "
+                'has dots itself, such as "like.this".zip'
+            )
+        steps.append(step)
+        at = end + 1
+    return steps
+
+
+def quote_name(name: str) -> str:
+    """Return a column's name as `evolve` takes it for a column that is not there yet."""
+    return '"{}"'.format(name.replace('"', '""')) if "." in name or name.startswith('"') else name
+
+
+def split_names(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values for new columns, by their plain names.
+
+    Raises:
+        SchemaMismatch: it is for a field inside of a column.
+    """
+    if inner := [path for path in given if isinstance(path, str) and len(split_path(path)) > 1]:
+        raise SchemaMismatch(
+            f"defaults= names {inner[0]!r}: a field inside of a column has no default, and is NULL in older records. "
+            f"If it is the name of a column, quote it: {quote_name(inner[0])!r}"
+        )
+    return {split_path(path)[0] if isinstance(path, str) else path: value for path, value in given.items()}
+
+
+def split_changes(
+    schema: CollectionSchema,
+    add: Mapping[str, pa.DataType],
+    drop: Sequence[str],
+    rename: Mapping[str, str],
+    widen: Mapping[str, pa.DataType],
+) -> tuple[dict[str, pa.DataType], list[str], dict[str, str], dict[str, pa.DataType], dict[str, InnerChanges]]:
+    """Return the changes of columns by their plain names, and those inside of columns by these.
+
+    Raises:
+        SchemaMismatch: a path leads nowhere, or the change inside is not allowed.
+    """
+    drop = drop if isinstance(drop, str) or not isinstance(drop, Iterable) else tuple(drop)
+    if not isinstance(drop, tuple) or not all(isinstance(path, str) for path in drop):
+        schema.distinct("drop", drop)
+    inner: dict[str, InnerChanges] = {}
+    steps = {path: _steps(schema, path) for path in (*drop, *rename, *widen)}
+    added = {path: split_path(path) for path in add}
+
+    def change(column: str) -> InnerChanges:
+        return inner.setdefault(column, InnerChanges())
+
+    for path, kind in add.items():
+        if len(added[path]) > 1:
+            struct = _find(schema, added[path][:-1], path, "add")
+            if not struct.is_struct:
+                raise SchemaMismatch(
+                    f"add={path!r}: {_join(added[path][:-1])} is of type {struct.kind}, and only a struct gets fields"
+                )
+            change(added[path][0]).add.setdefault(struct.number, {})[added[path][-1]] = kind
+    for path in drop:
+        if len(steps[path]) > 1:
+            _check_field(schema, steps[path], path, "drop")
+            change(steps[path][0]).drop[_find(schema, steps[path], path, "drop").number] = path
+    for path, new in rename.items():
+        if len(steps[path]) > 1:
+            _check_field(schema, steps[path], path, "rename")
+            target = split_path(new)
+            if target[:-1] != steps[path][:-1]:
+                raise SchemaMismatch(
+                    f"rename={{{path!r}: {new!r}}} would move a field: give the whole path with another last name, "
+                    f"such as {_join([*steps[path][:-1], target[-1]])!r}"
+                )
+            change(steps[path][0]).rename[_find(schema, steps[path], path, "rename").number] = target[-1]
+    for path, kind in widen.items():
+        if len(steps[path]) > 1:
+            change(steps[path][0]).widen[_find(schema, steps[path], path, "widen").number] = kind
+    return (
+        {added[path][0]: kind for path, kind in add.items() if len(added[path]) == 1},
+        [steps[path][0] for path in drop if len(steps[path]) == 1],
+        {steps[path][0]: _check_one_step(path, new) for path, new in rename.items() if len(steps[path]) == 1},
+        {steps[path][0]: kind for path, kind in widen.items() if len(steps[path]) == 1},
+        inner,
+    )
+
+
+def _steps(schema: CollectionSchema, path: str) -> list[str]:
+    is_plain = path in schema.names or not ("." in path or path.startswith('"'))
+    return [path] if is_plain else split_path(path)
+
+
+def _check_one_step(path: str, new: str) -> str:
+    steps = split_path(new)
+    if len(steps) > 1:
+        raise SchemaMismatch(
+            f"rename={{{path!r}: {new!r}}} would move a column into another one. If its new name has dots, quote it: "
+            f"{quote_name(new)!r}"
+        )
+    return steps[0]
+
+
+def _join(steps: Sequence[str]) -> str:
+    return ".".join(map(quote_name, steps))
+
+
+def _find(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> Node:
+    """Return the node at the end of a path."""
+    if steps[0] not in schema.names:
+        raise SchemaMismatch(
+            f"{what}={path!r}: there is no column {steps[0]!r}{did_you_mean(steps[0], schema.names) or ','} the "
+            f"collection has {list(schema.names)}. Quote a column's name that has dots itself: {quote_name(path)!r}"
+        )
+    node = column_node(schema, steps[0])
+    for at, step in enumerate(steps[1:], 1):
+        named = {child.name: child for child in node.inner}
+        if step not in named:
+            has = f"has {[*named]}" if named else "has no fields inside"
+            raise SchemaMismatch(
+                f"{what}={path!r}: {_join(steps[:at])!r} is of type {node.kind}, which {has}"
+                f"{did_you_mean(step, named) or ''}"
+            )
+        node = named[step]
+    return node
+
+
+def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what: str) -> None:
+    parent = _find(schema, steps[:-1], path, what)
+    _find(schema, steps, path, what)
+    if not parent.is_struct:
+        raise SchemaMismatch(
+            f"{what}={path!r}: {steps[-1]!r} is what each {parent.kind} has, and no field of a struct; {what} the "
+            "whole column, or fields of structs"
+        )
+
+
+def changed_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
+    """Return a node with other fields inside; added ones get the next numbers.
+
+    Raises:
+        SchemaMismatch: a struct would lose its last field or have two fields of one name, or a field is both dropped
+            and changed.
+    """
+    path = f"{path}{quote_name(node.name)}"
+    inner = []
+    for child in node.inner:
+        if child.number not in changes.drop:
+            inner.append(changed_node(child, changes, numbers, f"{path}."))
+        elif any({n.number for n in child.walk()} & {*edits} for edits in (changes.add, changes.rename, changes.widen)):
+            raise SchemaMismatch(
+                f"field {changes.drop[child.number]!r} is dropped, and changed besides: do one of these"
+            )
+    for name, kind in changes.add.get(node.number, {}).items():
+        inner.append(make_node(name, kind, numbers, next(numbers)))
+    name, kind = changes.rename.get(node.number, node.name), changes.widen.get(node.number, node.kind)
+    if node.inner and kind != node.kind:
+        raise SchemaMismatch(f"{path!r} is of type {node.kind}: change the fields inside by their paths")
+    if node.inner:
+        names = [child.name for child in inner]
+        if not names:
+            raise SchemaMismatch(f"{path!r} would have no field any more: drop {path!r} itself")
+        if twice := [name for name in names if names.count(name) > 1]:
+            raise SchemaMismatch(f"two fields of {path!r} would be called {twice[0]!r}: choose another name")
+        named = [pa.field(child.name, child.kind) for child in inner]
+        kind = pa.struct(named) if node.is_struct else with_children(kind, [child.kind for child in inner])
+    return replace(node, name=name, kind=kind, inner=tuple(inner))
+
+
+def find_differences(before: Node, after: Node, path: str = "") -> Iterator[tuple[str, Node | None, Node | None]]:
+    """Yield what differs inside of a column: the path, and the node before and after; None where there is none."""
+    old, new = ({child.number: child for child in node.inner} for node in (before, after))
+    path = f"{path}{quote_name(after.name)}."
+    for number, child in old.items():
+        if number not in new:
+            yield path + quote_name(child.name), child, None
+    for number, child in new.items():
+        was, place = old.get(number), path + quote_name(child.name)
+        if was is None:
+            yield place, None, child
+            continue
+        if was.name != child.name or (not was.inner and not child.inner and was.kind != child.kind):
+            yield place, was, child
+        yield from find_differences(was, child, path)
+
+
+def is_extended(before: Node, after: Node) -> bool:
+    """Return whether a column has all that it had, under the same names and in the same order, and perhaps more."""
+    if not before.inner:
+        return bool(before.kind == after.kind)
+    old, new = before.inner, [child for child in after.inner if child.number in {n.number for n in before.inner}]
+    is_same = [(node.number, node.name) for node in old] == [(node.number, node.name) for node in new]
+    return is_same and all(map(is_extended, old, new))
+
+
+# Fields by their names, of what comes from elsewhere.
+
+
+def node_by_names(name: str, kind: pa.DataType, wanted: Node) -> Node:
+    """Return a node of a type, whose fields have the numbers of those with their names in another node."""
+    return _match_names(name, kind, wanted, count(_UNKNOWN), COLUMN)
+
+
+_UNKNOWN = 1 << 32  # The first number of fields that the other node has not.
+
+
+def _match_names(name: str, kind: pa.DataType, wanted: Node, fresh: Iterator[int], number: int) -> Node:
+    if _family(kind) != _family(wanted.kind):
+        return Node(number, name, kind)
+    named, inner = {child.name: child for child in wanted.inner}, list[Node]()
+    for step, child in zip(step_names(kind), children(kind), strict=True):
+        match = named.get(step)
+        if match is None:
+            inner.append(make_node(step, child.type, fresh, next(fresh)))
+        else:
+            inner.append(_match_names(step, child.type, match, fresh, match.number))
+    return Node(number, name, kind, tuple(inner))
+
+
+def _family(kind: pa.DataType) -> str:
+    if pt.is_list(kind) or pt.is_large_list(kind) or pt.is_fixed_size_list(kind):
+        return "list"
+    return "struct" if pt.is_struct(kind) else "map" if pt.is_map(kind) else ""
+
+
+def find_new_fields(name: str, given: pa.DataType, wanted: pa.DataType) -> dict[str, pa.DataType]:
+    """Return the fields inside of a column that another type of it has not, with their types by path."""
+    if not _family(wanted) or not _family(given):
+        return {}
+    node = make_node(name, wanted, count())
+    differences = find_differences(node, node_by_names(name, given, node))
+    return {path: now.kind for path, was, now in differences if was is None and now is not None}
+
+
+def align_fields(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+    """Return a column with the fields inside that a type has: others are left out, and missing ones are NULL."""
+    kind = _align_type(column.type, wanted)
+    if kind == column.type:
+        return column
+    target = make_node("", kind, count())
+    return reshape_column(column, node_by_names("", column.type, target), target, lambda piece, _: piece)
+
+
+def _align_type(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+    if not _family(given) or _family(given) != _family(wanted):
+        return given
+    if pt.is_struct(given):
+        types = {child.name: child.type for child in children(given)}
+        return pa.struct([(f.name, _align_type(types.get(f.name, f.type), f.type)) for f in children(wanted)])
+    pairs = zip(children(given), children(wanted), strict=True)
+    return with_children(given, [_align_type(ours.type, target.type) for ours, target in pairs])
+
+
+def changes_by_path(before: Node, after: Node) -> dict[str, Any]:
+    """Return the arguments of `evolve` that make one node of a column another one."""
+    add: dict[str, pa.DataType] = {}
+    drop, rename, widen = list[str](), dict[str, str](), dict[str, pa.DataType]()
+
+    def compare(was: Node, now: Node, path: str) -> None:
+        old, new = ({child.number: child for child in node.inner} for node in (was, now))
+        drop.extend(f"{path}.{quote_name(child.name)}" for number, child in old.items() if number not in new)
+        for number, child in new.items():
+            place = f"{path}.{quote_name(child.name)}"
+            if number not in old:
+                add[place] = child.kind
+                continue
+            old_place = f"{path}.{quote_name(old[number].name)}"
+            if old_place != place:
+                rename[old_place] = place
+            if not child.inner and not old[number].inner and child.kind != old[number].kind:
+                widen[old_place] = child.kind
+            compare(old[number], child, old_place)
+
+    compare(before, after, quote_name(before.name))
+    return {"add": add, "drop": drop, "rename": rename, "widen": widen}

@@ -1,0 +1,235 @@
+"""Statements of SQL by the call of the same meaning.
+
+| statement | here |
+|---|---|
+| UPDATE, DELETE, INSERT, MERGE | one commit of the changes |
+| CREATE TABLE t (…) | create_or_load; PRIMARY KEY makes it a keyed collection |
+| CREATE TABLE t AS query | write, to a new collection without a key |
+| CREATE VIEW v AS query | create_view and refresh; OR REPLACE is redefine |
+| REFRESH VIEW v | refresh |
+| DROP, ALTER, COMMENT | drop, evolve and rename, describe |
+| COPY … TO 'file' | rows of a query into a file |
+"""
+
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import asdict, dataclass
+from itertools import chain
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from persist.api.collection import Collection
+from persist.api.view import View
+from persist.codecs.types.schema import CollectionSchema
+from persist.codecs.updates.inputs import sides_like
+from persist.compute.query import (
+    Definition,
+    QueryLimits,
+    QueryResult,
+    copy_rows,
+    execute,
+    statement_kind,
+)
+from persist.core.errors import CollectionExists, InvalidUsage
+from persist.core.keyed.form import Keyed, build_form
+from persist.core.log import kinds
+from persist.core.timeline import Moment
+from persist.engine.location.collection_handle import CollectionHandle
+from persist.engine.location.engine import Engine
+from persist.engine.write.commit_future import CommitFuture
+from persist.engine.write.write_options import WriteMode
+
+Running = Callable[[Callable[[], object]], object]
+
+
+class Definer(Protocol):
+    """The parts of a client that statements need."""
+
+    engine: Engine
+
+    def load(self, name: str) -> Collection:
+        """Return the collection of a name."""
+        ...
+
+    def write(self, name: str, rows: Any, *, key: Any, mode: WriteMode | None) -> CommitFuture:
+        """Write rows to the collection of a name, which this creates if there is none."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """The effect of a statement that defines a collection.
+
+    Attributes:
+        statement: its first words, such as "CREATE TABLE".
+        collection: that it is about.
+        rows: how many rows a new collection has from it.
+        seqno: of the state in which it is done.
+    """
+
+    statement: str
+    collection: str
+    rows: int
+    seqno: int
+
+
+def run(
+    client: Definer, sql: str, time: int | Moment | None = None, *, variables: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Run a statement of any kind; return what it has done, by name.
+
+    It takes the arguments of `execute`, `define` and `copy_rows`, and raises their errors.
+    """
+    kind = statement_kind(sql)
+    if kind == "change":
+        return asdict(execute(client.engine, sql, time, variables=variables))
+    if time is not None:
+        raise InvalidUsage("time= is of UPDATE, DELETE, INSERT and MERGE: leave it out")
+    if kind == "definition":
+        return asdict(define(client, sql, variables=variables))
+    file, rows = copy_rows(client.engine, sql, variables)
+    return {"file": file, "rows": rows}
+
+
+def define(
+    client: Definer,
+    sql: str,
+    *,
+    variables: Mapping[str, Any] | None = None,
+    limits: QueryLimits | None = None,
+    running: Running = lambda interrupt: None,
+) -> Defined:
+    """Run a statement that defines a collection, durably; it is one commit, and a view is refreshed after it.
+
+    Args:
+        variables, limits: as for `QueryResult`.
+        running: takes a function that ends the query of a CREATE TABLE AS.
+
+    Raises:
+        InvalidUsage: DuckDB refuses it, or a collection has nothing of that kind.
+        CollectionNotFound, CollectionExists: it needs a collection that is not there, or the name is taken.
+        For each kind: what the call raises.
+    """
+    client.engine.writer("sql")
+    statement = Definition.parse(sql)
+    name, is_there = statement.find_table(client.engine.names(""))
+    rows = 0
+    if statement.verb == "CREATE":
+        rows = _create(client, statement, name, is_there, variables, limits, running)
+    elif is_there or not statement.condition:
+        _change(client.load(name), statement)
+    return Defined(statement.words, name, rows, client.engine.follower.state.seqno)
+
+
+def define_for_postgres(client: Definer, limits: QueryLimits, sql: str, running: Running) -> str:
+    """Run a statement of a Postgres client that defines a collection; return its command tag."""
+    done = define(client, sql, limits=limits, running=running)
+    return f"SELECT {done.rows}" if done.rows else done.statement.partition(" ON ")[0]
+
+
+def _create(
+    client: Definer,
+    statement: Definition,
+    name: str,
+    is_there: bool,
+    variables: Mapping[str, Any] | None,
+    limits: QueryLimits | None,
+    running: Running,
+) -> int:
+    """Create a collection, or redefine a view; return how many rows of a query it has from the beginning."""
+    query = statement.query
+    if is_there and (statement.condition or not statement.is_replacing):
+        if statement.condition:
+            return 0
+        raise CollectionExists(name)
+    if statement.kind == "VIEW":
+        if query is None:
+            raise InvalidUsage("CREATE VIEW needs a query: CREATE VIEW name AS SELECT …")
+        _create_view(client, name, query, exists=is_there)
+    elif is_there:
+        raise InvalidUsage(
+            f"CREATE OR REPLACE TABLE would drop the history of {name!r}: client.write({name!r}, rows, "
+            'mode="overwrite") replaces its rows and keeps that; or DROP TABLE first'
+        )
+    elif query is None:
+        _create_table(client, name, statement)
+    else:
+        answer = QueryResult(client.engine, query, None, variables=variables, limits=limits)
+        with closing(answer):
+            running(lambda: answer.interrupt("canceled"))
+            return _create_filled_table(client, name, answer)
+    return 0
+
+
+def _create_table(client: Definer, name: str, statement: Definition) -> None:
+    """Create a collection with the columns of a table, which can be read from then on, in one commit."""
+    columns, key = statement.new_columns(name)
+    schema = CollectionSchema.of(*sides_like(columns, key), "ms")
+    form = build_form(Keyed(), schema) if key else None
+    id_ = uuid.uuid4().hex
+    create = kinds.Create(id_, name, schema.to_json(), form)
+    handle = CollectionHandle(client.engine, id_, name, schema, form, create=create)
+    handle.submit("sql", [handle.at_commit()]).result()
+
+
+def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:
+    """Create a collection without a key of the rows of a query, in one commit; return how many there are."""
+    count = 0
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        nonlocal count
+        for batch in result.to_batches():
+            count += batch.num_rows
+            if batch.num_rows:
+                yield batch
+
+    found = batches()
+    first = next(found, None)
+    stream = () if first is None else chain([first], found)
+    rows = pa.RecordBatchReader.from_batches(result.schema, stream) if stream else result.schema.empty_table()
+    client.write(name, rows, key=[], mode="error").result()
+    return count
+
+
+def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> None:
+    from persist.compute.sql import (  # Here: the dataflow takes long to load.
+        collect_options,
+        live_view,
+        load_or_create_view,
+    )
+
+    options = collect_options(None, None)
+    with client.engine.follower.looks.once():
+        live = (
+            live_view(client.engine, name, options)
+            if exists
+            else load_or_create_view(client.engine, name, query, None, None, options)
+        )
+        view = View(live)
+        if exists:
+            view.redefine(query)
+        view.refresh()
+
+
+def _change(collection: Collection, statement: Definition) -> None:
+    """Do to a collection what a statement does to its table."""
+    if statement.verb == "REFRESH":
+        from persist.compute.sql import collect_options, live_view  # As above.
+
+        if statement.rest.strip(" \n\t;"):
+            raise InvalidUsage(f"REFRESH VIEW … {statement.rest:.40}: write REFRESH VIEW and the name alone")
+        View(live_view(collection.handle.engine, collection.name, collect_options(None, None))).refresh()
+        return
+    change = statement.change_table(collection.handle.contents())
+    if change.name is not None:
+        collection.rename(change.name).result()
+    elif change.evolution:
+        collection.evolve(**change.evolution)
+    elif "" in change.comments:
+        collection.describe(change.comments[""]).result()
+    elif change.comments:
+        collection.describe(columns=change.comments).result()
+    elif change.evolution is None:
+        collection.drop().result()

@@ -1,0 +1,83 @@
+"""`COPY … TO 'file'`: the rows of a table or a query as a file, in any format that DuckDB writes."""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from persist.compute.query.result import QueryResult
+from persist.compute.query.statement_text import split_text
+from persist.compute.query.tables import DUCKDB, why_refused
+from persist.core.errors import InvalidUsage, PersistError
+from persist.engine.location.engine import Engine
+from persist.engine.read.results.result import required
+
+_COPY = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*COPY\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
+_TABLE = re.compile(r"(?P<table>[^()]+?)\s*(?:\((?P<columns>[^()]*)\))?", re.DOTALL)
+
+
+def is_copy(sql: str) -> bool:
+    """Return whether a text begins like a COPY."""
+    return isinstance(sql, str) and _COPY.match(sql) is not None
+
+
+def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> tuple[str, int]:
+    """Write rows to a file with the caller's rights; return its name, as it is written, and how many rows.
+
+    DuckDB writes a file beside it first, and renames that when all rows are in it.
+
+    Args:
+        variables: as for `QueryResult`; None allows no file.
+
+    Raises:
+        InvalidUsage: files are not allowed, it is not `COPY … TO 'file'`, or DuckDB refuses it.
+    """
+    match = _COPY.match(sql)
+    if variables is None:
+        raise InvalidUsage("COPY writes a file, which queries may not.").with_remedy(
+            "{files:option:True} lets it, with your rights; without, take the rows with to_arrow() or to_pandas()."
+        )
+    parts = None if match is None else split_text(match["rest"], "to")
+    if parts is None:
+        raise InvalidUsage(
+            f"{sql!r:.100} is not COPY table TO 'file' or COPY (query) TO 'file'. To load a file, use INSERT INTO "
+            "orders FROM 'day.csv', or client.write()"
+        )
+    duckdb = required(DUCKDB)
+    source, target = parts
+    failed: list[PersistError] = []
+    with QueryResult(engine, _query(source), None, variables=variables) as result, duckdb.connect() as connection:
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            try:
+                yield from result.to_batches()
+            except PersistError as error:  # DuckDB has only a text of its own for it.
+                failed.append(error)
+                raise
+
+        connection.execute("SET TimeZone = 'UTC'")
+        connection.register("the rows", pa.RecordBatchReader.from_batches(result.schema, batches()))
+        copied = f'COPY (FROM "the rows") TO {target}'
+        try:
+            statements = connection.extract_statements(copied)
+            if len(statements) != 1:
+                raise InvalidUsage(f"there are {len(statements)} statements: give one")
+            (rows,) = connection.execute(statements[0]).fetchone()
+        except duckdb.Error as error:
+            if failed:
+                raise failed[0] from error
+            raise InvalidUsage(f"DuckDB refuses the statement: {why_refused(error)}") from error
+    file = re.match(r"\s*'((?:[^']|'')*)'", target)
+    return target.strip() if file is None else file[1].replace("''", "'"), int(rows)
+
+
+def _query(source: str) -> str:
+    """Return the query of the rows that a COPY names before its TO."""
+    source = source.strip()
+    if source.startswith("("):
+        return source[1:-1]
+    match = _TABLE.fullmatch(source)
+    if match is None:
+        raise InvalidUsage(f"COPY {source!r:.100} names no table: write COPY table TO … or COPY (query) TO …")
+    return f"SELECT {match['columns'] or '*'} FROM {match['table']}"
