@@ -549,7 +549,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"reorder": 5}, "reorder"),
         ({"reorder": [1, "v"]}, "reorder"),
         ({"reorder": [["v"], "s"]}, "reorder"),
-        ({"comments": {"v": "\ud800"}}, "no dict of texts"),
+        ({"comments": {"v": "\ud800"}}, "must be a dict of texts"),
         ({"rename": {"v": "\ud800"}}, "lone surrogates"),
         ({"add": {"\ud800": pa.int8()}}, "lone surrogates"),
         ({"drop": ["s"], "message": "\ud800"}, "not a text"),
