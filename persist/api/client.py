@@ -438,6 +438,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         store: bool = False,
         sql: bool | QueryLimits = False,
         iceberg_properties: Mapping[str, str] | None = None,
+        format_version: int = 2,
         slow_s: float = 60.0,
     ) -> Servers:
         """Serve the location to Arrow clients, Postgres clients and readers of Iceberg, until this client is closed.
@@ -462,6 +463,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
                 clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
+            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
             slow_s: a client that does not read its answer for so long is disconnected.
 
         Raises:
@@ -482,6 +484,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             store,
             sql,
             iceberg_properties,
+            format_version,
             slow_s,
         )
         servers = serve(self, options)
