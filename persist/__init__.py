@@ -11,7 +11,13 @@ import lazy_loader
 
 __version__ = "0.1.0"  # A test compares it with pyproject.toml.
 
-_load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+try:
+    _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+except ValueError:  # Within a zip file, as from Spark's --py-files, the stub has no path.
+    from importlib.resources import as_file, files
+
+    with as_file(files(__name__) / "__init__.pyi") as stub:
+        _load, __dir__, __all__ = lazy_loader.attach_stub(__name__, str(stub))
 _loading = threading.RLock()
 
 

@@ -6,10 +6,11 @@ floats                  the nearest float of a fraction; a whole number must be 
                         stands for another number
 date, time, timestamp   ISO 8601, no finer than the type; with an offset only if the type has a zone, and without
                         one in UTC then
-duration                a whole number of the type's unit
+duration                a whole number of the type's unit; or ISO 8601 with days to seconds, no finer than the type
 string                  itself, if it is UTF-8
 """
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -19,6 +20,11 @@ import pyarrow.types as pat
 
 from persist.codecs.types.arrow_types import is_flat
 
+_DURATION = re.compile(
+    r"(?P<sign>-?)P(?:(?P<days>\d+)D)?"
+    r"(?:T(?:(?P<hours>\d+)H)?(?:(?P<minutes>\d+)M)?(?:(?P<seconds>\d+)(?:\.(?P<fraction>\d{1,9}))?S)?)?",
+    re.ASCII,
+)
 _EXACT_BITS = {16: 11, 32: 24, 64: 53}
 
 
@@ -45,7 +51,7 @@ def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.
     if pat.is_timestamp(target) and target.tz is not None:
         return _parse_instants
     if pat.is_duration(target):
-        return lambda texts, kind: texts.cast(pa.int64()).cast(kind)
+        return _parse_durations
     if pat.is_date64(target):
         return lambda texts, kind: texts.cast(pa.date32()).cast(kind)
     return lambda texts, kind: texts.cast(kind)
@@ -85,6 +91,30 @@ def _parse_floats(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArra
 def _parse_times(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     day = pa.scalar("1970-01-01")
     return pc.binary_join_element_wise(day, texts, "T").cast(pa.timestamp(target.unit)).cast(target)
+
+
+def _parse_durations(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    if not pc.any(pc.match_substring(texts, "P")).as_py():
+        return texts.cast(pa.int64()).cast(target)
+    units = [None if text is None else _count_units(text, target) for text in texts.to_pylist()]
+    try:
+        return pa.chunked_array([pa.array(units, pa.int64())]).cast(target)
+    except OverflowError as error:
+        raise pa.ArrowInvalid(f"a duration is out of the range of {target}") from error
+
+
+def _count_units(text: str, target: pa.DataType) -> int:
+    """Return how many units of a type a text means."""
+    parts = _DURATION.fullmatch(text)
+    if parts is None or text[-1] in "PT":
+        return int(pa.scalar(text).cast(pa.int64()).as_py())
+    days, hours, minutes, seconds = (int(parts[name] or 0) for name in ("days", "hours", "minutes", "seconds"))
+    nanoseconds = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 10**9
+    nanoseconds += int((parts["fraction"] or "").ljust(9, "0"))
+    count, finer = divmod(nanoseconds, {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}[target.unit])
+    if finer:
+        raise pa.ArrowInvalid(f"{text} would be rounded as {target}")
+    return -count if parts["sign"] else count
 
 
 def _parse_instants(texts: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

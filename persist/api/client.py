@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from persist.services.publish import Published, keep_tables_current, publish_tog
 from persist.services.serve.messages import Notify
 
 NAMES_SHOWN = 20
+_QUERY = re.compile(r"\s*(?:SELECT|FROM|WITH)\s", re.IGNORECASE)
 
 
 def open(
@@ -99,6 +101,15 @@ def open(
             client.close()
             raise
     return client
+
+
+def _check_text(option: str, text: object) -> None:
+    """Raise InvalidUsage if a query is not text."""
+    if not isinstance(text, str):
+        raise InvalidUsage(
+            f"{option}= is a {type(text).__name__}: give SQL as text, such as 'SELECT * FROM orders'. A frame is "
+            "a table in it, with files=True"
+        )
 
 
 def _server(option: str, given: str | Notify | None) -> Notify | None:
@@ -267,6 +278,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         self.engine.writer("create_view")
         from persist.compute.sql import collect_options, load_or_create_view  # Here: the dataflow takes long to load.
 
+        _check_text("sql", sql)
+        if isinstance(name, str) and _QUERY.match(name):
+            raise InvalidUsage(f"the name comes first: create_view({sql!r:.60}, {name!r:.60})")
         if indexes not in (None, "auto"):
             raise InvalidUsage(f'indexes={indexes!r} says nothing: give "auto", or make them with Collection.index()')
         options = collect_options(memory_budget, spill_folder)
@@ -307,6 +321,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             ReadOnly: a statement would change a collection, and this client only reads.
         """
         self.engine.check_open("sql")
+        _check_text("query", query)
         here = inspect.currentframe() if files else None
         caller = None if here is None else here.f_back
         variables = None if caller is None else ChainMap(caller.f_locals, caller.f_globals)
@@ -423,6 +438,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         store: bool = False,
         sql: bool | QueryLimits = False,
         iceberg_properties: Mapping[str, str] | None = None,
+        format_version: int = 2,
         slow_s: float = 60.0,
     ) -> Servers:
         """Serve the location to Arrow clients, Postgres clients and readers of Iceberg, until this client is closed.
@@ -447,6 +463,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                 `persist.sql.QueryLimits` bounds the memory, the seconds and the rows of one query, also for Postgres
                 clients. Eight run at a time.
             iceberg_properties: sent to readers of Iceberg with each table, such as credentials of S3.
+            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
             slow_s: a client that does not read its answer for so long is disconnected.
 
         Raises:
@@ -467,6 +484,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             store,
             sql,
             iceberg_properties,
+            format_version,
             slow_s,
         )
         servers = serve(self, options)

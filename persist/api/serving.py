@@ -50,6 +50,7 @@ class ServeOptions:
     store: bool
     sql: bool | QueryLimits
     iceberg_properties: Mapping[str, str] | None
+    format_version: int
     slow_s: float
 
     def check(self) -> None:
@@ -75,6 +76,8 @@ class ServeOptions:
             )
         if self.write_token is not None and self.write_token == self.token:
             raise InvalidUsage("write_token= is the same as token=, so that all who may read could write: give another")
+        if self.format_version not in (2, 3):
+            raise InvalidUsage(f"format_version={self.format_version!r} is not 2 or 3")
         check_certificate(self.certificate)
         check_token(self.token)
         check_token(self.write_token)
@@ -164,7 +167,13 @@ def serve(client: Location, options: ServeOptions) -> Servers:
             from persist.services.serve.iceberg import serve_catalog
 
             engine.writer("serve with iceberg")
-            catalog = serve_catalog(client, options.iceberg, **tokens, properties=options.iceberg_properties)
+            catalog = serve_catalog(
+                client,
+                options.iceberg,
+                **tokens,
+                properties=options.iceberg_properties,
+                format_version=options.format_version,
+            )
             servers.iceberg_url = stack.enter_context(catalog)
         servers.keep(stack.pop_all())
     return servers

@@ -6,4 +6,10 @@ own. Each one is loaded when it is first used.
 
 import lazy_loader
 
-__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+try:
+    __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
+except ValueError:  # Within a zip file, as from Spark's --py-files, the stub has no path.
+    from importlib.resources import as_file, files
+
+    with as_file(files(__name__) / "__init__.pyi") as stub:
+        __getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, str(stub))

@@ -58,6 +58,10 @@ def test_a_write_may_refuse_a_collection_that_exists(client: persist.Client) -> 
         client.write("orders", FRAME, key=["id"], mode="replace")  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match=r"the name comes first: write\('orders', rows"):
         client.write(FRAME, "orders")
+    with pytest.raises(persist.InvalidUsage, match=r"the name comes first: create_view\('v', 'select \* from orders'"):
+        client.create_view("select * from orders", "v")
+    with pytest.raises(persist.InvalidUsage, match="query= is a DataFrame: give SQL as text"):
+        client.sql(FRAME)
     assert client["orders"].snapshot().count() == 2
 
 

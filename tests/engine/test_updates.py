@@ -109,6 +109,20 @@ def test_an_inserted_row_has_the_defaults_of_columns(client: persist.Client, key
     assert {row["id"]: row["n"] for row in orders.snapshot().to_pylist()} == {0: 5, 1: None, 2: 5, 9: 5}
 
 
+def test_columns_may_have_any_name(client: persist.Client) -> None:
+    orders = client.create_or_load("orders", key={"id": int}, value={"_given": str, "n": int})
+    orders.upsert([(1, ("error 00", 1))]).result()
+    orders.update([{"id": 1, "_given": "insert 11"}], token="named").result()
+    assert orders.get([1]) == [(1, ("insert 11", 1))]
+
+
+def test_a_view_takes_no_update(client: persist.Client) -> None:
+    filled(client)
+    client.create_view("big", "SELECT id, a FROM orders WHERE a > 0")
+    with pytest.raises(persist.InvalidUsage, match="'big' is a view"):
+        client["big"].update([{"id": 1, "a": 5}], missing="insert").result()
+
+
 def test_a_key_with_several_rows_is_refused(client: persist.Client) -> None:
     orders = filled(client)
     orders.write([(1, (9, "second", 5, False))]).result()
@@ -166,6 +180,17 @@ def test_rows_of_several_times_follow_each_other(client: persist.Client) -> None
         keyed.update([{"id": 1, "a": 5, "_time": 1}, {"id": 1, "a": 5, "_time": 3}])
 
 
+def test_a_late_row_leaves_nothing_to_those_after_it(client: persist.Client) -> None:
+    orders = filled(client, ORDERED, 1)
+    orders.update([{"id": 0, "ts": 2, "a": 9}, {"id": 0, "ts": 7, "b": "new"}]).result()
+    assert orders.get([0]) == [(0, (0, "new", 7, False))]
+    orders.update([{"id": 0, "ts": 8, "gone": True}]).result()
+    orders.update([{"id": 0, "ts": 7, "a": 1}], missing="insert").result()
+    assert held(orders) == []
+    orders.update([{"id": 0, "ts": 9, "a": 1}], missing="insert").result()
+    assert orders.get([0]) == [(0, (1, None, 9, None))]
+
+
 def test_a_late_bound_refuses_late_rows(client: persist.Client) -> None:
     keyed = persist.Keyed(order_by=["ts"], late_bound=Behind(3))
     orders = client.create_or_load("orders", key={"id": int}, value=VALUE, keyed=keyed)
@@ -178,12 +203,12 @@ def test_a_late_bound_refuses_late_rows(client: persist.Client) -> None:
 
 
 ROWS = st.fixed_dictionaries(
-    {"id": st.integers(0, 2)},
+    {"id": st.integers(0, 1)},
     optional={"a": st.none() | st.integers(0, 9), "b": st.none() | st.sampled_from("xyz"), "ts": st.integers(0, 4)},
 )
 PARTIAL = st.tuples(st.just("update"), st.lists(ROWS, max_size=4), st.sampled_from(["insert", "ignore"]))
 WHOLE = st.fixed_dictionaries(
-    {"id": st.integers(0, 2), "a": st.integers(0, 9), "b": st.sampled_from("xyz"), "ts": st.integers(0, 4)},
+    {"id": st.integers(0, 1), "a": st.integers(0, 9), "b": st.sampled_from("xyz"), "ts": st.integers(0, 4)},
 )
 EVENTS = st.tuples(
     st.just("events"), st.lists(st.tuples(WHOLE, st.booleans(), st.integers(0, 3)), max_size=3), st.booleans()

@@ -277,6 +277,7 @@ class PublishingCalls(CollectionBase):
         digest: bool = False,
         catalog: Any = None,
         identifier: str | None = None,
+        format_version: int | None = None,
     ) -> Published:
         """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
 
@@ -298,6 +299,8 @@ class PublishingCalls(CollectionBase):
                 pyiceberg. `every` needs the name.
             identifier: the name of the table there, such as "shop.orders"; its namespace must exist.
             digest: put the digest of the rows with the version. That reads all of them.
+            format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage. None means
+                that of the table before, and 2 for a new one.
 
         Raises:
             InvalidUsage: a column has no type in that format; or its place has a table of another writer.
@@ -312,7 +315,11 @@ class PublishingCalls(CollectionBase):
             raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
         if feed and table != "delta":
             raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
+        if format_version is not None and (table != "iceberg" or format_version not in (2, 3)):
+            raise InvalidUsage(f"format_version={format_version!r} goes with the table 'iceberg', and is 2 or 3")
         options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **parse_every(every)}
+        if format_version is not None:
+            options["format-version"] = str(format_version)
         if identifier is not None:
             options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
         self.handle.engine.settle()

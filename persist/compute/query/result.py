@@ -112,6 +112,7 @@ class QueryResult(ArrowResult):
         times: Mapping[Path, int] | None = None,
         pins: Mapping[str, int] | None = None,
         changes: Mapping[str, pa.Table] | None = None,
+        database: Any = None,
     ) -> None:
         """Bind a query to snapshots of all collections that it reads.
 
@@ -125,6 +126,7 @@ class QueryResult(ArrowResult):
             times: the `times` of another result, to read the same.
             pins: by the names of collections, the times of those that the query says no time of.
             changes: by the names of collections, what is read in the place of their latest contents.
+            database: a connection of `sealed_connection` for this query, which closes it; None to open one.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
@@ -144,8 +146,9 @@ class QueryResult(ArrowResult):
         self._stack = ExitStack()
         config: dict[str, str] = {**(SEALED_OFF if variables is None else WITH_FILES)}
         with ExitStack() as opening:
-            connection = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
-            self._connection = opening.enter_context(connection)
+            if database is None:
+                database = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
+            self._connection = opening.enter_context(database)
             add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
             parsed = parsed_query(self._text, self._connection)
@@ -381,6 +384,17 @@ class Queries:
         self._engine = engine
         self._limits = limits
         self._turns = threading.BoundedSemaphore(QUERIES_MAX)
+        self._opener = ThreadPoolExecutor(1, "persist-query")
+        self._spare: Future[Any] | None = None  # Opening a database takes as long as a small query.
+        self._lock = threading.Lock()
+
+    def _database(self) -> Any:
+        """Return an empty database, and let one for the next query be opened meanwhile."""
+        with self._lock:
+            spare = self._spare if self._spare is not None and self._spare.done() else None
+            if spare is not None or self._spare is None:
+                self._spare = self._opener.submit(sealed_connection, self._limits)
+        return sealed_connection(self._limits) if spare is None or spare.exception() else spare.result()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -405,7 +419,15 @@ class Queries:
     ) -> QueryResult:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
         check_reads(sql)
-        return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
+        return QueryResult(
+            self._engine,
+            sql,
+            as_of,
+            limits=self._limits,
+            parameters=parameters,
+            times=times,
+            database=self._database(),
+        )
 
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.

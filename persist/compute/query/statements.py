@@ -62,6 +62,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import ArrowResult, required
 
+BEFORE_SHARE = 4  # The touched rows take at most this fraction of the memory budget; otherwise all rows are read.
 _CONTENTS, _NEW_ROWS = "the contents", "the new rows"
 
 
@@ -160,12 +161,7 @@ def execute(
                 add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
                 reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in others.values()
-                noting = note_failures(read, failed)
-                rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, noting)
-                add_rows(connection, statement.table, handle, noting(None) if rows is None else rows)
-                if statement.is_upsert:
-                    index_key(connection, statement.table, handle)
-                before = None if rows is None else read_table(connection, statement.table, handle)
+                before = load_rows(connection, sql, statement, handle, note_failures(read, failed), reads_itself)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
@@ -276,6 +272,27 @@ def check_each_row_once(connection: Any, statement: StatementText, handle: Colle
             f"the statement has several rows for the one with {shown} of {handle.name!r}, and any of them might count: "
             "let its source have one row for each, by GROUP BY, DISTINCT or QUALIFY row_number() OVER (…) = 1"
         )
+
+
+def load_rows(
+    connection: Any, sql: str, statement: StatementText, handle: CollectionHandle, read: ReadRows, reads_itself: bool
+) -> pa.Table | None:
+    """Fill the table of a collection with the rows that a statement may touch; return them, or None for all rows.
+
+    Args:
+        reads_itself: the statement reads its own table again.
+    """
+    rows = None if reads_itself else read_touched(connection, sql, statement, handle.schema, read)
+    add_rows(connection, statement.table, handle, read(None) if rows is None else rows)
+    before = None if rows is None else read_table(connection, statement.table, handle)
+    if before is not None and before.nbytes > handle.engine.reader().memory_budget // BEFORE_SHARE:
+        # The difference to all contents is made slice by slice, so the old rows are not kept in memory.
+        connection.execute(f"TRUNCATE {path_of(statement.table)}").fetchall()
+        add_rows(connection, statement.table, handle, read(None))
+        before = None
+    if statement.is_upsert:
+        index_key(connection, statement.table, handle)
+    return before
 
 
 def is_read(sql: str, table: Path) -> bool:

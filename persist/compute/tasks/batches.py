@@ -31,7 +31,7 @@ from persist.compute.tasks.keyed_work import (
     commit_resolved,
     seal_done,
 )
-from persist.compute.tasks.planned_write import Target, check_times, writing
+from persist.compute.tasks.planned_write import Target, check_times
 from persist.core.antichain import END, Antichain
 from persist.core.errors import (
     Conflict,
@@ -49,7 +49,6 @@ from persist.core.state_rules.keyed_rules import due
 from persist.engine.collection.commit import Commit
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON
-from persist.engine.read.parts.caches import PartCaches
 from persist.engine.write.retrying import commit_with_retry
 
 logger = logging.getLogger(__name__)
@@ -90,7 +89,7 @@ class Share:
     upper: int = 0
 
 
-def commit_batch(mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
+def commit_batch(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None:
     """Commit what tasks have uploaded for a batch, unless it was committed before.
 
     Raises:
@@ -98,14 +97,13 @@ def commit_batch(mark: Mark, shares: Sequence[Share], times: BatchTimes) -> None
         UpdateNotBeyondUpper: an update is late.
         CollectionNotFound, Locked, WriterFenced, UploadExpired: as `Collection.write`.
     """
-    with writing(shares[0].target.location, shares[0].target.storage) as engine:
-        try:
-            if not _was_done(engine, mark, shares):
-                _commit(engine, mark, shares, times)
-        except (InvalidUsage, Conflict):
-            for share in shares:
-                _discard(share.target, share.parts)
-            raise
+    try:
+        if not _was_done(engine, mark, shares):
+            _commit(engine, mark, shares, times)
+    except (InvalidUsage, Conflict):
+        for share in shares:
+            _discard(share.target, share.parts)
+        raise
 
 
 def _was_done(engine: Engine, mark: Mark, shares: Sequence[Share]) -> bool:
@@ -183,18 +181,17 @@ def _discard(target: Target, parts: Sequence[Part]) -> None:
 
 
 Planning = Callable[[Stamp | None, int | None, CollectionState], KeyedWork]
-Committing = Callable[[Engine, KeyedWork], pa.Table | None]
+Committing = Callable[[KeyedWork], pa.Table | None]
 
 
 def commit_keyed_batch(
-    mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning, *, caches: PartCaches | None = None
+    engine: Engine, mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning
 ) -> None:
     """Commit the events of a batch that are here, unless it was committed before.
 
     Args:
         work: as it was planned for the batch.
         plan: plans it again, with the time of rows that have none, a seal, and contents as they are.
-        caches: what the batches before it have left of parts; each batch looks keys up in much the same ones.
 
     Raises:
         QueryMismatch: it is not the next batch of the query; nothing was written.
@@ -203,13 +200,14 @@ def commit_keyed_batch(
     more = (mark.of(work.target.id),)
     latest = pc.max(rows["_time"]).as_py() if len(rows) and not times.is_plain else None
 
-    def commit(engine: Engine, planned: KeyedWork) -> pa.Table | None:
+    def commit(planned: KeyedWork) -> pa.Table | None:
         return commit_events(engine, planned, rows, more, times.late_collection)
 
-    _commit_keyed(mark, work, latest, times, plan, commit, is_empty=not len(rows), caches=caches)
+    _commit_keyed(engine, mark, work, latest, times, plan, commit, is_empty=not len(rows))
 
 
 def commit_large_batch(
+    engine: Engine,
     mark: Mark,
     work: KeyedWork,
     latest: int | None,
@@ -228,7 +226,7 @@ def commit_large_batch(
     """
     more = (mark.of(work.target.id),)
 
-    def commit(engine: Engine, planned: KeyedWork) -> pa.Table | None:
+    def commit(planned: KeyedWork) -> pa.Table | None:
         """Store and commit the events, resolved if possible."""
         if planned.can_resolve:
             stored = store(planned, True)
@@ -238,10 +236,11 @@ def commit_large_batch(
         commit_pended(engine, planned, stored, more, times.late_collection)
         return stored.late_events
 
-    _commit_keyed(mark, work, latest, times, plan, commit)
+    _commit_keyed(engine, mark, work, latest, times, plan, commit)
 
 
 def _commit_keyed(
+    engine: Engine,
     mark: Mark,
     work: KeyedWork,
     latest: int | None,
@@ -250,33 +249,28 @@ def _commit_keyed(
     commit: Committing,
     *,
     is_empty: bool = False,
-    caches: PartCaches | None = None,
 ) -> None:
-    with writing(work.target.location, work.target.storage, caches) as engine:
+    def plan_and_commit() -> None:
+        """Plan from the newest contents, and commit once."""
+        contents = build_handle(work, engine).contents()
+        if resume_batch(engine, mark, work, contents, times):
+            return
+        time = _get_upper(contents) if times.is_plain else None
+        end = None if is_empty else times.end_after(time if times.is_plain else latest)
+        end = end if end is not None and contents.upper < end else None
+        planned = plan(None if time is None else Stamp(time), end, contents)
+        takes_all = times.is_plain or times.allow_future  # The time of plain rows is the upper.
+        late = commit(replace(planned, collects=times.late != "error", allow_future=takes_all))
+        _report(work, mark, late, times)
 
-        def plan_and_commit() -> None:
-            """Plan from the newest contents, and commit once."""
-            contents = build_handle(work, engine).contents()
-            if resume_batch(engine, mark, work, contents, times):
-                return
-            time = _get_upper(contents) if times.is_plain else None
-            end = None if is_empty else times.end_after(time if times.is_plain else latest)
-            end = end if end is not None and contents.upper < end else None
-            planned = plan(None if time is None else Stamp(time), end, contents)
-            takes_all = times.is_plain or times.allow_future  # The time of plain rows is the upper.
-            late = commit(engine, replace(planned, collects=times.late != "error", allow_future=takes_all))
-            _report(work, mark, late, times)
+    def raise_if_late(error: PersistError) -> None:
+        # Another writer has sealed, or moved the late bound. Events with own times stay late.
+        is_later = times.is_plain and not isinstance(error, LateEvents)
+        if not (is_later or times.late != "error") or build_handle(work, engine).contents().upper == END:
+            raise error
 
-        def raise_if_late(error: PersistError) -> None:
-            # Another writer has sealed, or moved the late bound. Events with own times stay late.
-            is_later = times.is_plain and not isinstance(error, LateEvents)
-            if not (is_later or times.late != "error") or build_handle(work, engine).contents().upper == END:
-                raise error
-
-        conflicts = (UpdateNotBeyondUpper, FrontierRegression, LateEvents)
-        commit_with_retry(
-            plan_and_commit, action="upsert", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late
-        )
+    conflicts = (UpdateNotBeyondUpper, FrontierRegression, LateEvents)
+    commit_with_retry(plan_and_commit, action="upsert", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late)
 
 
 def _report(work: KeyedWork, mark: Mark, late: pa.Table | None, times: BatchTimes) -> None:
@@ -296,7 +290,7 @@ def resume_batch(engine: Engine, mark: Mark, work: KeyedWork, contents: Collecti
     """
     if not mark.is_done([contents]):
         return False
-    commit_batch(mark, [Share(work.target, [])], BatchTimes(is_plain=True))
+    commit_batch(engine, mark, [Share(work.target, [])], BatchTimes(is_plain=True))
     if times.is_plain and contents.upper != END and due(contents, contents.upper + 1):
         seal_done(engine, replace(work, end=contents.upper + 1))
     return True

@@ -41,7 +41,6 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, open_engine, read_engine
 from persist.engine.location.writer import OpenOptions
-from persist.engine.read.parts.caches import PartCaches
 from persist.engine.write.part_writer import PartWriter
 from persist.engine.write.retrying import commit_with_retry
 from persist.engine.write.write_options import WriteOptions, delete_digest, overwrite_digest
@@ -84,13 +83,9 @@ class Target:
             storage.close()
 
 
-def writing(location: str, storage: Mapping[str, Any], caches: PartCaches | None = None) -> Engine:
-    """Open a location for one commit: the engine does nothing in the background.
-
-    Args:
-        caches: cached parts of earlier engines of the same location, to be reused and returned.
-    """
-    return open_engine(location, storage, OpenOptions(settings=Settings(background=False), caches=caches))
+def writing(location: str, storage: Mapping[str, Any]) -> Engine:
+    """Open a location for commits: the engine does nothing in the background."""
+    return open_engine(location, storage, OpenOptions(settings=Settings(background=False)))
 
 
 def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:

@@ -26,7 +26,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamHold, check_free
 from persist.core.antichain import END, to_antichain, to_time
-from persist.core.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
+from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, first_time
 from persist.core.state_rules.keyed_rules import load_form
@@ -209,6 +209,10 @@ class SourceOptions:
     storage: Mapping[str, Any] = field(default_factory=dict)
 
 
+_LOST = (
+    "The changes after the checkpoint are gone, because the query keeps no history with hold=none. Begin with a new "
+    "checkpointLocation; without the option hold, history stays for the query."
+)
 POLL_S = 0.5  # How long to look for new updates before the engine gets an empty answer.
 SLICE_BYTES = 16 << 20
 
@@ -435,7 +439,11 @@ class StreamSource:
             assert at.as_of is not None
             scan = snapshot_scan(contents, schema, at.as_of, columns, raw=raw)
         else:
-            check_changes_readable(contents, lower)
+            try:
+                check_changes_readable(contents, lower)
+            except AsOfCompacted as error:
+                error.add_note(_LOST)
+                raise
             scan = changes_scan(contents, schema, lower, at.frontier, columns, raw=raw)
         scan.check_columns()
         slices = scan.slices(self._options.partitions) if self._options.partitions else scan.slices_within(SLICE_BYTES)

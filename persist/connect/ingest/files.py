@@ -24,12 +24,12 @@ from persist.api.collection import Collection
 from persist.codecs.errors import did_you_mean
 from persist.codecs.nested import find_new_fields, quote_name
 from persist.codecs.types.python_types import arrow_type
-from persist.codecs.types.schema import check_field
+from persist.codecs.types.schema import CollectionSchema, check_field
 from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_files import read_names, read_pieces
-from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name
+from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name, stored_schema
 from persist.connect.ingest.row_types import infer_types, is_open
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
 from persist.core.errors import InvalidUsage, PersistError
@@ -332,7 +332,8 @@ class Files:
         if drift == "ignore" and ignored:
             logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
         if source.format != "json":
-            _warn_of_nulls(source, [name for name in collection.schema.names if name not in file_types])
+            less = [name for name in collection.schema.names if name not in file_types]
+            _warn_of_nulls(source, [*less, *_lacking_fields(source, collection.schema)])
         return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
     def _fields_inside(self, source: RowFile, columns: RowColumns) -> dict[str, pa.DataType]:
@@ -367,6 +368,17 @@ class Files:
                 yield raw
         except FileNotFoundError:
             raise SourceMoved(f"{file.path} was deleted before it was read: nothing of it was taken in") from None
+
+
+def _lacking_fields(source: RowFile, schema: CollectionSchema) -> list[str]:
+    """Return the fields inside of columns that the collection has, and the file has not, by their paths."""
+    nested = {name: kind for name, kind in zip(schema.names, schema.types, strict=False) if pa.types.is_nested(kind)}
+    if not nested or source.format == "csv":
+        return []
+    of_file = {field.name: field.type for field in stored_schema(source)}
+    return [
+        path for name, kind in nested.items() if name in of_file for path in find_new_fields(name, kind, of_file[name])
+    ]
 
 
 def _warn_of_nulls(source: RowFile, less: list[str]) -> None:

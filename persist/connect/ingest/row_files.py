@@ -21,7 +21,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.nested import align_fields, quote_name
+from persist.codecs.nested import align_fields, find_new_fields, quote_name
 from persist.codecs.types.arrow_types import children, is_flat
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import lacks_columns
@@ -87,6 +87,10 @@ def _typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Itera
             differences = (_difference(field.type, kind, field.name) for field in batch.schema
                      if (kind := columns.types.get(field.name)) is not None)  # fmt: skip
             where = next((what for what in differences if what), None)
+            new = (find_new_fields(field.name, field.type, columns.types[field.name]) for field in batch.schema
+                   if field.name in columns.types)  # fmt: skip
+            if (path := next((path for paths in new for path in paths), None)) is not None:
+                raise InvalidUsage(f"{file.name} has the field {columns.refuse_name(path)}. {MEND}") from None
             raise InvalidUsage(f"{file.name} {f'has {where}: ' if where else 'does not fit: '}{error} {MEND}") from None
         misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.first(REASONS_MAX)])
         start += len(table)

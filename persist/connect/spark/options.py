@@ -157,13 +157,13 @@ OPTIONS = (
     Option("start", ("stream",), _time(TIME_MAX), None, "begin without contents, with the updates from this time on; `latest`: with what is sealed after the query first starts"),
     Option("until", ("read",), _time(TIME_MAX + 1), None, "for `changes`, `transitions` and `upserts`: the last time, exclusive"),
     Option("times", _READS, _one_of("int", "timestamp"), "int", "how `changes` and `transitions` show `_time`; `timestamp` needs a timeline"),
-    Option("columns", _READS, _COLUMNS, None, "the columns wanted: a Python data source is not told which columns a query uses. Not for `upserts`"),
+    Option("columns", _READS, _COLUMNS, None, "the columns to read; not for `upserts`"),
     Option("seqno", ("read",), _whole(0, TIME_MAX), None, "the point of the log at which `latest` is taken and up to which times can be read, so that reads of several collections belong together"),
     Option("schema", ("read",), _whole(1, 2**31), None, "the version of the schema to read with; without it the newest when the DataFrame is made, which it keeps"),
     Option("partitions", _READS, _whole(1, PARTITIONS_MAX), None, "at most so many tasks read the DataFrame or a micro-batch; without it by size"),
     Option("timeout_s", ("read",), _SECONDS, str(READ_TIMEOUT_S), "how long to wait for the time to be sealed, if it is not"),
     Option("timeout_s", ("stream",), _SECONDS, None, "how long the query may run without `as_of` being sealed; without it for ever, and not at all with `Trigger.AvailableNow`"),
-    Option("max_updates_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it, because a micro-batch holds all updates of its times"),
+    Option("max_updates_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many updates in a micro-batch, as they are stored; one time alone may exceed it"),
     Option("max_times_per_trigger", ("stream",), _whole(1, COUNT_MAX), None, "at most so many different times in a micro-batch"),
     Option("hold", ("stream",), _HOLD, None, "the permanent hold that keeps history for the query, also while it is stopped; without it a name is drawn. It stays until the collection is complete for ever or `collection.hold(name=…).release()`. `none`: nothing is kept and nothing is written to the location"),
     Option("mode", _WRITES, _one_of("append", "upsert"), "append", "`upsert`: rows are events for a keyed collection"),
@@ -172,10 +172,11 @@ OPTIONS = (
     Option("seal", ("write",), _FRONTIER, None, "seal to this upper in the same commit; `end` is for ever"),
     Option("seal", ("streaming write",), _one_of("max", "none"), None, "where rows have times, seal beyond the largest time of the micro-batch, which is the default, or nothing"),
     Option("watermark", ("streaming write",), _whole(0, TIME_MAX), None, "instead of `seal`: seal up to the largest time minus this, in units of times"),
+    Option("key", ("write",), _COLUMNS, None, "create the collection with this key, if there is none; `[]` for no key"),
     Option("where", ("write",), _TEXT, None, "with `mode(\"overwrite\")`: replace only records for which this is true, such as `status = 'new' and id > 5`"),
     Option("multiset", ("write",), _one_of("true", "false"), "false", "with `mode(\"overwrite\")`: let keys have several rows; without it, that is an error"),
     Option("token", ("write",), _TOKEN, None, "names the write, so that doing it again does nothing"),
-    Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock, which are mostly mistaken: once they are sealed, nothing can be written before them"),
+    Option("allow_future", _WRITES, _YES, "false", "on a timeline, take times that are more than a day ahead of the clock"),
     Option("late", _WRITES, _one_of("error", "drop", "collect"), None, "what becomes of late updates: an error, which is the default; left out and logged; or, of events, added to `late_collection`. For `write` only with mode `upsert`"),
     Option("late_collection", _WRITES, _TEXT, None, "the collection that late events are added to by the same commit, with their reasons"),
     Option("first_batch", ("streaming write",), _whole(0, 2**63 - 1), "0", "the number of the batch at which a query that wrote elsewhere before goes on here"),
@@ -380,11 +381,13 @@ class WriteOptions(SinkOptions):
     Attributes:
         upserts: rows are events for a keyed collection.
         late, late_collection: what becomes of late events, and where they go.
+        key: of the collection, which is created if there is none; None to write to one that is there.
         where: the condition on the records that an overwrite replaces, as `persist.core.expression.filters` reads it.
         multiset: whether rows that overwrite may repeat a key.
     """
 
     upserts: bool = False
+    key: tuple[str, ...] | None = None
     where: str | None = None
     multiset: bool = False
     late: str | None = None
@@ -393,8 +396,10 @@ class WriteOptions(SinkOptions):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
         """Check what Spark was given; raises as `ReadOptions.of`."""
-        values = _parsed(given, "write").values
+        options = _parsed(given, "write")
+        values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
+        options.refuse({"key"} if upserts else set(), 'mode="upsert": create a keyed collection with Client.create')
         values["multiset"] = values["multiset"] == "true"
         if late is not None and not upserts:
             raise InvalidUsage(f'option late={late!r} goes with the option mode="upsert"')

@@ -145,8 +145,8 @@ def writable(collection: str) -> Iterator[None]:
         yield
     except CollectionNotFound as error:
         error.remedy = (
-            f"persist.spark.write(df, location, {collection!r}, key=[…]) creates it with the columns of df, and "
-            "client.create_or_load with any others, or keyed."
+            f"persist.spark.write(df, location, {collection!r}, key=[…]) creates it with the columns of df, as "
+            'option("key", …) of df.write does, and client.create_or_load with any others, or keyed.'
         )
         raise
 

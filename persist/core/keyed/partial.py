@@ -1,9 +1,9 @@
 """Partial events: rows that have some value columns, and leave the others as they are.
 
-    key columns, _seq, _deleted, value columns, _time, _diff, _given
+    key columns, _seq, _deleted, value columns, _time, _diff, and a column without a name
 
-`_given` is NULL for a whole row. For a partial row it has the policy for a key that holds nothing, a space, and "1" or
-"0" for each value column: whether the row has it. Columns that a row lacks are NULL in the table.
+The last column is NULL for a whole row. For a partial row it has the policy for a key that holds nothing, a space, and
+"1" or "0" for each value column: whether the row has it. Columns that a row lacks are NULL in the table.
 
 `complete_events` adds the missing columns, once the rows that the keys hold are known. It takes the events of each key
 in the order of `persist.core.keyed.events.prepared`. A missing column has the value of the row before the event. With
@@ -35,7 +35,7 @@ from persist.core.keyed.machine import DELETED, GROUP, watermark_ranks, with_pre
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline
 
-GIVEN = "_given"
+GIVEN = ""  # No column of a collection has an empty name.
 Missing = Literal["error", "insert", "ignore"]
 _KEYS_MAX = 10
 Flags = npt.NDArray[np.bool_]
@@ -118,7 +118,7 @@ class _Sequence:
         rows: of both tables.
         order: the row at each place; rows of events begin at start.
         group: the number of the key at each place; first: the first place of that key.
-        codes: the number of the text of `_given` at each place; -1 for whole rows.
+        codes: the number of the text of `GIVEN` at each place; -1 for whole rows.
         texts: by that number.
         deletes: whether the key holds nothing after the place.
     """
@@ -221,7 +221,7 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
 
 
 def _has(text: str, at: int) -> bool:
-    """Return whether a row has the value column at a place, from its `_given`."""
+    """Return whether a row has the value column at a place, from its text."""
     return text.split(" ")[1][at] == "1"
 
 

@@ -8,7 +8,7 @@
     part/<collection>/<seqno>-<uuid>.parquet             updates; an upload
     part/<collection>/<seqno>-<checksum>.json            older tokens; an upload
     list/<collection>/<seqno>-<checksum>.json            descriptors of parts, too many for a record; an upload
-    part/<collection>/<seqno>/deletion_vector_<uuid>.bin rows that a Delta table leaves out; an upload
+    part/<collection>/<seqno>/deletion_vector_<uuid>.bin rows that a published table leaves out; an upload
     part/<collection>/metadata/<seqno>-<uuid>.avro       which files an Iceberg table has; an upload
     part/<collection>/_delta_log/…, metadata/…           the rest of a published table: under names of its format
     gc/clock                                             written to ask the store what time it is
@@ -183,10 +183,21 @@ def part_key(collection: str, seqno: int) -> str:
     return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
 
 
-def vectors_key(collection: str, seqno: int) -> tuple[str, uuid.UUID]:
-    """Return a new key for the deleted rows of a Delta table, and the id in it."""
+def vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[str, uuid.UUID]:
+    """Return a new key for the deleted rows of a published table, and the id in it.
+
+    Args:
+        size: of the blob, below 2**32, for `size_of_vectors`; None if nobody asks for it.
+    """
     id_ = uuid.uuid4()
+    if size is not None:
+        id_ = uuid.UUID(int=id_.int >> 32 << 32 | size)
     return f"{PARTS}{collection}/{seqno:020d}/deletion_vector_{id_}.bin", id_
+
+
+def size_of_vectors(key: str) -> int | None:
+    """Return the bytes of a blob of vectors whose key was made with its size; None for a key of another kind."""
+    return int(key[-12:-4], 16) if key.endswith(".bin") else None
 
 
 def manifest_key(collection: str, seqno: int) -> str:

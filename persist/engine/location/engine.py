@@ -76,7 +76,7 @@ class Engine:
             else PinnedFollower(blob, clock, options.seqno, pool=pool)
         )
         budget = self.settings.memory_budget
-        self.caches = caches = options.caches or PartCaches(storage.cache)
+        self.caches = caches = PartCaches(storage.cache)
         folder = self.settings.cache_folder
         self.spilled = spilled = (
             None if folder is None else SpilledRows(folder, self.settings.cache_folder_bytes, blob.url, clock)

@@ -43,9 +43,6 @@ Mode = Literal["shared", "exclusive", "read"]
 class OpenOptions:
     """The options of `persist.open`, which documents them.
 
-    Attributes:
-        caches: what another client of the same location has left of parts, to go on with; None for empty ones.
-
     Raises:
         InvalidUsage: an option does not fit, by itself or with the mode.
     """
@@ -56,7 +53,6 @@ class OpenOptions:
     seqno: int | None = None
     settings: Settings = field(default_factory=Settings)
     clock: Clock = field(default_factory=SystemClock)
-    caches: PartCaches | None = None
 
     def __post_init__(self) -> None:
         mode, id_, seqno = self.mode, self.reentrance_id, self.seqno

@@ -37,6 +37,7 @@ from persist.engine.location.engine import Engine
 from persist.engine.read.results.result import required
 from persist.services.publish.iceberg import IcebergTable, moment_ms
 from persist.services.publish.iceberg_files import DataFiles, schema_json, snapshot_id, snapshot_json, table_json
+from persist.services.publish.planning import FORMAT_VERSION, read_format_version
 from persist.services.publish.publication import pin, publish, unpin
 
 MAIN = "main"  # The namespace of names without a dot, and the branch of the newest version.
@@ -92,11 +93,16 @@ class _Slot:
 class IcebergCatalog:
     """The tables of a location; safe to use from many threads."""
 
-    def __init__(self, client: CatalogReader, publish_interval_s: float) -> None:
-        """Make a catalog over a client that may write: a load commits what it publishes."""
+    def __init__(self, client: CatalogReader, publish_interval_s: float, format_version: int = 2) -> None:
+        """Make a catalog over a client that may write: a load commits what it publishes.
+
+        Args:
+            format_version: the least one of the tables; a table that was published with a newer one keeps it.
+        """
         required("pyiceberg[pyarrow]>=0.12")
         self._client = client
         self._interval_s = publish_interval_s
+        self._options = {FORMAT_VERSION: str(format_version)} if format_version > 2 else {}
         self._clock = client.engine.clock
         self._lock = threading.Lock()
         self._slots: dict[str, _Slot] = {}
@@ -159,7 +165,7 @@ class IcebergCatalog:
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
         if handle.contents().upper == 0:
-            return _without_rows(handle, handle.known())
+            return _without_rows(handle, handle.known(), read_format_version(self._options))
         requested = None if as_of is None else handle.as_time("as_of", as_of)
         if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
             raise Superseded(f"{handle.name!r} is being published: load it again")
@@ -205,26 +211,26 @@ class IcebergCatalog:
             raise InvalidUsage("the table has no such snapshot any more: load the table again")
         schema = load_schema_version(contents, chosen.schema)
         filter = AlwaysTrue() if asked.filter is None else asked.filter
-        files = DataFiles(schema, IcebergTable(handle, {}).url_of)
+        files = DataFiles(schema, IcebergTable(handle, {}).url_of, read_format_version(chosen.options))
         try:
             matches = _InclusiveMetricsEvaluator(
                 Schema.model_validate(schema_json(schema)), filter, asked.case_sensitive
             ).eval
-            described = [(contents.part(number), file) for number, file in chosen.files.items()]
-            scanned = [(part, file, entry) for part, file in described if matches(entry := files.data_file(part))]
+            described = [(number, contents.part(number), file) for number, file in chosen.files.items()]
+            scanned = [(*file, entry) for file in described if matches(entry := files.data_file(*file[:2]))]
         except MALFORMED as error:
             raise InvalidUsage(f"the filter does not fit the table: {error}") from error
         deletes: list[dict[str, Any]] = []
         tasks: list[dict[str, Any]] = []
         if asked.filter is not None and len(json.dumps(request["filter"])) * len(scanned) > RESIDUAL_BYTES_MAX:
             raise InvalidUsage("the filter is too long for so many files: plan the scan in the client")
-        for part, file, entry in scanned:
+        for number, part, file, entry in scanned:
             task: dict[str, Any] = {"data-file": _content_file(entry, "data")}
             if asked.filter is not None:
                 task["residual-filter"] = request["filter"]
             if file.deletes is not None:
                 task["delete-file-references"] = [len(deletes)]
-                deletes.append(_content_file(files.delete_file(part, file.deletes), "position-deletes"))
+                deletes.append(_content_file(files.delete_file(number, part, file.deletes), "position-deletes"))
             tasks.append(task)
         return {"status": "completed", "delete-files": deletes, "file-scan-tasks": tasks}
 
@@ -235,11 +241,14 @@ class IcebergCatalog:
         known = contents.published.get("iceberg")
         is_current = known is not None and known.as_of >= last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.load_schema(contents, None).version
+        if known is not None and read_format_version(known.options) < read_format_version(self._options):
+            is_current = False
         now_s = time.monotonic()
         is_behind = known is None or (requested is not None and known.as_of < requested <= last_sealed(contents))
         if is_current or (not is_behind and now_s - slot.published_s < self._interval_s):
             return contents
         options = {"deletes": "vectors"} if known is None else dict(known.options)
+        options |= self._options
         publish(handle, IcebergTable(handle, options), None, options=options)
         slot.published_s = now_s
         return handle.known()
@@ -259,7 +268,7 @@ class IcebergCatalog:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, {"at_ms": str(now_ms)})
+                pin(handle, time_, {"at_ms": str(now_ms), **self._options})
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
         if requested is not None and requested != newest and requested not in handle.known().pins:
@@ -269,7 +278,8 @@ class IcebergCatalog:
             requests = sum("until_ms" in pinned_.options for pinned_ in pins)
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
-            pin(handle, requested, {"at_ms": str(now_ms), "until_ms": str(now_ms + int(PIN_S * 1000))})
+            until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
+            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._options})
         return handle.known()
 
     def _described(
@@ -305,7 +315,7 @@ class IcebergCatalog:
         return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _tag_of(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
-        IcebergTable(handle, {}).check(handle.load_schema(handle.known(), None), {})
+        IcebergTable(handle, {}).check(handle.load_schema(handle.known(), None), self._options)
 
     def _has(self, space: Namespace, table: str) -> bool:
         return (space, table) in {*self._identifiers()}
@@ -360,9 +370,10 @@ def _snapshot_of_pin(
     return snapshot_json(contents, known, table.url_of, at_ms)
 
 
-def _without_rows(handle: CollectionHandle, contents: CollectionState) -> LoadedTable:
+def _without_rows(handle: CollectionHandle, contents: CollectionState, version: int) -> LoadedTable:
     """Return a table without snapshots, for a collection of which no time is sealed."""
-    metadata = table_json(contents, handle.load_schema(contents, None), IcebergTable(handle, {}).location(contents))
+    schema, location = handle.load_schema(contents, None), IcebergTable(handle, {}).location(contents)
+    metadata = table_json(contents, schema, location, version)
     metadata |= {"table-uuid": str(uuid.UUID(contents.id)), "last-updated-ms": 0}
     return LoadedTable(None, metadata, _tag_of(metadata))
 
@@ -373,12 +384,16 @@ def _tag_of(metadata: Mapping[str, Any]) -> str:
 
 def _content_file(described: Any, content: str) -> dict[str, Any]:
     """Return a file as the protocol writes it, without statistics: the plan has used them."""
+    names = ("first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes")
+    values = (described[at] for at in range(16, len(described)))  # They came with version 3.
+    newer = dict(zip((name.replace("_", "-") for name in names), values, strict=False))
     return {
         "spec-id": 0,
         "partition": [],
         "content": content,
         "file-path": described.file_path,
-        "file-format": "parquet",
+        "file-format": described.file_format.lower(),
         "file-size-in-bytes": described.file_size_in_bytes,
         "record-count": described.record_count,
+        **{name: value for name, value in newer.items() if value is not None},
     }

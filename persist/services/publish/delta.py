@@ -107,7 +107,7 @@ class DeltaTable:
             )
 
     def store_deletes(
-        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool
+        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
         """Store vectors of the rows that are left out, all in one blob, as far as they are not what was before."""
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())

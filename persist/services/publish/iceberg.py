@@ -1,6 +1,7 @@
-"""A published table as Iceberg, version 2: metadata by pyiceberg's writers, over the parts as they lie.
+"""A published table as Iceberg, version 2 or 3: metadata by pyiceberg's writers, over the parts as they lie.
 
     part/<collection>/<seqno>-<32 hex>.parquet             rows that are left out of one part, as position deletes
+    part/<collection>/<seqno>/deletion_vector_<uuid>.bin   rows that are left out of several, as a Puffin file
     part/<collection>/metadata/<seqno>-<32 hex>.avro       a manifest, or the list of a snapshot's manifests
     part/<collection>/metadata/v<version + 1>.metadata.json   the table at one version, after the record of the version
     part/<collection>/metadata/version-hint.text           which of these is the newest
@@ -10,16 +11,19 @@ manifests are written entry by entry. Columns are found by their field ids, and 
 names. All names in an Iceberg table are whole URLs: a location that is moved has to be published again.
 
 Each version is one snapshot, and its metadata has no other. Position deletes are written anew for a part of which other
-rows are left out, in a file for each part, because a reader then reads only what it needs.
+rows are left out, in a file for each part, because a reader then reads only what it needs. Version 3 of the format has
+deletion vectors instead, and each version of the table stores all of its new ones in one Puffin file. Older position
+deletes stay. It also has timestamps in nanoseconds, and row lineage (`persist.services.publish.iceberg_files`).
 
 Each version can also be registered with a catalog of pyiceberg. It then writes metadata of its own beside ours.
 
-Source: the Iceberg table spec, version 2: "Position Delete Files", "Table Metadata Fields".
+Source: the Iceberg table spec: "Position Delete Files", "Deletion Vectors", "Table Metadata Fields".
 """
 
 import io
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -33,12 +37,12 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded, Unavailable
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes
-from persist.core.log.keys import part_key, table_root
+from persist.core.log.keys import part_key, size_of_vectors, table_root, vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.results.result import required
-from persist.services.publish.bitmaps import Rows
+from persist.services.publish.bitmaps import Rows, decoded_rows, encoded_rows, unframe_vector
 from persist.services.publish.iceberg_files import (
     FIELD_ID,
     FILE_PATH,
@@ -47,11 +51,19 @@ from persist.services.publish.iceberg_files import (
     Manifests,
     iceberg_type,
     properties,
+    puffin_file,
     schema_json,
     snapshot_json,
     table_json,
 )
-from persist.services.publish.planning import REPLACES, PlannedFile, check_columns, foreign, rows_left_out
+from persist.services.publish.planning import (
+    REPLACES,
+    PlannedFile,
+    check_columns,
+    foreign,
+    read_format_version,
+    rows_left_out,
+)
 
 
 class IcebergTable:
@@ -87,17 +99,43 @@ class IcebergTable:
             raise InvalidUsage(f"Iceberg readers cannot open {url}: publish from a client that opens the store itself")
         if "://" in url and "#" in url:
             raise InvalidUsage(f"Iceberg readers cut {url} off at its '#': publish from a location without that")
-        check_columns(schema, "iceberg", iceberg_type, HAS)
+        if read_format_version(options) > 2 and "identifier" in options:
+            raise InvalidUsage(
+                "catalogs of pyiceberg take no new versions of tables of Iceberg's format 3: publish without catalog=, "
+                "or serve the location as a catalog by serve(iceberg=)"
+            )
+        check_columns(schema, "iceberg", partial(iceberg_type, version=read_format_version(options)), HAS)
 
     def store_deletes(
-        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool
+        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
-        """Store position deletes, a file for each part, as far as they are not what was before."""
+        """Store the rows that are left out, as far as they are not what was before."""
         deletes: list[Deletes | None] = []
-        for file, previous in pieces:
+        changed: dict[int, tuple[Part, Rows]] = {}
+        for at, (file, previous) in enumerate(pieces):
             rows = rows_left_out(file, None if previous is None else self._read_rows(previous), is_anew)
-            deletes.append(previous if rows is None else self._stored(file.part, rows) if len(rows) else None)
+            deletes.append(previous if rows is None else None)
+            if rows is not None and len(rows):
+                changed[at] = (file.part, rows)
+        if read_format_version(options) == 2:
+            stored = [self._stored(part, rows) for part, rows in changed.values()]
+        else:
+            stored = self._stored_together([*changed.values()])
+        for at, written in zip(changed, stored, strict=True):
+            deletes[at] = written
         return deletes
+
+    def _stored_together(self, changed: Sequence[tuple[Part, Rows]]) -> list[Deletes]:
+        """Store deletion vectors, all in one Puffin file."""
+        if not changed:
+            return []
+        vectors = [encoded_rows(rows) for _, rows in changed]
+        paths = [self.url_of(part.blob) for part, _ in changed]
+        data, starts = puffin_file([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
+        key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
+        self._blob.set(key, data)
+        places = zip(starts, vectors, changed, strict=True)
+        return [Deletes(key, start, len(vector), len(rows)) for start, vector, (_, rows) in places]
 
     def _stored(self, part: Part, rows: Rows) -> Deletes:
         key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
@@ -113,6 +151,8 @@ class IcebergTable:
             raise MissingBlob(
                 deletes.blob, "it is missing, and a published table leaves rows out by it", "unpublish it"
             )
+        if size_of_vectors(deletes.blob) is not None:
+            return decoded_rows(unframe_vector(data[deletes.start :], deletes.blob), deletes.blob)
         rows: Rows = pq.read_table(pa.BufferReader(data), columns=["pos"])["pos"].to_numpy()
         return rows
 
@@ -193,11 +233,12 @@ class IcebergTable:
         moment = moment_ms(self._handle, known.as_of)
         at_ms = now_ms if moment is None else moment
         snapshot = snapshot_json(contents, known, self.url_of, at_ms)
-        table = table_json(contents, schema, self.location(contents)) | {
+        table = table_json(contents, schema, self.location(contents), read_format_version(known.options)) | {
             "table-uuid": str(UUID(known.id)),
             "last-sequence-number": known.version + 1,
             "last-updated-ms": max(now_ms, at_ms),
             "properties": properties(contents, known),
+            **({"next-row-id": snapshot["first-row-id"] + snapshot["added-rows"]} if "added-rows" in snapshot else {}),
             "current-snapshot-id": snapshot["snapshot-id"],
             "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
             "snapshots": [snapshot],

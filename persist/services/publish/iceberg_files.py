@@ -1,14 +1,18 @@
 """The parts of an Iceberg table's metadata: its schema, its snapshot, and the manifests of its files.
 
-Source: the Iceberg table spec, version 2: "Manifests", "Manifest Lists"; "Column Projection" for ids and the mapping of
-names.
+Row lineage: the ids of the rows of a file begin at the number of its part times 2**32. So a row keeps its id as long as
+its file is in the table. A file counts as changed when rows of it are left out. A reader of changed rows may read a row
+twice, and misses none.
+
+Source: the Iceberg table spec: "Manifests", "Manifest Lists", "Row Lineage"; "Column Projection" for ids and the
+mapping of names; the Puffin spec, "deletion-vector-v1".
 """
 
 import hashlib
 import io
 import json
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,18 +24,20 @@ from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
-from persist.core.log.keys import manifest_key
+from persist.core.log.keys import manifest_key, size_of_vectors
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.publications import resolved_numbers
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.services.publish.planning import COMMON_NAMES
+from persist.services.publish.bitmaps import frame_vector
+from persist.services.publish.planning import COMMON_NAMES, read_format_version
 
 HAS = (
     "Iceberg has bool, int8 to int64, float32, float64, decimal128, strings, binary, dates, times and timestamps in "
-    "microseconds, and lists, maps and structs of those"
+    "microseconds, and in nanoseconds with format_version=3, and lists, maps and structs of those"
 )
 FILE_PATH, POSITION = 2147483546, 2147483545  # Reserved field ids of position deletes.
+ROW_POSITION = 2147483645  # The reserved field id of a row's place in its file.
 FIELD_ID = b"PARQUET:field_id"
 NAMES = COMMON_NAMES | {
     pa.int8(): "int",
@@ -43,7 +49,7 @@ NAMES = COMMON_NAMES | {
 }
 
 
-def iceberg_type(kind: pa.DataType) -> Any:
+def iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
     """Return the type of a column as Iceberg writes it, with the ids of fields inside; None if it has none."""
     if kind in NAMES:
         return NAMES[kind]
@@ -52,10 +58,11 @@ def iceberg_type(kind: pa.DataType) -> Any:
     if pt.is_fixed_size_binary(kind):
         return f"fixed[{kind.byte_width}]"
     if pt.is_timestamp(kind):
-        return "timestamptz" if kind.unit == "us" else None
+        name = "timestamp" if kind.tz is None else "timestamptz"
+        return {"us": name, "ns": f"{name}_ns" if version > 2 else None}.get(kind.unit)
     if not pt.is_nested(kind):
         return None
-    inside = [(_field_id(child), child.name, iceberg_type(child.type)) for child in children(kind)]
+    inside = [(_field_id(child), child.name, iceberg_type(child.type, version)) for child in children(kind)]
     if any(written is None for _, _, written in inside):
         return None
     if pt.is_struct(kind):
@@ -76,10 +83,11 @@ def _field(id_: int, name: str, written: Any) -> dict[str, Any]:
     return {"id": id_, "name": name, "required": False, "type": written}
 
 
-def table_json(contents: CollectionState, schema: CollectionSchema, location: str) -> dict[str, Any]:
+def table_json(contents: CollectionState, schema: CollectionSchema, location: str, version: int) -> dict[str, Any]:
     """Return the metadata of a table that has no snapshot yet."""
     return {
-        "format-version": 2,
+        "format-version": version,
+        **({"next-row-id": 0} if version > 2 else {}),
         "location": location,
         "last-sequence-number": 0,
         "last-column-id": max((id_ for id_, *_ in all_fields(schema)), default=0),
@@ -122,7 +130,46 @@ def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, no
         "manifest-list": url_of(known.metadata[0]),
         "summary": summary,
         "schema-id": known.schema,
+        **(_lineage(contents, known) if read_format_version(known.options) > 2 else {}),
     }
+
+
+def _lineage(contents: CollectionState, known: Publication) -> dict[str, int]:
+    """Return the range of row ids that a snapshot takes. No file of it or of an earlier version has such ids."""
+    return {"first-row-id": first_row_id(contents.next_number + known.version), "added-rows": first_row_id(1)}
+
+
+def first_row_id(number: int) -> int:
+    """Return the id of the first row of the part of a number."""
+    return number << 32
+
+
+def puffin_file(vectors: Sequence[tuple[str, bytes, int]]) -> tuple[bytes, list[int]]:
+    """Return a Puffin file of deletion vectors, and the start of each in it.
+
+    Args:
+        vectors: the URL of the data file of each, its bytes, and how many rows it has.
+    """
+    magic, starts, blobs = b"PFA1", [], []
+    data = bytearray(magic)
+    for url, vector, rows in vectors:
+        framed = frame_vector(vector)
+        starts.append(len(data))
+        blobs.append(
+            {
+                "type": "deletion-vector-v1",
+                "fields": [ROW_POSITION],
+                "snapshot-id": -1,
+                "sequence-number": -1,
+                "offset": len(data),
+                "length": len(framed),
+                "properties": {"referenced-data-file": url, "cardinality": str(rows)},
+            }
+        )
+        data += framed
+    footer = json.dumps({"blobs": blobs, "properties": {"created-by": "persist"}}).encode()
+    data += magic + footer + struct.pack("<i", len(footer)) + bytes(4) + magic
+    return bytes(data), starts
 
 
 def snapshot_id(table: str, version: int) -> int:
@@ -193,41 +240,32 @@ class Manifests:
         came = zip(numbers, step.files, strict=True)
         files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
         new_parts = dict(enumerate(step.parts, contents.next_number))
-        self._files = [(new_parts[n] if n in new_parts else contents.part(n), file) for n, file in files.items()]
+        self._files = [(n, new_parts[n] if n in new_parts else contents.part(n), file) for n, file in files.items()]
+        self._version = read_format_version(step.options)
 
     def stored(self) -> tuple[str, ...]:
-        from pyiceberg.manifest import ManifestContent, ManifestListWriterV2, ManifestWriterV2
-
-        class Deleting(ManifestWriterV2):  # type: ignore[misc]
-            """Writes manifests of delete files, which pyiceberg only reads."""
-
-            def content(self) -> Any:
-                return ManifestContent.DELETES
-
-            @property
-            def _meta(self) -> dict[str, str]:
-                return {**super()._meta, "content": "deletes"}
+        from pyiceberg.manifest import ManifestContent
 
         id_ = snapshot_id(self._step.id, self._step.version)
-        described = DataFiles(self._columns, self._url_of)
+        described = DataFiles(self._columns, self._url_of, self._version)
         keys, manifests = [], []
-        left_out = [(part, file) for part, file in self._files if file.deletes is not None]
-        kinds_of_files: list[tuple[Any, Any, Callable[[Part, Deletes | None], Any]]] = [
-            (ManifestWriterV2, self._files, described.data_file),
-            (Deleting, left_out, described.delete_file),
+        left_out = [(number, part, file) for number, part, file in self._files if file.deletes is not None]
+        kinds_of_files: list[tuple[Any, Any, Callable[[int, Part, Deletes | None], Any]]] = [
+            (ManifestContent.DATA, self._files, described.data_file),
+            (ManifestContent.DELETES, left_out, described.delete_file),
         ]
-        for writer_of, files, describe in kinds_of_files:
+        for content, files, describe in kinds_of_files:
             if not files:
                 continue
             output = _Output(self._url_of(key := self._key()))
-            with writer_of(self._spec, self._schema, output, id_, "deflate") as writer:
-                for part, file in files:
-                    writer.add_entry(self._entry(file, describe(part, file.deletes)))
+            with manifest_writer(content, self._version, self._spec, self._schema, output, id_) as writer:
+                for number, part, file in files:
+                    writer.add_entry(self._entry(file, describe(number, part, file.deletes)))
             self._handle.engine.blob.set(key, output.value)
             keys.append(key)
             manifests.append(writer.to_manifest_file())
         output = _Output(self._url_of(key := self._key()))
-        with ManifestListWriterV2(output, id_, None, self._step.version + 1, "deflate") as listing:
+        with list_writer(self._version, output, id_, self._step.version + 1) as listing:
             listing.add_manifests(manifests)
         self._handle.engine.blob.set(key, output.value)
         return (key, *keys)
@@ -239,8 +277,9 @@ class Manifests:
         from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
 
         is_new = file.version == self._step.version
-        sequence = file.version + 1 if described.content else 1
+        sequence = file.version + 1 if described.content or self._version > 2 else 1
         return ManifestEntry.from_args(
+            _table_format_version=self._version,
             status=ManifestEntryStatus.ADDED if is_new else ManifestEntryStatus.EXISTING,
             snapshot_id=snapshot_id(self._step.id, file.version),
             sequence_number=sequence,
@@ -249,38 +288,96 @@ class Manifests:
         )
 
 
+def manifest_writer(content: Any, version: int, spec: Any, schema: Any, output: "_Output", snapshot: int) -> Any:
+    """Return a writer of a manifest of any content and version; pyiceberg's write data files of version 2 at most."""
+    from pyiceberg.avro.file import AvroOutputFile
+    from pyiceberg.manifest import ManifestEntry, ManifestWriterV2
+
+    class Writer(ManifestWriterV2):  # type: ignore[misc]
+        def content(self) -> Any:
+            return content
+
+        @property
+        def version(self) -> Any:
+            return version
+
+        @property
+        def _meta(self) -> dict[str, str]:
+            return {**super()._meta, "content": content.name.lower()}
+
+        def new_writer(self) -> Any:
+            entry = self._with_partition(version)
+            return AvroOutputFile[ManifestEntry](self._output_file, entry, "manifest_entry", entry, self._meta)
+
+    return Writer(spec, schema, output, snapshot, "deflate")
+
+
+def list_writer(version: int, output: "_Output", snapshot: int, sequence: int) -> Any:
+    """Return a writer of a list of manifests of any version; pyiceberg's write version 2 at most."""
+    from pyiceberg.avro.file import AvroOutputFile
+    from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, ManifestListWriterV2
+
+    class Listing(ManifestListWriterV2):  # type: ignore[misc]
+        def __enter__(self) -> Any:
+            schema, meta = MANIFEST_LIST_FILE_SCHEMAS[version], {**self._meta, "format-version": str(version)}
+            self._writer = AvroOutputFile[ManifestFile](self._output_file, schema, "manifest_file", schema, meta)
+            self._writer.__enter__()
+            return self
+
+        def prepare_manifest(self, manifest: Any) -> Any:
+            """Return the entry of a manifest in the list."""
+            prepared = super().prepare_manifest(manifest)
+            if version == 2:
+                return prepared
+            # Readers take the ids of data files only if their manifest has an id.
+            whole = ManifestFile.from_args(_table_format_version=3)
+            for at in range(len(prepared)):
+                whole[at] = prepared[at]
+            whole[len(prepared)] = 0 if prepared.content == ManifestContent.DATA else None
+            return whole
+
+    return Listing(output, snapshot, None, sequence, "deflate")
+
+
 class DataFiles:
     """The files of a table as Iceberg's manifests describe them, with the columns of one schema.
 
     Args:
         url_of: returns the URL of a blob.
+        version: of Iceberg's format.
     """
 
-    def __init__(self, columns: CollectionSchema, url_of: Callable[[str], str]) -> None:
+    def __init__(self, columns: CollectionSchema, url_of: Callable[[str], str], version: int) -> None:
         self._columns = columns
         self._url_of = url_of
+        self._version = version
 
-    def data_file(self, part: Part, _: Deletes | None = None) -> Any:
+    def data_file(self, number: int, part: Part, _: Deletes | None = None) -> Any:
         """Return the entry of a part."""
         low, high, nulls = self._bounds(part)
+        lineage = {"first_row_id": first_row_id(number)} if self._version > 2 else {}
         bounds = {"lower_bounds": low, "upper_bounds": high, "null_value_counts": nulls}
-        return self._described(0, part.blob, part.rows, part.bytes, **bounds)
+        return self._described(0, part.blob, part.rows, part.bytes, **bounds, **lineage)
 
-    def delete_file(self, part: Part, deletes: Deletes | None) -> Any:
+    def delete_file(self, number: int, part: Part, deletes: Deletes | None) -> Any:
         """Return the entry of the rows that a part leaves out."""
         assert deletes is not None
-        bound = {FILE_PATH: self._url_of(part.blob).encode()}
-        return self._described(1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound)
+        data_file, size = self._url_of(part.blob), size_of_vectors(deletes.blob)
+        if size is None:
+            bound = {FILE_PATH: data_file.encode()}
+            return self._described(1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound)
+        place = {"content_offset": deletes.start, "content_size_in_bytes": deletes.bytes + 8}
+        return self._described(1, deletes.blob, deletes.rows, size, referenced_data_file=data_file, **place)
 
     def _described(self, content: int, blob: str, rows: int, size: int, **known: Any) -> Any:
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
         from pyiceberg.typedef import Record
 
         described = DataFile.from_args(
-            _table_format_version=2,
+            _table_format_version=self._version,
             content=DataFileContent(content),
             file_path=self._url_of(blob),
-            file_format=FileFormat.PARQUET,
+            file_format=FileFormat.PUFFIN if "content_offset" in known else FileFormat.PARQUET,
             partition=Record(),
             record_count=rows,
             file_size_in_bytes=size,

@@ -53,6 +53,7 @@ from persist.services.publish.bitmaps import Rows
 
 NONE: Rows = np.zeros(0, np.int64)
 REPLACES = "replaces"  # An option: the ids of tables that erasures gave up, of which a catalog may have one.
+FORMAT_VERSION = "format-version"  # An option of Iceberg tables: "2", the default, or "3".
 LEFT_OUT_SHARE = 0.5  # A share of the rows of a part: if more of them are deleted, the others are rewritten.
 SMALL_FILES_MAX = 16  # Beyond so many that only the table has, all is planned anew.
 CHANGED_SHARE = 0.1  # A share of the rows of a table: if more of them changed, everything is planned anew.
@@ -310,6 +311,21 @@ def foreign(url: str, name: str) -> InvalidUsage:
         f"{url} was not written by this library: another program writes to a published table, which holds a copy of "
         f"{name!r}. Stop it, unpublish, and publish again."
     )
+
+
+def read_format_version(options: Mapping[str, str]) -> int:
+    """Return the version of Iceberg's format that a table with such options has."""
+    return int(options.get(FORMAT_VERSION, "2"))
+
+
+def check_version(known: Publication | None, options: Mapping[str, str]) -> None:
+    """Raise InvalidUsage if the next version of a table would have an older format."""
+    old, new = read_format_version({} if known is None else known.options), read_format_version(options)
+    if new < old:
+        raise InvalidUsage(
+            f"the table has version {old} of Iceberg's format, and no table goes back to version {new}: "
+            'call unpublish("iceberg"), and publish again'
+        )
 
 
 def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:

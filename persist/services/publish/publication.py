@@ -51,7 +51,15 @@ from persist.engine.location.opening import open_handle
 from persist.engine.read.results.result import required
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
-from persist.services.publish.planning import LEFT_OUT_SHARE, REPLACES, Plan, PlannedFile, Planner
+from persist.services.publish.planning import (
+    FORMAT_VERSION,
+    LEFT_OUT_SHARE,
+    REPLACES,
+    Plan,
+    PlannedFile,
+    Planner,
+    check_version,
+)
 
 SHOWN_MAX = 8  # Each attempt finds a file of an abandoned table.
 
@@ -96,7 +104,7 @@ class TableFormat(Protocol):
         """Raise InvalidUsage if a table cannot have such columns, or options."""
 
     def store_deletes(
-        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool
+        self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
         """Store the deleted rows of files, given the previous ones; return their place for each file."""
 
@@ -140,9 +148,10 @@ def publish(
         nonlocal contents, is_again
         contents, is_again = handle.contents() if is_again else contents, True
         publication = contents.published.get(format.name)
-        attempt = Attempt(handle, format, {**_catalog_options(publication), **options})
+        attempt = Attempt(handle, format, {**_lasting_options(publication), **options})
         schema = handle.load_schema(contents, None)
-        format.check(schema, options)
+        format.check(schema, attempt.options)
+        check_version(publication, attempt.options)
         if publication is None:
             if not format.name.startswith(PIN_PREFIX):
                 _check_free(handle, format.name)
@@ -309,7 +318,7 @@ def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> Non
     """
     from persist.services.publish.iceberg import IcebergTable
 
-    format = IcebergTable(handle, {}, pinned=as_of)
+    format = IcebergTable(handle, options, pinned=as_of)
     publish(handle, format, as_of, options={"deletes": "vectors", **options})
 
 
@@ -336,9 +345,9 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
     return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
-def _catalog_options(known: Publication | None) -> dict[str, str]:
-    """Return how a catalog knows a table, which stays so."""
-    names = ("catalog", "identifier", REPLACES)
+def _lasting_options(known: Publication | None) -> dict[str, str]:
+    """Return the options of a table that last until they are changed: its format, and its place in a catalog."""
+    names = ("catalog", "identifier", REPLACES, FORMAT_VERSION)
     return {} if known is None else {name: value for name, value in known.options.items() if name in names}
 
 
@@ -386,7 +395,7 @@ class Attempt:
         contents = plan.contents
         previous = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
         old = [None if file is None else file.deletes for file in previous]
-        deletes = self._format.store_deletes([*zip(plan.files, old, strict=True)], plan.is_anew)
+        deletes = self._format.store_deletes([*zip(plan.files, old, strict=True)], plan.is_anew, self.options)
         fresh = {d.blob for d in deletes if d is not None} - {d.blob for d in old if d is not None}
         self._blobs += sorted(fresh)
         new = [file.part for file in plan.files if file.number is None]

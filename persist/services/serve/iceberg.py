@@ -76,6 +76,7 @@ def serve_catalog(
     insecure: bool,
     write_token: str | None = None,
     properties: Mapping[str, str] | None = None,
+    format_version: int = 2,
     publish_interval_s: float = PUBLISH_INTERVAL_S,
 ) -> Iterator[str]:
     """Serve the location of a client as an Iceberg catalog at HOST:PORT; yield its URL. Port 0 takes a free one.
@@ -83,12 +84,13 @@ def serve_catalog(
     Args:
         client: writes, because the catalog publishes what is loaded.
         properties: sent to readers with each table, such as credentials of S3 (`s3.access-key-id`).
+        format_version: of Iceberg's format: 2, or 3 with deletion vectors, nanoseconds and row lineage.
         publish_interval_s: a table is published at most once in so long.
 
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    catalog, tokens = IcebergCatalog(client, publish_interval_s), Tokens(token, write_token)
+    catalog, tokens = IcebergCatalog(client, publish_interval_s, format_version), Tokens(token, write_token)
 
     def make_app(is_local: bool) -> Starlette:
         return _Routes(catalog, tokens, is_local and not tokens.are_needed, properties or {}).app()

@@ -157,6 +157,9 @@ def export(
 
 
 TableFormat = Annotated[str, typer.Argument(metavar="FORMAT", help="delta or iceberg.")]
+FormatVersion = Annotated[
+    int | None, typer.Option(metavar="2|3", help="Of Iceberg: 3 has deletion vectors, nanoseconds and row lineage.")
+]
 
 
 @command
@@ -176,6 +179,7 @@ def publish(
     digest: Annotated[bool, typer.Option("--digest", help="Say the digest of the rows with the version.")] = False,
     catalog: Annotated[str | None, typer.Option(help="Of Iceberg, as pyiceberg is configured with it.")] = None,
     identifier: Annotated[str | None, typer.Option(help="What the table is called in the catalog.")] = None,
+    format_version: FormatVersion = None,
 ) -> int:
     """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
     with at.writing() as client:
@@ -189,6 +193,7 @@ def publish(
             digest=digest,
             catalog=catalog,
             identifier=identifier,
+            format_version=format_version,
         )
         tell_done(at, asdict(published), f"{'published' if published.is_new else 'there already'}: {published}")
     return OK
@@ -243,6 +248,7 @@ def serve(
         Path | None,
         typer.Option(metavar="FILE", help="JSON that Iceberg readers are given with each table: credentials of S3."),
     ] = None,
+    format_version: FormatVersion = None,
 ) -> int:
     """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
 
@@ -274,6 +280,7 @@ def serve(
                 write_token=write_token,
                 sql=QueryLimits(**limits) if limits else sql,
                 iceberg_properties=None if iceberg_properties is None else _read_properties(iceberg_properties),
+                format_version=2 if format_version is None else format_version,
             )
         stack.enter_context(server)
         addresses = {"url": server.url}

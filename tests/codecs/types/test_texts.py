@@ -35,6 +35,10 @@ def parsed(texts: list[str | None], kind: pa.DataType) -> list[Any]:
         ("2024-01-01 12:00", UTC, NOON.replace(tzinfo=dt.UTC)),
         ("2024-01-01", pa.date64(), NOON.date()),
         ("007", pa.string(), "007"),
+        ("-5", pa.duration("ms"), dt.timedelta(milliseconds=-5)),
+        ("P1DT2H3M4.5S", pa.duration("ms"), dt.timedelta(days=1, hours=2, minutes=3, seconds=4, milliseconds=500)),
+        ("-PT0.000001S", pa.duration("us"), dt.timedelta(microseconds=-1)),
+        ("P2D", pa.duration("s"), dt.timedelta(days=2)),
     ],
 )
 def test_text_is_read_as_the_value_that_it_says(text: str, kind: pa.DataType, value: Any) -> None:
@@ -44,6 +48,8 @@ def test_text_is_read_as_the_value_that_it_says(text: str, kind: pa.DataType, va
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
+        *((text, pa.duration("ms")) for text in ("P", "PT", "-P", "P1DT", "P1.5D", "PT0.0005S", "P1Y", "1S", "+PT1S")),
+        ("P99999999999D", pa.duration("ns")),
         ("9007199254740993", pa.float64()),
         ("16777217", pa.float32()),
         ("2049", pa.float16()),

@@ -14,6 +14,7 @@ import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.compute.query import execute
 from persist.compute.query.result import QueryLimits
+from persist.compute.query.statements import BEFORE_SHARE
 from persist.compute.query.transaction import Transaction
 from tests.support.tiers import examples
 
@@ -205,6 +206,18 @@ def test_a_statement_reads_a_small_part_of_the_collection(
         before = metered.counts()["get"].bytes
         assert execute(client.engine, sql).rows == touched
         assert metered.counts()["get"].bytes - before < size // 5
+
+
+@pytest.mark.costly("the touched rows exceed the least memory budget")
+def test_a_statement_may_touch_more_than_the_memory_budget() -> None:
+    least, count = 16 << 20, 200_000
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False, memory_budget=least)) as client:
+        rows = pa.table({"id": np.arange(count), **{f"c{at}": np.arange(count) for at in range(4)}})
+        client.write("t", rows, key=["id"]).result()
+        assert rows.nbytes > least // BEFORE_SHARE
+        assert execute(client.engine, f"UPDATE t SET c1 = -1 WHERE id < {count - 10}").rows == count - 10
+        assert client["t"].snapshot(where="c1 = -1").count() == count - 10
+        assert client["t"].snapshot().count() == count
 
 
 @pytest.mark.parametrize(

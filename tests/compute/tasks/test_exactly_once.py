@@ -11,7 +11,7 @@ from persist.blob.stores.file import FileBlob
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import BatchTimes, LateFilter
 from persist.compute.tasks.batches import Mark, Share, commit_batch
-from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, upload
+from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, upload, writing
 
 EVENTS = BatchTimes.of(False, None, None, None)
 
@@ -38,6 +38,11 @@ def uploaded(where: Target, tasks: Sequence[Sequence[int]], time: int) -> list[P
     return [part for keys in tasks for part in upload(where, [updates(keys, time).cast(where.schema.arrow)])]
 
 
+def commit(location: str, mark: Mark, shares: Sequence[Share]) -> None:
+    with writing(location, {}) as engine:
+        commit_batch(engine, mark, shares, EVENTS)
+
+
 def keys_of(location: str, name: str) -> list[int]:
     with persist.open(location, mode="read") as client:
         return sorted(key for key, _ in client.load(name).snapshot().rows())
@@ -48,7 +53,7 @@ def test_a_batch_of_two_collections_that_is_run_again_happens_once(location: str
     for run in ("run 1", "run 2"):
         a, b = target(location, "a"), target(location, "b")
         shares = [Share(a, uploaded(a, [[1], [2]], 5)), Share(b, uploaded(b, [[3]], 5))]
-        commit_batch(Mark(mark.query, 0, run), shares, EVENTS)
+        commit(location, Mark(mark.query, 0, run), shares)
     assert (keys_of(location, "a"), keys_of(location, "b")) == ([1, 2], [3])
     with persist.open(location) as client:
         assert client.fsck().is_clean
@@ -57,10 +62,10 @@ def test_a_batch_of_two_collections_that_is_run_again_happens_once(location: str
 def test_a_batch_of_a_checkpoint_that_is_behind_is_refused_and_leaves_nothing(location: str) -> None:
     a = target(location, "a")
     for batch in (0, 1):
-        commit_batch(Mark("query", batch, "run"), [Share(a, uploaded(a, [[batch]], batch))], EVENTS)
+        commit(location, Mark("query", batch, "run"), [Share(a, uploaded(a, [[batch]], batch))])
     before = {entry.key for entry in FileBlob(location).list("")}
     with pytest.raises(persist.errors.QueryMismatch):
-        commit_batch(Mark("query", 0, "copy"), [Share(a, uploaded(a, [[2]], 2))], EVENTS)
+        commit(location, Mark("query", 0, "copy"), [Share(a, uploaded(a, [[2]], 2))])
     assert {entry.key for entry in FileBlob(location).list("")} == before
     assert keys_of(location, "a") == [0, 1]
 

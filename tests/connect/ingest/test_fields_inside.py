@@ -58,7 +58,7 @@ def test_a_new_field_in_a_file_is_never_lost_unnoticed(
     assert path in caplog.text
 
 
-def test_a_file_of_parquet_may_lack_fields_inside(tmp_path: Path) -> None:
+def test_a_file_of_parquet_may_lack_fields_inside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     write_rows(folder / "1.parquet", "parquet", {"id": 1, "v": {"a": 1, "b": "x"}}, AB)
@@ -67,6 +67,7 @@ def test_a_file_of_parquet_may_lack_fields_inside(tmp_path: Path) -> None:
     persist.ingest(str(tmp_path / "shop"), options, once=True)
     with persist.open(str(tmp_path / "shop")) as client:
         assert client["t"].snapshot().to_pylist()[1] == {"id": 2, "v": {"b": None, "a": 2}}
+    assert "does not have all columns, these are NULL: v.b" in caplog.text
 
 
 def test_fields_inside_of_a_delta_table_are_followed(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import persist
@@ -268,6 +269,21 @@ def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path,
     capsys.readouterr()
     assert main(["read", place, "copy", "--columns", "id", "--json"]) == 0
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2]
+
+
+@pytest.mark.parametrize("format", ["csv", "json"])
+def test_times_of_day_and_durations_come_back_from_text(format: str, place: str, tmp_path: Path) -> None:
+    units, counts = ("s", "ms", "us", "ns"), [90_061, -1, None, 5_000, 86_400_000_001]
+    columns = {f"d_{unit}": pa.array(counts, pa.int64()).cast(pa.duration(unit)) for unit in units}
+    times = pa.array([0, 86_399_999_999, None, 1, 3_600_000_000], pa.int64())
+    rows = pa.table({"id": range(5), **columns, "t": times.cast(pa.time64("us"))})
+    with persist.open(place) as client:
+        client.write("kinds", rows, key=["id"]).result()
+    file = str(tmp_path / f"kinds.{format}")
+    assert main(["read", place, "kinds", "--output", file]) == 0
+    assert main(["write", place, "kinds", file, "--mode", "overwrite"]) == 0
+    with persist.open(place) as client:
+        assert client["kinds"].snapshot().to_arrow().sort_by("id").select(rows.column_names).equals(rows)
 
 
 def test_a_location_is_served_until_it_is_interrupted(place: str) -> None:

@@ -34,6 +34,7 @@ from persist.connect.spark.data_source.writers import (
     PersistWriter,
     UpsertStreamWriter,
     UpsertWriter,
+    create_target,
 )
 from persist.connect.spark.options import (
     STORAGE,
@@ -123,6 +124,8 @@ class PersistDataSource(DataSource):
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         with surfaced_errors():
             options = WriteOptions.of(self.options)
+            if options.key is not None:
+                create_target(options, schema)
             if overwrite:
                 if options.upserts:
                     raise InvalidUsage('mode "upsert" adds events: it goes with .mode("append"), not with "overwrite"')

@@ -29,6 +29,7 @@ a batch of the same number as the last one, by a run that the collection has not
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -44,13 +45,14 @@ from persist.compute.tasks.keyed_work import commit_events, seal_done
 from persist.compute.tasks.planned_write import PlannedWrite, SinkOptions, Target, Uploads, writing
 from persist.connect.spark.frames import match_names
 from persist.connect.spark.options import StreamWriteOptions, WriteOptions
+from persist.connect.spark.types import to_stored_schema
 from persist.connect.spark.uploads import RESERVED, Replanning, Rows, Uploaded, UploadTask, packed, planned, rows_of
 from persist.connect.spark.workers import surfaced_errors, writable
 from persist.core.antichain import END, Antichain, to_time
-from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
+from persist.core.errors import CollectionExists, InvalidUsage, UpdateNotBeyondUpper
 from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
-from persist.engine.location.opening import loaded, read_engine
+from persist.engine.location.opening import create_target_of_rows, loaded, open_engine, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
 from persist.engine.read.merging import differences
 from persist.engine.read.planning.scan import Scan
@@ -144,6 +146,32 @@ class DataFrameWrite:
         """What tasks do with the rows; of a write that was done before, they tell whether it is the same."""
         planned = self.planned
         return UploadTask(planned.target, self.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
+
+
+def create_target(
+    options: WriteOptions, schema: StructType, *, timeline: Any = ..., is_new: bool = False, folds: bool = True
+) -> None:
+    """Create the collection that a DataFrame is written to, unless it is there with this key.
+
+    Args:
+        timeline: of a new collection, as for `Client.write`.
+        is_new: refuse a collection that exists.
+        folds: as of `Rows`.
+
+    Raises:
+        CollectionExists, SchemaMismatch, InvalidUsage: it is there, and may not; or does not have this key.
+    """
+    assert options.key is not None, "only a write with a key creates"
+    with open_engine(options.location, options.storage) as engine:
+        is_there = options.collection in engine.names()
+        if is_there and is_new:
+            raise CollectionExists(options.collection)
+        names = loaded(engine, options.collection).schema.names if is_there else schema.names
+        held = to_stored_schema(schema, creates=not is_there)
+        columns = pa.schema([field.with_nullable(True) for field in held])
+        more: dict[str, Any] = {"timeline": timeline, "time": options.time}
+        key = match_names(options.key, names, folds=folds)
+        create_target_of_rows(engine, options.collection, columns, key=key, **more)
 
 
 class PersistWriter(DataSourceArrowWriter):
@@ -343,9 +371,9 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             uploaded = uploaded_by(messages)
             target = next(message.target for message in messages if isinstance(message, Answer))
             assert target is not None, "a task of a stream says it"
-            with surfaced_errors():
+            with surfaced_errors(), writing(target.location, target.storage) as engine:
                 report_late(target, mark, uploaded.late)
-                commit_batch(mark, [Share(target, [*uploaded.parts])], self._times)
+                commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
@@ -378,9 +406,10 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
         """Commit a batch, unless it was committed before; raises what rejects it."""
         mark = _mark_of_batch(messages, batchId)
         if mark is not None:
-            with surfaced_errors():
+            target = self._work.target
+            with surfaced_errors(), writing(target.location, target.storage) as engine:
                 rows = sent_rows(messages, self._schema, "a micro-batch has")
-                commit_keyed_batch(mark, self._work, rows, self._times, Replanning(self._work))
+                commit_keyed_batch(engine, mark, self._work, rows, self._times, Replanning(self._work))
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Nothing is to be undone: tasks store nothing."""

@@ -22,19 +22,23 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import prepared, read_by_source
-from persist.connect.spark.data_source.writers import DataFrameWrite, commit_difference, present_time
+from persist.connect.spark.data_source.writers import (
+    DataFrameWrite,
+    commit_difference,
+    create_target,
+    present_time,
+)
 from persist.connect.spark.frames import (
     cast_exactly,
     ignores_case,
     map_in_tasks,
-    match_names,
     rename,
     set_for_now,
     spell,
 )
 from persist.connect.spark.options import write_options
 from persist.connect.spark.read_functions.store import holds_map, unused
-from persist.connect.spark.types import as_collection_expects, quoted, to_stored_schema
+from persist.connect.spark.types import as_collection_expects, quoted
 from persist.connect.spark.uploads import (
     RESERVED,
     Rows,
@@ -48,9 +52,8 @@ from persist.connect.spark.workers import surfaced_errors, writable
 from persist.connect.spark.write_functions.conditions import Condition, is_pushed
 from persist.connect.spark.write_functions.upserting import upsert
 from persist.core.antichain import Antichain
-from persist.core.errors import CollectionExists, DuplicateKeys, InvalidUsage, SchemaMismatch
+from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
 from persist.core.timeline import Moment
-from persist.engine.location.opening import create_target_of_rows, loaded, open_engine
 from persist.engine.write.write_options import WriteMode, choose_mode
 
 SAME_KEYS = "its key is one of the rows"  # In place of the text of a condition, in the digest of an upsert.
@@ -130,15 +133,8 @@ def write(
     prepared(df.sparkSession)
     folds = ignores_case(df.sparkSession)
     if key is not None:
-        with open_engine(options.location, options.storage) as engine:
-            is_there = collection in engine.names()
-            if is_there and mode == "error":
-                raise CollectionExists(collection)
-            known = loaded(engine, collection).schema.names if is_there else df.columns
-            key = [key] if isinstance(key, str) else match_names(key, known, folds=folds)
-            held = to_stored_schema(df.schema, creates=not is_there)
-            columns = pa.schema([field.with_nullable(True) for field in held])
-            create_target_of_rows(engine, collection, columns, key=key, timeline=timeline, time=time)
+        options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
+        create_target(options, df.schema, timeline=timeline, is_new=mode == "error", folds=folds)
     elif timeline is not ...:
         raise InvalidUsage(f"timeline={timeline!r} is of a collection that is created: it goes with key=")
     if chosen == "append":

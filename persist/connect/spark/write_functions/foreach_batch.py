@@ -1,5 +1,6 @@
 """`persist.spark.foreach_batch_writer`: one streaming query, many collections, one commit for each micro-batch."""
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -10,7 +11,6 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from persist.blob.lru import Cache
 from persist.codecs.types.schema import TIME_MAX
 from persist.compute.tasks.batch_times import BatchTimes
 from persist.compute.tasks.batches import (
@@ -21,7 +21,8 @@ from persist.compute.tasks.batches import (
     commit_large_batch,
     report_late,
 )
-from persist.compute.tasks.planned_write import SinkOptions, Target
+from persist.compute.tasks.keyed_work import KeyedWork, Stored
+from persist.compute.tasks.planned_write import SinkOptions, Target, writing
 from persist.connect.spark.frames import ignores_case, rename
 from persist.connect.spark.options import COUNT_MAX, check_whole, seen_by_all
 from persist.connect.spark.uploads import RESERVED, Replanning, Rows, UploadTask, planned, ranged, upload_by_tasks
@@ -30,12 +31,10 @@ from persist.connect.spark.write_functions.upserting import ON_DRIVER_BYTES_MAX,
 from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import InvalidUsage, UpdateNotBeyondUpper
 from persist.core.names import check_text
-from persist.core.settings import Settings
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, read_engine
-from persist.engine.read.parts.caches import PartCaches
+from persist.engine.location.opening import loaded
 
 Frames = Callable[[DataFrame], DataFrame]
 
@@ -101,43 +100,56 @@ class _Writer:
     query_id: str | None
     first_batch: int
     storage: dict[str, Any]
-    caches: PartCaches | None = field(default=None, compare=False, repr=False)
+    engines: dict[str, Engine] = field(default_factory=dict, compare=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Spark Connect sends the function to its server; what was decoded here stays here."""
-        return self.__dict__ | {"caches": None}
+        """Spark Connect sends the function to its server; engines stay here."""
+        return self.__dict__ | {"engines": {}}
 
-    def kept(self) -> PartCaches:
-        """Return what one batch keeps of parts for the next, so that only the first one finds nothing decoded."""
-        if self.caches is None:
-            self.caches = PartCaches(Cache(Settings().memory_budget // 2))
-        return self.caches
+    def opened(self, query: str) -> Engine:
+        """Return the engine of all batches of a query: only the first batch finds nothing decoded.
+
+        It is closed after an error, and when the function is no longer used.
+        """
+        engine = self.engines.get(query)
+        if engine is None or engine.is_closed:
+            engine = self.engines[query] = writing(self.location, self.storage)
+            weakref.finalize(self, engine.close)
+        return engine
 
     def write(self, df: DataFrame, batch: int) -> None:
         """Write one batch."""
         check_workers(df.sparkSession)
         mark = self._mark(df, batch)
-        with read_engine(self.location, self.storage) as engine:
-            contents = {name: _load(engine, name) for name in self.writes}
-            targets = {name: Target.of(handle, self.location, self.storage) for name, (handle, _) in contents.items()}
+        engine = self.opened(mark.query)
+        try:
+            self._write(engine, df, mark)
+        except BaseException:
+            engine.close()
+            raise
+
+    def _write(self, engine: Engine, df: DataFrame, mark: Mark) -> None:
+        contents = {name: _load(engine, name) for name in self.writes}
+        targets = {name: Target.of(handle, self.location, self.storage) for name, (handle, _) in contents.items()}
         states = [state for _, state in contents.values()]
         if any(state.keyed is not None for state in states):
-            self._upsert(df, mark, states)
+            self._upsert(engine, df, mark, states)
             return
         if mark.is_done(states):
-            commit_batch(mark, [Share(target, []) for target in targets.values()], BatchTimes(is_plain=True))
+            shares = [Share(target, []) for target in targets.values()]
+            commit_batch(engine, mark, shares, BatchTimes(is_plain=True))
             return
         if len(self.writes) > 1:
             df = df.persist()
         try:
             frames = {name: rename(of(df), RESERVED) for name, of in self.writes.items()}
             times = self._times(frames)
-            commit_batch(mark, self._uploaded(frames, targets, states, times, mark), times)
+            commit_batch(engine, mark, self._uploaded(frames, targets, states, times, mark), times)
         finally:
             if len(self.writes) > 1:
                 df.unpersist()
 
-    def _upsert(self, df: DataFrame, mark: Mark, states: list[CollectionState]) -> None:
+    def _upsert(self, engine: Engine, df: DataFrame, mark: Mark, states: list[CollectionState]) -> None:
         """Write one batch of events: from the driver, or by tasks if it is large."""
         if len(states) > 1:
             raise InvalidUsage(
@@ -152,11 +164,15 @@ class _Writer:
         plan = Replanning(work)
         rows = gathered_rows(frame, ON_DRIVER_BYTES_MAX)
         if rows is not None:
-            commit_keyed_batch(mark, work, rows, times, plan, caches=self.kept())
+            commit_keyed_batch(engine, mark, work, rows, times, plan)
             return
         latest = None if times.is_plain else frame.agg(F.max("_time")).collect()[0][0]
         by_keys = by_key(frame, work, None)
-        commit_large_batch(mark, work, latest, times, plan, lambda w, resolves: run(by_keys, w, resolves=resolves))
+
+        def store(work: KeyedWork, resolves: bool) -> Stored:
+            return run(by_keys, work, resolves=resolves)
+
+        commit_large_batch(engine, mark, work, latest, times, plan, store)
 
     def _uploaded(
         self,

@@ -70,13 +70,16 @@ def asks_catalog(sql: str) -> bool:
 
 
 _REWRITES = re.compile(
-    r"""(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
+    r"""(?P<array>'\{[^'{}\\]*+\}')\s*::\s*text\s*\[\]
+    |(?P<kept>E?'(?:[^']|'')*+(?:'|\Z)(?!\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?reg)|--[^\n]*|/\*.*?(?:\*/|\Z))
     |OPERATOR\s*\(\s*"?pg_catalog"?\s*\.\s*(?P<operator>[^)\s]+)\s*\)
     |(?P<collate>\bCOLLATE\s+(?:"?pg_catalog"?\s*\.\s*)?"?(?:default|C|POSIX|ucs_basic)"?)
     |(?P<named>'(?:[^']|'')*'|\$\d+)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<to>regclass|regtype|regnamespace|regproc)\b"?
     |(?P<column>(?<![\w".])[\w".]++)\s*::\s*"?(?:pg_catalog"?\s*\.\s*"?)?(?P<shown>regclass|regtype|regnamespace)\b"?
     |(?P<is_there>\btyp(?:receive|send|input|output)\s*(?:!=|<>)\s*0\b)
     |(?P<object>\bjson_build_object\b)
+    |(?P<cast>\bAS\s+REGCLASS\s*\)\s*AS\s+OID\s*\))
+    |(?P<search_path>SELECT\s+CASE\s+WHEN\s+trim\(s\[i\]\)[^;]*?string_to_array\(current_setting\('search_path'\),','\)\s+s\b)
     |\b(?:pg_catalog|"pg_catalog")\s*\.\s*(?="?\w+"?\s*\(|(?:text|bool|int[248]|float[48]|numeric|varchar|bytea|date
         |timestamp(?:tz)?|interval|uuid|json)\b)
     |\b(?P<user>current_user|session_user|current_role)\b(?!\s*\()
@@ -104,6 +107,12 @@ def rewrite(sql: str, user: str) -> str:
             return "true"
         if match["object"] is not None:
             return "json_object"
+        if match["array"] is not None:
+            return f"string_split(trim(replace({match['array']}, '\"', ''), '{{}}'), ',')"
+        if match["cast"] is not None:  # It is an argument of col_description.
+            return "AS VARCHAR) AS VARCHAR)"
+        if match["search_path"] is not None:  # Grafana sends it, and DuckDB lacks this SQL.
+            return "SELECT 'main'"
         if match["user"] is not None:
             return _quoted(user)
         return "pg." if match["pg"] is not None else "info." if match["info"] is not None else ""
@@ -120,7 +129,7 @@ _OF_SESSION = re.compile(
 
 
 def with_session(sql: str, session: Session) -> str:
-    """Return a statement that reads collections with constants in place of what it asks about its session."""
+    """Return a statement with constants in place of the user, the database and the number of its session."""
     values = {"user": session.user, "database": session.database, "version": f"PostgreSQL {SERVER_VERSION} (persist)"}
 
     def replace(match: re.Match[str]) -> str:
@@ -186,7 +195,7 @@ class Catalog:
             timer.daemon = True
             timer.start()
             try:
-                # Whoever asks must not change the tables, which all sessions share.
+                # A query must not change the tables, which all sessions share.
                 if [statement.type.name for statement in cursor.extract_statements(text)] != ["SELECT"]:
                     return None
                 running(cursor.interrupt)

@@ -42,6 +42,12 @@ CREATE MACRO pg.pg_char_to_encoding(encoding) AS 6;
 CREATE MACRO pg.quote_ident(part) AS
     CASE WHEN regexp_full_match(part, '[a-z_][a-z0-9_]*') THEN part ELSE '"' || replace(part, '"', '""') || '"' END;
 CREATE MACRO pg.quote_literal(part) AS '''' || replace(part, '''', '''''') || '''';
+CREATE MACRO pg.parse_ident(part) AS string_split(replace(part, '"', ''), '.');
+CREATE MACRO pg.format(template, a) AS printf(replace(template, '%I', '%s'), a),
+    (template, a, b) AS printf(replace(template, '%I', '%s'), a, b);
+CREATE MACRO info._pg_expandarray(list) AS unnest(list_transform(list, lambda item, number: {'x': item, 'n': number}));
+CREATE MACRO pg.pg_get_keywords() AS TABLE
+    SELECT keyword_name AS word, left(keyword_category, 1) AS catcode, true AS barelabel FROM duckdb_keywords();
 CREATE MACRO pg.format_type(type_oid, modifier) AS (
     SELECT any_value(
         CASE WHEN type_oid = 1700 AND modifier >= 4
@@ -127,7 +133,7 @@ CREATE MACRO pg.regnamespace_oid(schema_name) AS (
     SELECT any_value(n.oid) FROM hidden.namespaces n WHERE n.nspname = replace(schema_name, '"', ''));
 CREATE MACRO pg.regnamespace_name(schema_oid) AS (
     SELECT any_value(n.nspname) FROM hidden.namespaces n WHERE n.oid = schema_oid);
-CREATE MACRO pg.regproc_oid(function) AS 0::BIGINT;
+CREATE MACRO pg.regproc_oid(function) AS replace(function, 'pg_catalog.', '');
 
 CREATE VIEW pg.pg_namespace AS
     SELECT oid, nspname, 10::BIGINT AS nspowner, NULL::VARCHAR[] AS nspacl FROM hidden.namespaces;

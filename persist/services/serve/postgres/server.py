@@ -2,8 +2,8 @@
 
 A client has a thread. It logs in within `GREETING_S`, and sends each message within `MESSAGE_S` of its first byte. The
 server disconnects a client that reads nothing of its answer for `slow_s`, and a client that leaves a block open for
-`BLOCK_S`, because a block may hold a database. More than `CONNECTIONS_MAX` connections are refused. Statements have the
-turns and the limits of `persist.compute.query.Queries`, as those of Flight SQL do.
+`BLOCK_S`, because a block may hold a database. More than `CONNECTIONS_MAX` connections are refused. Statements of
+all servers share the turns and the limits of `persist.compute.query.Queries`.
 """
 
 import contextlib

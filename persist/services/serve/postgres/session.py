@@ -88,7 +88,7 @@ class SessionOfClient:
         self._settings = Settings(session.settings, session.user, session.database if is_time else "")
         self.block = Block(self._queries)
         self._skips = False
-        self._waiting: Portal | None = None  # Of a change, until the next message.
+        self._waiting: Portal | None = None  # A change that waits for the next message.
         self._prepared: dict[str, Prepared] = {}
         self._portals: dict[str, Portal] = {}
         self._cursors: dict[str, Portal] = {}

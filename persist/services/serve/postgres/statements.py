@@ -89,8 +89,8 @@ def is_empty(sql: str) -> bool:
 
 def count_parameters(sql: str) -> int:
     """Return the highest number of a parameter. Raises Failure if there are too many."""
-    found = ((match["parameter"] or match["cast"]) for match in _TOKENS.finditer(sql))
-    numbers = [int(parameter[1:]) for parameter in found if parameter]
+    parameters = ((match["parameter"] or match["cast"]) for match in _TOKENS.finditer(sql))
+    numbers = [int(parameter[1:]) for parameter in parameters if parameter]
     highest = max(numbers, default=0)
     if highest > PARAMETERS_MAX:
         raise Failure("54000", f"${highest}: a statement has at most {PARAMETERS_MAX:,} parameters")

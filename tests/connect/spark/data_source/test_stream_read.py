@@ -456,9 +456,10 @@ def test_without_a_hold_nothing_is_written_and_nothing_is_kept(orders: persist.C
     orders.allow_compaction(40).result()
     with (
         Query(path, CHANGES, query.ends) as again,
-        pytest.raises(persist.errors.AsOfCompacted, match="since="),
+        pytest.raises(persist.errors.AsOfCompacted, match="since=") as caught,
     ):
         again.next()
+    assert "Begin with a new checkpointLocation" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize("is_stored", [False, True])

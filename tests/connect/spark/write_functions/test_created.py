@@ -54,6 +54,26 @@ def test_a_write_with_a_key_that_is_repeated_changes_nothing(spark: SparkSession
         persist.spark.write(rows.unionAll(rows.withColumn("v", F.lit("d"))), path, "d", key=["k", "n"])
 
 
+def test_the_option_key_makes_the_collection_and_keeps_to_the_modes_of_spark(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    path = str(tmp_path / "location")
+    rows = spark.createDataFrame([(1, 2, "new"), (2, 1, None)], "Id long, line int, status string")
+    source: Any = rows.write.format("persist").option("collection", "orders").option("key", "id,line")
+    for mode, count in (("append", 2), ("append", 4), ("overwrite", 2)):
+        source.mode(mode).save(path)
+        with persist.open(path, mode="read") as client:
+            assert client["orders"].handle.schema.key_names == ("Id", "line")
+            assert client["orders"].snapshot().count() == count
+    rows.write.format("persist").option("collection", "log").option("key", "[]").mode("append").save(path)
+    with persist.open(path, mode="read") as client:
+        assert client["log"].handle.schema.key_names == ()
+    with pytest.raises(PySparkException, match="is not the key of the collection 'orders'"):
+        source.option("key", "id").mode("append").save(path)
+    with pytest.raises(PySparkException, match=r"key does not go with mode=\"upsert\""):
+        source.option("mode", "upsert").mode("append").save(path)
+
+
 def test_a_missing_collection_says_what_makes_it(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "location")
     rows = spark.createDataFrame([(1, "a")], "k long, v string")

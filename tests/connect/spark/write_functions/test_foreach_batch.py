@@ -1,5 +1,6 @@
 """Many collections from one query, atomically."""
 
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,20 @@ def test_a_batch_outside_of_a_query_needs_an_id(spark: SparkSession, location: s
     write(frame, 0)
     write(frame, 0)
     assert updates(location, "all") == [(5, 1)]
+
+
+def test_batches_of_a_query_share_an_engine_until_one_fails(spark: SparkSession, location: str) -> None:
+    write: Any = persist.spark.foreach_batch_writer(location, {"all": everything}, query_id="q")
+    rows = spark.createDataFrame([(1, "a")], "k long, v string")
+    write(rows, 0)
+    engine = write.__self__.opened("q")
+    write(rows, 1)
+    assert write.__self__.opened("q") is engine
+    assert write.__self__.opened("another") is not engine
+    assert pickle.loads(pickle.dumps(write)).__self__.engines == {}
+    with pytest.raises(persist.errors.QueryMismatch):
+        write(rows, 0)
+    assert engine.is_closed
+    write(rows, 2)
+    with persist.open(location, mode="read") as client:
+        assert client["all"].snapshot().count() == 3

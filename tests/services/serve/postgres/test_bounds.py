@@ -2,6 +2,7 @@
 
 import random
 import struct
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -14,6 +15,7 @@ from persist.services.serve.postgres import server as limits
 from persist.services.serve.postgres.wire import MESSAGE_BYTES_MAX
 from tests.services.serve.postgres.places import Raw, a_server, startup
 from tests.services.serve.test_serve import made_certificate
+from tests.support.stepped import WAIT_S
 
 psycopg = pytest.importorskip("psycopg")
 
@@ -91,6 +93,10 @@ def test_a_long_statement_is_refused(servers: Servers) -> None:
     assert dict(raw.read_until(b"Z"))[b"E"].find(b"C54000\0") > 0
     raw.socket.sendall(b"Q" + struct.pack("!i", MESSAGE_BYTES_MAX + 1))
     assert b"C08P01\0" in raw.read()
+    huge = Raw(servers, startup())
+    huge.read_until(b"Z")
+    huge.socket.sendall(b"Q" + struct.pack("!i", 100 << 20) + b"SELECT 1")
+    assert b"104,857,600 bytes" in huge.read()  # At once: the rest is not waited for.
 
 
 def test_more_connections_than_the_limit_are_refused(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,6 +109,22 @@ def test_more_connections_than_the_limit_are_refused(servers: Servers, monkeypat
         raw.message(b"X")
         raw.read()
     check_alive(servers)
+
+
+def test_a_thousand_connections_leave_room_for_as_many_as_the_limit(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GREETING_S", WAIT_S)
+    threads = threading.active_count()
+    held = [Raw(servers) for _ in range(limits.CONNECTIONS_MAX)]
+    for _ in range(1000 - len(held)):
+        assert b"C53300\0" in Raw(servers).read()
+    assert threading.active_count() <= threads + limits.CONNECTIONS_MAX
+    for raw in held:
+        raw.close()
+    while True:  # The server counts them until their threads have ended.
+        with suppress(psycopg.OperationalError):
+            return check_alive(servers)
 
 
 def test_a_silent_client_and_an_open_block_are_disconnected(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
