@@ -301,6 +301,8 @@ class Planner:
         comments = {field.name: field.metadata["comment"] for field in columns.fields if "comment" in field.metadata}
         texts = {name: value for name, value in properties.items() if name not in _PROPERTIES}
         with self._client() as client:
+            if options["name"] in client.collections():
+                return False
             timeline = properties.get("timeline", "ms")
             handle = target_of_rows(client.engine, options["name"], stored, key=key, timeline=timeline)
             if handle.create is None:
