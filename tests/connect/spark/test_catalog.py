@@ -239,10 +239,9 @@ def test_a_condition_means_its_moments_in_the_hour_that_comes_twice(shop: SparkS
 
 def test_a_query_that_fails_leaves_no_table(shop: SparkSession, place: str) -> None:
     make_orders(place)
+    broken = "CAST(raise_error('broken') AS STRING) AS x"
     with pytest.raises(Exception, match="broken"):
-        shop.sql(
-            "CREATE TABLE shop.t USING persist AS SELECT id, CAST(raise_error('broken') AS STRING) AS x FROM shop.orders"
-        )
+        shop.sql(f"CREATE TABLE shop.t USING persist AS SELECT id, {broken} FROM shop.orders")
     assert [row[1] for row in rows(shop, "SHOW TABLES IN shop")] == ["orders"]
 
 
