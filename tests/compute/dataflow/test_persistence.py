@@ -107,7 +107,7 @@ def test_an_output_that_somebody_else_seals_with_other_updates_is_an_error(clien
         bank.transfer()
         totals = client.load("totals")
         totals.write([(("z", (1, 1)), 1, 1)], seal=2).result()
-        with pytest.raises(OutputConflict, match="differs from what this program gives"):
+        with pytest.raises(OutputConflict, match="differ from the results of this program"):
             running.step()
 
 

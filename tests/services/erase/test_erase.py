@@ -205,7 +205,7 @@ def test_a_clone_whose_columns_do_not_fit_is_named_before_anything_happens(clien
     orders = filled(client)
     client.clone("orders", "copy").evolve(drop=["email"])
     seqno = client.seqno
-    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy', whose columns are .*erase by keys instead"):
+    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy': their columns are .*Erase by keys instead"):
         orders.erase(where=f"email = '{ADA}'", reason="request 17")
     assert client.seqno == seqno
     assert orders.erase([3], reason="request 17").clones == ("copy",)
@@ -217,9 +217,9 @@ def test_a_clone_whose_columns_exchanged_their_names_is_named_before_anything_ha
     source.write([(3, (ADA, "bob")), (1, ("bob", ADA))], time=0, seal=1).result()
     client.clone("source", "copy").evolve(rename={"email": "first"})
     client.load("copy").evolve(rename={"friend": "email"})
-    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy', .* or were renamed: erase by keys instead"):
+    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy': .* or were renamed. Erase by keys instead"):
         source.erase(where=f"email = '{ADA}'", reason="request 17")
-    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy', .* or were renamed: erase by keys instead"):
+    with pytest.raises(persist.InvalidUsage, match=r"rows of 'copy': .* or were renamed. Erase by keys instead"):
         source.traces(where=f"email = '{ADA}'")
     assert len([*client.load("copy").snapshot().rows()]) == len([*source.snapshot().rows()]) == 2
 
