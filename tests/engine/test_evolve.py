@@ -560,7 +560,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"rename": {"v": "s"}}, "two columns would be called 's'"),
         ({"rename": {"v": "k"}}, "two columns would be called 'k'"),
         ({"rename": {"x": "y"}}, "no column"),
-        ({"rename": {"v": 3}}, "no dict"),
+        ({"rename": {"v": 3}}, "must be a dict"),
         ({"widen": {"v": pa.int16()}}, "does not hold all of its values"),
         ({"widen": {"v": pa.float32()}}, "does not hold all"),
         ({"widen": {"v": pa.string()}}, "does not hold all"),
@@ -573,7 +573,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"reorder": ["s", "v", "k"]}, "reorder"),
         ({"reorder": "vs"}, "reorder"),
         ({"comments": {"x": "?"}}, "no column"),
-        ({"comments": {"v": 3}}, "no dict"),
+        ({"comments": {"v": 3}}, "must be a dict"),
     ],
 )
 def test_a_change_that_cannot_be_made_is_refused(

@@ -105,7 +105,9 @@ class KeyedWork:
             events, late = split_late(events, self.contents, self.form)
         due, after = self._split_due(events.table) if resolves else (events.table.slice(0, 0), events.table)
         updates = self._updates(due) if len(due) else ()
-        parts = tuple(part.as_single() for part in upload(self.target, updates)) if len(due) else ()
+        parts = upload(self.target, updates) if len(due) else ()
+        if self.machine.has_one_value:
+            parts = tuple(part.as_single() for part in parts)
         pended = upload(replace(self.target, schema=events.schema), [after]) if len(after) else ()
         times = pc.min_max(events.table["_time"]).as_py()
         sent = () if late is None else (_sent(late),)

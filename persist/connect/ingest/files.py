@@ -355,7 +355,7 @@ class Files:
         form = self.config.format or by_name
         if form is None:
             raise InvalidUsage(
-                f'the format of {file.path} cannot be told from its name: say format = "csv", "json", "parquet" or '
+                f'the name {file.path!r} does not determine a format: set format = "csv", "json", "parquet" or '
                 '"arrow", or name the files that are meant, such as orders/*.csv'
             )
         return RowFile(file.path, file.path, form, compression, lambda: self._opened(file))

@@ -261,7 +261,8 @@ class Resolver:
                 if not len(table):
                     continue
                 new_parts = writer.stored_parts(contents.id, table, schema, inline_bytes)
-                new_parts = [part.as_single() for part in new_parts]  # A keyed collection has one value for each key.
+                if machine.has_one_value:
+                    new_parts = [part.as_single() for part in new_parts]
                 stored += new_parts
                 inline_bytes += sum(len(part.inline) for part in new_parts)
                 self._purging.resolved(contents.id, len(table))

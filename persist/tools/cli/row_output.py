@@ -41,7 +41,7 @@ def choose_format(asked: str | None, output: str | None, as_json: bool) -> str:
         return "table"
     file_format = BY_SUFFIX.get(Path(output).suffix.lower())
     if file_format is None:
-        raise InvalidUsage(f"the format of {output!r} cannot be told from its name: say --format, one of {WRITTEN[1:]}")
+        raise InvalidUsage(f"the name {output!r} does not determine a format: add --format, one of {WRITTEN[1:]}")
     return file_format
 
 

@@ -263,7 +263,7 @@ def test_of_two_definitions_that_are_given_at_once_one_is_refused(tmp_path: Path
         facts_of(one)
         first, second = one.create_view("sums", SUMS), other.view("sums")
         first.refresh()
-        with pytest.raises(persist.errors.ViewRedefined, match="its definition 2 by now, and not 1"):
+        with pytest.raises(persist.errors.ViewRedefined, match="its definition 2 now, and not 1"):
             _submit_late(second, first)
         assert second.refresh() == persist.Antichain(2)
         assert other.view("sums").sql == LARGE

@@ -434,7 +434,7 @@ def test_two_queries_with_one_checkpoint_notice_each_other(orders: persist.Colle
             assert copy.next() is not None
             with pytest.raises(persist.errors.HoldMoved, match="was expected to be at") as caught:
                 query.next()
-    assert "another one that has the same hold, or a copy of its checkpoint" in caught.value.__notes__[0]
+    assert "one with the same hold, or with a copy of its checkpoint" in caught.value.__notes__[0]
 
 
 def test_a_hold_of_another_query_is_not_taken(orders: persist.Collection, path: str) -> None:
