@@ -98,7 +98,7 @@ def test_where_nothing_can_be_deleted_the_error_says_so(small: SmallBlob) -> Non
         client.gc()
         orders.write(table(10, 3), seal=4).result()
         small.fill()
-        with pytest.raises(StoreFull, match="0 blobs of 0 bytes of this location were deleted; deleting more needs a small write"):
+        with pytest.raises(StoreFull, match="0 blobs of 0 bytes of this location were deleted; deleting more"):
             client.gc()
         assert orders.snapshot(3).count() == 20_010
         small.room = float("inf")
