@@ -202,6 +202,12 @@ def split_changes(
     inner: dict[str, InnerChanges] = {}
     steps = {path: _steps(schema, path) for path in (*drop, *rename, *widen)}
     added = {path: split_path(path) for path in add}
+    named = {"add": [*added.values()]}
+    named |= {"drop": [steps[path] for path in drop if len(steps[path]) > 1]}
+    named |= {what: [steps[path] for path in paths] for what, paths in (("rename", rename), ("widen", widen))}
+    for what, paths in named.items():
+        if twice := [path for path in paths if paths.count(path) > 1]:
+            raise SchemaMismatch(f"{what}= names {_join(twice[0])} twice: name it once")
 
     def change(column: str) -> InnerChanges:
         return inner.setdefault(column, InnerChanges())
@@ -313,7 +319,7 @@ def changed_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path
     if node.inner:
         names = [child.name for child in inner]
         if not names:
-            raise SchemaMismatch(f"{path!r} would have no field any more: drop {path!r} itself")
+            raise SchemaMismatch(f"{path!r} would have no field any more: drop the column, or the field, that holds it")
         if twice := [name for name in names if names.count(name) > 1]:
             raise SchemaMismatch(f"two fields of {path!r} would be called {twice[0]!r}: choose another name")
         named = [pa.field(child.name, child.kind) for child in inner]

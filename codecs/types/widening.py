@@ -20,7 +20,7 @@ def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArra
     if pt.is_floating(column.type) and pt.is_floating(kind) and kind.bit_width < column.type.bit_width:
         narrow = column.cast(kind, safe=False)
         same = pc.or_kleene(pc.equal(narrow.cast(column.type), column), pc.is_nan(column))
-        if not pc.all(same, skip_nulls=True).as_py():
+        if not pc.all(same, skip_nulls=True, min_count=0).as_py():
             raise pa.ArrowInvalid("a float would be rounded")
         return narrow
     if pt.is_float16(column.type) and not pt.is_float32(kind):

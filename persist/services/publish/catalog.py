@@ -241,14 +241,16 @@ class IcebergCatalog:
         known = contents.published.get("iceberg")
         is_current = known is not None and known.as_of >= last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.load_schema(contents, None).version
-        if known is not None and read_format_version(known.options) < read_format_version(self._options):
+        keeps = known is not None and "identifier" in known.options  # Catalogs of pyiceberg take version 2 alone.
+        raised = {} if keeps else self._options
+        if known is not None and read_format_version(known.options) < read_format_version(raised):
             is_current = False
         now_s = time.monotonic()
         is_behind = known is None or (requested is not None and known.as_of < requested <= last_sealed(contents))
         if is_current or (not is_behind and now_s - slot.published_s < self._interval_s):
             return contents
         options = {"deletes": "vectors"} if known is None else dict(known.options)
-        options |= self._options
+        options |= raised
         publish(handle, IcebergTable(handle, options), None, options=options)
         slot.published_s = now_s
         return handle.known()
@@ -268,7 +270,7 @@ class IcebergCatalog:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, {"at_ms": str(now_ms), **self._options})
+                pin(handle, time_, {"at_ms": str(now_ms), **self._format(handle.known())})
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
         if requested is not None and requested != newest and requested not in handle.known().pins:
@@ -279,7 +281,7 @@ class IcebergCatalog:
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
-            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._options})
+            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._format(handle.known())})
         return handle.known()
 
     def _described(
@@ -315,7 +317,14 @@ class IcebergCatalog:
         return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _tag_of(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
-        IcebergTable(handle, {}).check(handle.load_schema(handle.known(), None), self._options)
+        contents = handle.known()
+        IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._format(contents))
+
+    def _format(self, contents: CollectionState) -> dict[str, str]:
+        """Return the option of the greater format version: that of this catalog, or of the published table."""
+        known = contents.published.get("iceberg")
+        version = max(read_format_version(self._options), read_format_version({} if known is None else known.options))
+        return {FORMAT_VERSION: str(version)} if version > 2 else {}
 
     def _has(self, space: Namespace, table: str) -> bool:
         return (space, table) in {*self._identifiers()}
@@ -367,7 +376,9 @@ def _snapshot_of_pin(
 ) -> dict[str, Any]:
     moment = moment_ms(handle, known.as_of)
     at_ms = moment if moment is not None else min(known.as_of, int(known.options["at_ms"]) - 1)
-    return snapshot_json(contents, known, table.url_of, at_ms)
+    snapshot = snapshot_json(contents, known, table.url_of, at_ms)
+    # Its files name the rows that they begin with, so that it takes no range of new ones.
+    return snapshot | ({"first-row-id": 0, "added-rows": 0} if "added-rows" in snapshot else {})
 
 
 def _without_rows(handle: CollectionHandle, contents: CollectionState, version: int) -> LoadedTable:
