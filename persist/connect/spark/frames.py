@@ -28,20 +28,19 @@ def ignores_case(spark: SparkSession) -> bool:
 @contextmanager
 def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     """Give an option of a session a value while something is planned."""
-    before = spark.conf.get(name)
+    old_value = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(name, str(before))
+        spark.conf.set(name, str(old_value))
 
 
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
     """Return names, with the spelling of those among known which they stand for.
 
     Args:
-        folds: case does not matter. A name in the right case comes first, and one that two names could stand for stays
-            as it is.
+        folds: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
     """
     if not folds:
         return [*names]
@@ -63,7 +62,7 @@ def rename(df: DataFrame, known: Iterable[str]) -> DataFrame:
 
 
 def spell(given: Any, df: DataFrame) -> Any:
-    """Return the name of the column of df that a text stands for in its session; anything else as it is."""
+    """Return the column of df that a text names in its session; anything else as it is."""
     if not isinstance(given, str):
         return given
     return match_names([given], df.columns, folds=ignores_case(df.sparkSession))[0]
