@@ -70,7 +70,7 @@ EXTENSIONS = "dev.persist.spark.PersistExtensions"
 CATALOG = "dev.persist.spark.PersistCatalog"
 RECORD = "_persist_record"  # As in `PersistTable`.
 COPIES_MAX = 1 << 20
-_PROPERTIES = {"comment", "timeline", "key"}  # Those of CREATE TABLE that are not texts for people.
+_PROPERTIES = {"comment", "timeline", "key"}  # Properties of CREATE TABLE with a meaning for us.
 _OF_SPARK = {"provider", "owner", "location", "external", "is_managed_location"}
 _STORAGE: dict[str, dict[str, Any]] = {}  # By location: options that a configuration would show, and make texts.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -101,8 +101,8 @@ def catalog(
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}
     if isinstance(spark, SparkSession.Builder):
         for option, value in needed.items():
-            others = str(spark._options.get(option) or "")
-            spark = spark.config(option, ",".join(dict.fromkeys([*filter(None, others.split(",")), value])))
+            present = str(spark._options.get(option) or "")
+            spark = spark.config(option, ",".join(dict.fromkeys([*filter(None, present.split(",")), value])))
         spark = spark.getOrCreate()
     if not isinstance(spark, SparkSession):
         raise InvalidUsage(f"{spark!r:.80} is not a session: give SparkSession.builder, or a session")
@@ -115,10 +115,10 @@ def catalog(
             f"SparkSession.builder as the first thing in a new process, or set {settings}"
         )
     for option, value in place.items():
-        before = spark.conf.get(f"spark.sql.catalog.{name}{option}", None)
-        if before not in (None, value):
+        current = spark.conf.get(f"spark.sql.catalog.{name}{option}", None)
+        if current not in (None, value):
             raise InvalidUsage(
-                f"the catalog {name!r} of this session is at {before}: give another name=, or spark.newSession()"
+                f"the catalog {name!r} of this session is at {current}: give another name=, or spark.newSession()"
             )
         spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
     _STORAGE[place[".location"]] = dict(storage_options or {})
