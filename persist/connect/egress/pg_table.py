@@ -1,8 +1,8 @@
 """One collection as a table of Postgres, and the statements that bring it from where it is to where it will be.
 
 There are two forms. By key, the table has a row for each key, and the key is its primary key. As a multiset, the table
-has a row for each distinct row, with two more columns: `_row`, the SHA-256 of its text, is the primary key, and
-`_count` is its multiplicity. So negative multiplicities have a place, too, and an index finds each row.
+has a row for each distinct row, with two more columns. `_row`, the SHA-256 of its text, is the primary key, and
+`_count` is its multiplicity. So the table can hold negative multiplicities, and an index finds each row.
 
 Contents are first copied into a second table, which replaces the first when it is complete, so readers never see part
 of them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied

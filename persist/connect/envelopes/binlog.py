@@ -141,23 +141,23 @@ class _Stream:
 
 def read_events(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
     """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
-    given = Messages.of(messages)
-    stream = _of_one_table(given, table, dialect)
+    batch = Messages.of(messages)
+    stream = _of_one_table(batch, table, dialect)
     key = _key(stream, wanted, dialect)
     types = _types(stream, wanted, dialect)
-    paths = wanted.paths(given)
+    paths = wanted.paths(batch)
     path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
     plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
     sifted_rows = sifted(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
     place = pa.list_(row) if dialect.listed else row
     empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
-    columns = pa.Table.from_batches([batch for _, batch in sifted_rows.pieces] or [empty]).combine_chunks()
+    columns = pa.Table.from_batches([piece for _, piece in sifted_rows.pieces] or [empty]).combine_chunks()
     rows, columns = in_order(sifted_rows.pieces, columns)
     deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
-    changes, more = _changes(rows, deletes, columns, given, wanted, key, dialect.listed)
+    changes, more = _changes(rows, deletes, columns, batch, wanted, key, dialect.listed)
     events = assembled(changes, key)
-    return delivered(wanted, given, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
+    return delivered(wanted, batch, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
 
 
 class _Heads:

@@ -345,9 +345,9 @@ class Files:
         types = infer_types(source, flat)
         return {
             path: kind
-            for name, wanted in nested.items()
+            for name, collection_type in nested.items()
             if name in types
-            for path, kind in find_new_fields(name, types[name], wanted).items()
+            for path, kind in find_new_fields(name, types[name], collection_type).items()
         }
 
     def _row_file(self, file: SourceFile) -> RowFile:

@@ -138,7 +138,7 @@ def _check_quotes(file: RowFile) -> None:
 
 
 class _Located:
-    """Reasons by the number of a record among those of the right width; reported with the line on which it begins."""
+    """Reasons by the number of a record, without records of another width; reported with its first line."""
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file

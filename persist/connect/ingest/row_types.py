@@ -1,9 +1,9 @@
 """Types of a file's columns: its own, or types that hold all of its text exactly.
 
 Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
-int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an offset, and
-string. Whole numbers that an int64 or a double would change make it a decimal. One with a leading zero is a code and no
-number, so it stays text. A column without a value has the type null, until a later file has one.
+int64, boolean, float64, date32, time32[s], timestamp, string. Timestamps are in s or else in ns, and in UTC if all have
+an offset. Whole numbers that an int64 or a double would change make it a decimal. A number with a leading zero is a
+code, so it stays text. A column without a value has the type null, until a later file has one.
 """
 
 from collections.abc import Iterator, Mapping

@@ -54,7 +54,7 @@ class TableRows:
         types: what each column becomes, in the order of rows.
         key: the columns that identify a row; empty without a key.
         begin: changes up to that time are in the copy of the table.
-        reached: earlier contents are unknown, so a changed row may be one that was deleted later.
+        reached: earlier contents are unknown, so a changed row may have been deleted later.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
         place: what the server calls the transaction of a time.
     """

@@ -375,6 +375,7 @@ class _Iceberg:
         return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
 
     def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        """Return the ids of the fields inside of each column, by its field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         schema = self._schema(self._loaded(), version)

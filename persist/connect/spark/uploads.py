@@ -86,9 +86,9 @@ class Rows:
         rows = to_stored_schema(schema).empty_table()
         names = self._renamed(rows).column_names
         if "_time" in names and (self.time is not None or self.column is not None):
-            other = "the option time" if self.column is None else f"time={self.column!r}"
+            source = "the option time" if self.column is None else f"time={self.column!r}"
             raise InvalidUsage(
-                f"the DataFrame has a column _time, and {other} says the times, too. Drop the column, or the option."
+                f"the DataFrame has a column _time, and {source} says the times, too. Drop the column, or the option."
             )
         if self.column is not None and self.column not in names:
             raise SchemaMismatch(

@@ -253,9 +253,9 @@ class Kafka:
                 poll = topics.poll()
                 for topic, table in poll.tables.items():
                     messages.setdefault(topic, []).append(table)
-                wanted = {route.topic for route in self._brokers.routes}
+                route_topics = {route.topic for route in self._brokers.routes}
                 if topics.is_read_to_end() or all(
-                    sum(map(len, messages.get(topic, []))) >= PEEKED_ROWS for topic in wanted
+                    sum(map(len, messages.get(topic, []))) >= PEEKED_ROWS for topic in route_topics
                 ):
                     break
         finally:

@@ -302,6 +302,7 @@ def delete(
     digest = _digest(keys, schema) if keys is not None and planned.is_compared else 0
 
     def attempt(planned: PlannedWrite) -> None:
+        """Upload and commit the retractions, as of the plan."""
         present = None if planned.is_done else retracted(spark, planned, condition)
         if present is None:
             planned.commit_deletion([], digest)

@@ -115,6 +115,7 @@ def upsert(
         at_commit = time is None and "_time" not in df.columns
 
         def plan_again(error: PersistError) -> None:
+            """Plan on the new contents, unless the error is the caller's."""
             nonlocal work
             is_late = at_commit and not isinstance(error, LateEvents)
             if not (collects or is_late):
