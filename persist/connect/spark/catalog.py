@@ -212,7 +212,7 @@ class Planner:
             )
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
-        """Return the updates in a range of times, each record once for each time that it came or went."""
+        """Return the updates in a range of times, one row per record and time."""
         with self._reading(options) as opened:
             start, until = _range(opened.handle, options)
             if start >= until:
@@ -397,7 +397,7 @@ class Planner:
         return self._spark.createDataFrame([], _columns(schema))
 
     def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
-        """Return whether a collection is keyed; raise if another one has its name, or its schema has changed."""
+        """Return whether a collection is keyed; raise if it was replaced, or its schema has changed."""
         with read_engine(self._location, self._storage) as engine:
             handle = loaded(engine, options["name"])
             _check_same(handle.id, handle.schema, options)
@@ -414,7 +414,7 @@ class Planner:
 
 
 def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) -> None:
-    """Raise if a collection is not the one of a table, or has another schema by now."""
+    """Raise if a collection is not the table's, or its schema has changed."""
     if id_ != options["id"]:
         raise CollectionNotFound(options["name"], "this location: it was dropped and created anew", ())
     if schema.version != options["version"]:
@@ -448,7 +448,7 @@ def _stored_type(kind: str) -> pa.DataType:
 
 
 def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | None]:
-    """Return the time that a query names, and how much there is; the time is None if nothing was ever sealed."""
+    """Return the time that a query names, and the size; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
         time = None

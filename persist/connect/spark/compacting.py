@@ -1,4 +1,4 @@
-"""Compaction by the tasks of a cluster: the plan, the checks and the commit of one process, with its kernels in tasks.
+"""Compaction by the tasks of a cluster; the driver plans, checks and commits.
 
 The driver finds the work that is due, cuts it into slices of the key space, and sends every task one job. A job is a
 few consecutive slices that make about one full part. A task merges, encodes and uploads as one process does, and

@@ -1,4 +1,4 @@
-"""Columns of DataFrames as a collection has them: names as Spark resolves them, values that are the same after a cast.
+"""Matches columns of DataFrames with a collection: names by Spark's rules, exact casts.
 
 PySpark's `mapInArrow` looks columns up by their bare names, so that a dot or a backtick in one fails. Tasks therefore
 get columns under plain names, and see the right names again.
@@ -62,14 +62,14 @@ def rename(df: DataFrame, known: Iterable[str]) -> DataFrame:
 
 
 def spell(given: Any, df: DataFrame) -> Any:
-    """Return the column of df that a text names in its session; anything else as it is."""
+    """Return the column of df that a text names; anything else as it is."""
     if not isinstance(given, str):
         return given
     return match_names([given], df.columns, folds=ignores_case(df.sparkSession))[0]
 
 
 def map_in_tasks(df: DataFrame, function: TaskFunction, schema: StructType | str) -> DataFrame:
-    """Return what a function makes of the rows of each task, as `DataFrame.mapInArrow`; columns may have any names."""
+    """Apply a function in tasks, as `DataFrame.mapInArrow`; columns may have any names."""
     plain = df.toDF(*(f"c{at}" for at in range(len(df.columns))))
     return plain.mapInArrow(_UnderNames(function, tuple(df.columns)).__call__, schema)
 
@@ -109,7 +109,7 @@ def _kinds(schema: StructType) -> list[str]:
 
 @dataclass(frozen=True)
 class _Cast:
-    """Casts the rows of a task to the types of a collection, and back to what Spark reads them as."""
+    """Casts rows of a task to the types of a collection, and back to Spark's."""
 
     fields: pa.Schema
 

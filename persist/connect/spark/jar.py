@@ -1,4 +1,4 @@
-"""The jar of the Spark catalog: where it is, and how it is built from the Java sources beside it.
+"""Finds the jar of the Spark catalog, and builds it from its Java sources.
 
     python -m persist.connect.spark.jar        build it for the PySpark that is installed
 

@@ -76,7 +76,7 @@ def number(name: str, text: str, kind: type[int] | type[float], least: int, most
 
 
 def check_time(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    """Return a time; or the text, if it is a moment, a word or a tag, for which the collection has the time."""
+    """Return a time; or the text of a moment, a word or a tag."""
     value = parse_time(text)
     return value if isinstance(value, str) else int(number(name, str(value), int, 0, most))
 
@@ -336,7 +336,7 @@ class ReadOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(SourceOptions):
-    """The options of a stream: its source, the form of its rows, and the limits of a micro-batch.
+    """The options of a stream: source, form of rows, limits of a micro-batch.
 
     The checkpoint has the position of a query: as_of and start matter only when it first starts.
     """

@@ -1,4 +1,4 @@
-"""`persist.spark.refresh`: a view, or a program, brought up to date by the tasks of a Spark session, or here.
+"""`persist.spark.refresh`: bring a view, or a program, up to date by tasks or here.
 
 Both ways make the same updates. This process reads only the records of changed keys. Tasks read everything: that pays
 for outputs that begin, and for changes to a large part of the data. No task holds more than its share. This module runs
@@ -66,7 +66,7 @@ def refresh(
     partitions: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Refreshed:
-    """Bring a view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
+    """Bring a view, and the views that it reads, up to date; see `View.refresh`.
 
     Args:
         view: a `persist.View` of a location that all workers can reach.
@@ -105,7 +105,7 @@ def run_program(
     memory_budget: int | None = None,
     spill_folder: str | PathLike[str] | None = None,
 ) -> Refreshed:
-    """Bring the outputs of a program up to what its sources have sealed by the tasks of a session, in one commit.
+    """Bring the outputs of a program up to date by tasks, in one commit.
 
     It writes the same as `program.open(client).run()`, and runs that for a program that tasks cannot step. Arguments
     are as of `refresh`, errors as of `Running.step`.
@@ -174,7 +174,7 @@ class _Cluster:
     is_requested: bool
 
     def refreshed(self, program: Program, engine: Engine) -> Refreshed | None:
-        """Bring the outputs of a program up to date by tasks; return None if that is better done here."""
+        """Bring outputs up to date by tasks; None if it is better done here."""
         if self._cannot(program):
             return None
         for tries_left in reversed(range(TRIES)):
@@ -231,7 +231,7 @@ class _Cluster:
 
 
 def shares(slots: int, size: int) -> int:
-    """Return how many tasks share a keyed stage out, if a step reads so many bytes and so many tasks run at a time."""
+    """Return how many tasks share a keyed stage, for a step that reads so many bytes."""
     most, worth = -(-size // SHARE_BYTES_MIN), -(-size // SHARE_BYTES)
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 

@@ -1,4 +1,4 @@
-"""Reads the input of a task of the data source: one slice of a snapshot, or of changes.
+"""Reads the input of a task: one slice of a snapshot, or of changes.
 
 Slices are planned on the driver, and each travels with its task. They name immutable parts, so a task that runs later,
 or again, reads the same.

@@ -39,7 +39,7 @@ _WIDENED = {
 
 
 def spark_schema(arrow: pa.Schema) -> StructType:
-    """Return the schema in which Spark reads columns of an Arrow schema; a field is as nullable there as here.
+    """Return the schema in which Spark reads an Arrow schema, with the same nullability.
 
     Raises:
         SchemaMismatch: Spark has no type for a column.
@@ -211,7 +211,7 @@ _REMEDIES: dict[type[DataType], str] = {
 
 
 def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
-    """Refuse a type of Spark that is another one when it is read; or that holds other values, if creates is not set."""
+    """Refuse a type of Spark that a read would change; without creates, only if values would change."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             _check_kept(field.dataType, column, creates=creates)
@@ -242,7 +242,7 @@ def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
 
 
 def _same_values(kind: DataType) -> DataType | None:
-    """Return the type in which Spark reads values of a type that is written with the same ones; None for others."""
+    """Return the type in which Spark reads the same values again; None if there is no such type."""
     if isinstance(kind, types.StringType):
         return types.StringType()
     if isinstance(kind, types.DayTimeIntervalType):

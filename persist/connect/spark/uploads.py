@@ -1,4 +1,4 @@
-"""How the rows of a DataFrame become updates, and how the tasks of a job upload them for the driver to commit.
+"""Turns the rows of a DataFrame into updates that tasks upload and the driver commits.
 
 Times and diffs of updates come from one of these:
 
@@ -6,11 +6,11 @@ Times and diffs of updates come from one of these:
     one time for all rows              plain rows, inserted; or with a column _diff
     a column of event times            the same; a long as it is, a timestamp in microseconds since 1970
 
-If the collection has a timeline, timestamps are its times, in `_time` as in any other column, and exactly: what its
-unit cannot hold is refused.
+If the collection has a timeline, timestamps are its times, in `_time` as in any other column. A timestamp that its unit
+cannot hold exactly is refused.
 
-Spark ranges rows by key over the tasks and sorts them within each, in the order of parts, so that the parts of one job
-do not overlap. Spark orders as parts do: NULL comes last, as requested, NaN comes after numbers, and text is compared
+Spark ranges rows by key over the tasks and sorts them within each, in the order of parts. So the parts of one job do
+not overlap. Spark orders as parts do: NULL comes last, as requested, NaN comes after numbers, and text is compared
 by bytes. The order leaves out nested columns, because Spark puts a NULL inside of them first; tasks sort by them.
 
 If the collection is keyed, rows are its events, and as few of them as possible travel to the driver.
@@ -103,7 +103,7 @@ class Rows:
         return table.rename_columns(match_names(table.column_names, spellings, folds=self.folds))
 
     def updates(self, table: pa.Table) -> pa.Table:
-        """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
+        """Return rows as updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
         table = self._renamed(table)
         if self.column is not None:
             table = self._with_times(table, self.column)
@@ -204,7 +204,7 @@ class UploadTask:
 
 @dataclass
 class OnePerKey:
-    """Looks for keys that come more than once in tables, in which the rows of each key follow each other."""
+    """Finds repeated keys in tables; the rows of each key must be adjacent."""
 
     target: Target
     last: pa.Table | None = None
@@ -277,7 +277,7 @@ def _has_distinct_names(schema: CollectionSchema) -> bool:
 
 
 def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the order by some columns, up to the first that Spark does not order as parts do."""
+    """Return the order by columns, up to the first that Spark orders otherwise than parts."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quoted(name)).asc_nulls_last() for name in flat]
 
@@ -371,7 +371,10 @@ def _check_times(contents: CollectionState, time: int | str | None, end: int | N
 
 
 def packed(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
-    """Return the rows of a task as an Arrow stream, and their size; no stream if there are none, or more than that."""
+    """Return the rows of a task as an Arrow stream, and their size.
+
+    The stream is None without rows, or if they are larger than bytes_max.
+    """
     nonempty, size = list[pa.RecordBatch](), 0
     for batch in batches:
         if batch.num_rows:
@@ -396,7 +399,7 @@ def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Replanning:
-    """Plans work again, with the time of rows that have none, a seal, and contents as they are."""
+    """Plans work again, with a time for rows without one, a seal, and new contents."""
 
     work: KeyedWork
 

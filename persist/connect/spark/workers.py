@@ -6,10 +6,10 @@ this machine, so this module makes them run the driver's Python, unless the user
 session it checks the Python of the workers: locally by running it, and on a cluster by a job of one task. Spark Connect
 allows neither.
 
-Spark formats an exception of a Python worker, with its traceback, into one of its own; the class is lost, and our
-message ends up below our frames and Spark's. The frames of a user's error are of no use, so a variable makes the worker
-leave them out: the name of the error and its message remain. The worker process ends right after it has reported an
-error, so the variable affects nothing else.
+Spark formats an exception of a Python worker, with its traceback, into one of its own. The class is lost, and our
+message ends up below our frames and Spark's. A user has no use for these frames, so a variable makes the worker leave
+them out. The name of the error and its message remain. The worker process ends right after it has reported an error, so
+the variable affects nothing else.
 
 A Python data source has no metrics of its own in Spark 4.3. With `spark.sql.pyspark.worker.logging.enabled`, Spark
 keeps what its Python workers log, to be seen by `spark.tvf.python_worker_logs()`. Without it, nothing is logged:
@@ -57,7 +57,7 @@ def choose_local_workers(context: SparkContext) -> None:
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Raise InvalidUsage, in one line, if the workers of a session run a Python that cannot do the driver's work."""
+    """Raise InvalidUsage if workers of a session run a Python unlike the driver's."""
     try:
         context = spark.sparkContext
     except (PySparkException, AttributeError):  # Spark Connect has none.
@@ -71,7 +71,7 @@ def check_workers(spark: SparkSession) -> None:
 
 @lru_cache(maxsize=16)
 def check_python(command: str, ours: str) -> None:
-    """Raise InvalidUsage if workers on this machine, which run a command, cannot do what a driver's Python does."""
+    """Raise InvalidUsage if local workers run a Python unlike the driver's."""
     python = shutil.which(command)
     if python is None:
         raise InvalidUsage(_told(f"{command}, which there is not"))

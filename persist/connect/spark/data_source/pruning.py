@@ -9,8 +9,8 @@ The search walks the optimized plan from its top to the DataFrame. A projection 
 it names. A filter or a join needs the columns that it names and the columns that the nodes above it need. Any other
 node needs all columns.
 
-`pruned` reads those columns and no others. In the place of the others the query gets NULL, so that it sees the same
-columns as always, and its plan is the same one.
+`pruned` reads those columns and no others. The query gets NULL in place of the others, so it sees the same columns, and
+has the same plan.
 """
 
 import json
@@ -93,7 +93,10 @@ def _leaves(plan: Any) -> Iterator[Any]:
 
 
 def _positions(plan: Any, wanted: set[int] | None) -> Iterator[int]:
-    """Yield the positions of the columns of leaves that a plan needs; wanted has the ids above it, None for all."""
+    """Yield the positions of the leaf columns that a plan needs.
+
+    wanted has the ids that the nodes above it need; None for all.
+    """
     for query in _items(plan.subqueries()):
         yield from _positions(query, None)
     kind = plan.getClass().getSimpleName()

@@ -1,7 +1,7 @@
-"""Reading: one task for each slice of the key space, so that Spark needs no shuffle to consolidate.
+"""Reads with one task for each slice of the key space, without a shuffle.
 
-The plan is made once, on the driver, from one state of the log: it names immutable parts, so tasks that run
-later, or again, read the same. Tasks talk to the store themselves.
+The driver plans once, from one state of the log. The plan names immutable parts, so tasks that run later, or again,
+read the same. Tasks talk to the store themselves.
 
 Filters that Spark pushes down become Arrow expressions. Spark applies every filter itself, too, so an expression here
 may let more rows pass than the filter, never fewer. If Spark and Arrow disagree, this side lets more rows pass: in
@@ -56,7 +56,7 @@ from persist.engine.read.results.snapshot import Snapshot
 
 @dataclass
 class Slice(InputPartition):
-    """The input of one task; as_of is the time of contents of a stream, None for its updates."""
+    """The input of one task; as_of is only set for contents of a stream."""
 
     scan: Scan | FoundByIndex
     address: CollectionAddress
@@ -121,7 +121,7 @@ class PersistReader(DataSourceReader):
 
 
 class PushingReader(PersistReader):
-    """The same for sessions with filter push-down: PySpark refuses a reader that has this method in any other."""
+    """The same for sessions with filter push-down; PySpark refuses `pushFilters` in all others."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Use filters to read less. Spark applies all of them too: see `persist.connect.spark.data_source.reader`."""
@@ -132,7 +132,7 @@ class PushingReader(PersistReader):
 def planned(
     handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
-    """Return what to read, of the columns that are among names (None: of those the options ask for)."""
+    """Return what to read, with the columns among names; None: the columns of the options."""
     options = _at_seqno(options, handle)
     columns = options.columns
     if names is not None and options.form != "transitions":
@@ -196,7 +196,7 @@ GAP = (date(1582, 10, 5), date(1582, 10, 24))
 
 
 def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
-    """Return an expression that every row passes which passes all filters; None if it would let everything pass.
+    """Return an expression for all rows that may pass the filters; None for no restriction.
 
     Args:
         filters: what Spark pushed.
@@ -236,7 +236,7 @@ def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
 
 
 def _literal(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
-    """Return the filter's value as the column's type, or None if it has no exact counterpart there."""
+    """Return the filter's value as the column's type; None without an exact counterpart."""
     value = getattr(spark_filter, "value", None)
     if value is None or pt.is_nested(type_):
         return None
@@ -281,7 +281,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits == NO_LIMITS else ReadMaxRows(limits.updates or COUNT_MAX)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # type: ignore[override, unused-ignore]
-        """Return where the micro-batch that begins at start ends: the last sealed time, or less by the limits."""
+        """Return the end of the micro-batch from start: the last sealed time, or a limit."""
         with surfaced_errors():
             limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
             return self._source.next_offset(Offset.of(start), limits).to_json()

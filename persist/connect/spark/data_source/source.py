@@ -80,8 +80,8 @@ class PersistDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the collection's columns, as Spark types; `_time` and `_diff` where the form has them.
 
-        The latest time and the version of the schema are chosen here, once, so that all plans of one DataFrame read the
-        same, whatever becomes of the collection meanwhile.
+        This chooses the latest time and the version of the schema once. So all plans of one DataFrame read the same,
+        even if the collection changes meanwhile.
         """
         with surfaced_errors():
             # Spark hides whether it is going to read a batch or a stream; the reader's own check is stricter.
@@ -150,7 +150,7 @@ class PersistDataSource(DataSource):
 
 
 def prepared(spark: SparkSession) -> None:
-    """Check what workers run, and let the session know `format("persist")`, whose users call our functions as well.
+    """Check the Python of workers, and register `format("persist")` with the session.
 
     PySpark finds the data source by itself only if it was started with a Python that has this library.
     """
@@ -159,7 +159,7 @@ def prepared(spark: SparkSession) -> None:
 
 
 def introduce() -> None:
-    """Let the active session know `format("persist")`, and sessions of a JVM to come find it by its name."""
+    """Register `format("persist")` with the active session, and set the Python for later JVMs."""
     name_driver()
     with suppress(PySparkException, Py4JError):  # An import does not fail for a session that ends meanwhile.
         if (spark := SparkSession.getActiveSession()) is not None:
@@ -204,7 +204,7 @@ def register(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Make `format("persist")` known to a session; or, with a name, a source of that name for one collection.
+    """Register `format("persist")` with a session; or, with a name, a source for one collection.
 
     With a name, `CREATE TABLE t USING <name>` reads and writes the collection, and so does `format("<name>")`. Options
     of a query (`SELECT … FROM t WITH (as_of = 10)`, `.option("as_of", 10)`) override the options of this call.

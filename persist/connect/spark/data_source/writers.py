@@ -10,14 +10,14 @@ order is right. With rows sorted by key the parts of the write do not overlap, s
 Overwriting writes the difference between a collection and a DataFrame. History is never rewritten. At one time, records
 that are missing in the DataFrame are retracted, and its new records are inserted. A record with the same count in both
 is not touched. Tasks of `df.write` can only upload the new rows. So the driver merges them with the present contents,
-slice by slice of the key space, within the memory budget of a client; `persist.spark.write` does the same in tasks.
+slice by slice of the key space, within the memory budget of a client. `persist.spark.write` does it in tasks.
 
 Tasks send the events of keyed collections to the driver, because a data source cannot make Spark bring all events of a
 key together. `persist.spark.upsert` takes batches that are too large for the driver.
 
-Every micro-batch of a streaming write is one commit, exactly once; see `persist.compute.tasks`. Tasks learn from Spark
-which query, run and batch they work for, and send it in their messages, because the driver learns only the number of
-the batch. A batch without rows is a commit of its number alone.
+Every micro-batch of a streaming write is one commit, exactly once; see `persist.compute.tasks`. The driver learns only
+the number of the batch. So tasks send their query, run and batch in their messages. A batch without rows is a
+commit of its number alone.
 
 These faults end the query with `QueryMismatch`:
 
@@ -25,8 +25,7 @@ These faults end the query with `QueryMismatch`:
 - A checkpoint was copied or restored, and is behind.
 - A checkpoint belongs to another location or collection, or to a collection that was created anew.
 
-One fault looks like a repetition and counts as one: a run that is new to the collection sends a batch with the number
-of the last one.
+One fault counts as a repetition: a run that is new to the collection sends a batch with the number of the last batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -78,7 +77,7 @@ class Answer(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class DataFrameWrite:
-    """A batch write of a DataFrame as planned on the driver, and the meaning of its rows."""
+    """A batch write as planned on the driver, and the meaning of its rows."""
 
     planned: PlannedWrite
     rows: Rows
@@ -148,7 +147,7 @@ class DataFrameWrite:
 
     @property
     def task(self) -> UploadTask:
-        """The work of each task; for a repeated write only the digest, which shows whether it is the same."""
+        """The work of each task; for a repeated write only the digest."""
         planned = self.planned
         return UploadTask(planned.target, self.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
 
@@ -191,13 +190,13 @@ class PersistWriter(DataSourceArrowWriter):
         return Answer(self._task.run(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit all parts, and the seal if the options have one, as one record; raises what rejects it."""
+        """Commit all parts, and the seal if there is one, as one record."""
         uploaded = uploaded_by(messages)
         with surfaced_errors():
             self._planned.commit(uploaded.parts, uploaded.digest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+        """Delete the parts of tasks if one failed, so that the commit was not tried.
 
         Otherwise `commit` itself has deleted the parts of a rejected commit; or it is unknown whether the commit
         landed. Then the parts stay, because a record may name them. `Client.gc` deletes them if none does.
@@ -243,7 +242,7 @@ def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> N
 
 
 def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
-    """Commit what turns the contents into the rows that tasks have uploaded; anew if others come first."""
+    """Commit the difference to the uploaded rows; again if another writer is first."""
 
     def attempt(planned: PlannedWrite) -> None:
         parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
@@ -285,7 +284,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
 
 
 def present_time(planned: PlannedWrite) -> int | None:
-    """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
+    """Return the last sealed time, whose contents are replaced; None if nothing is sealed."""
     assert planned.upper != END, "a collection that is complete is not overwritten"
     return planned.upper - 1 if planned.upper else None
 
@@ -349,7 +348,7 @@ class UpsertWriter(DataSourceArrowWriter):
 
 
 class PersistStreamWriter(DataSourceStreamArrowWriter):
-    """Appends the micro-batches of a query to a collection; Spark makes one for each batch, and one to commit it."""
+    """Appends micro-batches to a collection; Spark makes one for each batch, and one to commit."""
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
@@ -381,7 +380,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
                 commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+        """Delete the parts of tasks if one failed, so that the commit was not tried.
 
         Otherwise `commit` itself has deleted the parts of a rejected commit; or it is unknown whether the commit
         landed. Then the parts stay, because a record may name them, and the next run reads the log.
@@ -421,7 +420,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _mark_of_task(first: int) -> Mark:
-    """Return which batch of which query, in which run, a task works for; first as `Mark` has it."""
+    """Return the query, batch and run of this task; first as in `Mark`."""
     context = TaskContext.get()
     names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
     query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
@@ -431,7 +430,7 @@ def _mark_of_task(first: int) -> Mark:
 
 
 def _mark_of_batch(messages: list[WriterCommitMessage | None], batch: int) -> Mark | None:
-    """Return what all tasks of a batch worked for; None if no task did, since Spark makes one up for no partitions."""
+    """Return the mark of all tasks of a batch; None if the batch has no partitions."""
     marks = {message.mark for message in messages if isinstance(message, Answer | Sent)}
     assert len(marks) < 2, "messages are of one batch"
     mark = next(iter(marks), None)

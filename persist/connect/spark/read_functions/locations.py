@@ -1,4 +1,4 @@
-"""A location for a Spark session: snapshots and changes as DataFrames, each by the fastest way there is.
+"""A location for a Spark session: snapshots and changes as DataFrames.
 
     with persist.spark.location(spark, "s3://bucket/prefix") as opened:
         with opened.at() as now:                   # one point of the log
@@ -8,9 +8,9 @@ The lease of the engine keeps the parts of all DataFrames of an open location in
 closed. A DataFrame of `persist.spark.snapshot` has no lease. The store keeps its parts for the grace period after they
 fell out of use (`Settings.grace_s`), and an action after that fails.
 
-`at` pins a point of the log: "latest" then means the last time sealed at that point, in every collection, so that
-DataFrames of several collections belong together. They read the same at any moment, because contents as of a sealed
-time do not change.
+`at` pins a point of the log: "latest" then means the last time sealed at that point, in every collection. So DataFrames
+of several collections belong together. They read the same at any moment, because contents as of a sealed time do not
+change.
 
 `as_of_join` ranges rows by key over tasks, and each task looks its keys up in history, as `Collection.as_of_join` does.
 No history goes through a shuffle. A task reads other keys only if they share row groups with its own. Contents as of
@@ -108,7 +108,7 @@ class SparkLocation(Closes):
 
     @contextmanager
     def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
-        """Return this location as it was after one record of the log, by default the last one.
+        """Return this location after one record of the log, by default the last.
 
         Raises:
             InvalidUsage: the log has not reached that record yet, or has dropped it.
@@ -128,7 +128,7 @@ class SparkLocation(Closes):
                 location_then._release()
 
     def snapshot(self, collection: str, **reading: Unpack[SnapshotReading]) -> DataFrame:
-        """Return the contents of a collection as of a time, as a DataFrame; arguments and errors as of `plan`."""
+        """Return contents as of a time, as a DataFrame; arguments and errors as of `plan`."""
         return self.plan(collection, **reading).frame(self.spark)
 
     def plan(
@@ -222,7 +222,7 @@ class SparkLocation(Closes):
         self._reading.clear()
 
     def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
-        """Return a collection as it is now, and as it was at the pinned point if there is one."""
+        """Return a collection as it is now, and as of the pinned point."""
         then = None if self._pinned is None else loaded(self._pinned, name)
         rows = loaded(self._engine, name)
         if then is not None and rows.id != then.id:
@@ -257,7 +257,7 @@ def snapshot(
     storage_options: Mapping[str, Any] | None = None,
     **reading: Unpack[SnapshotReading],
 ) -> DataFrame:
-    """Return the contents of a collection as of a time; other arguments and errors as of `SparkLocation.plan`.
+    """Return contents as of a time; other arguments and errors as of `SparkLocation.plan`.
 
     No lease keeps its parts: the store has them for `Settings.grace_s` after they fell out of use. Open a `location`
     for a DataFrame that lives longer.
@@ -352,7 +352,7 @@ def as_of_join(
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> DataFrame:
-    """Return a DataFrame with the value that the key of each row had at the time of that row.
+    """Add to each row the values of its key at the time of the row.
 
     A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Nothing is
     read before an action. Memory of a task: 64 MiB of rows, and the history of their keys.

@@ -191,7 +191,7 @@ def _count(scan: Scan) -> int:
 def _source_route(
     native: bool | None, why_not: Callable[[], str | None], why_slow: Callable[[], str | None] = lambda: None
 ) -> Route | None:
-    """Return the route by the data source if it is requested, needed or faster; None for Spark's own scan."""
+    """Return the route if the data source reads; None for Spark's own scan."""
     if native not in (None, True, False):
         raise InvalidUsage(f"native={native!r} is none of True, False and None")
     if native is False:
@@ -231,7 +231,7 @@ def _why_not(
 
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
-    """Return why it is faster to read all of it in Python, None if it is not."""
+    """Return why Python reads all of it faster; None if it does not."""
     standing, added = (sum(map(scan.rows_within, parts)) for parts in (tail.standing, tail.added))
     if added > TOUCH_FRACTION * standing:
         return f"{added:,} updates may cancel {standing:,} rows, so most keys are touched"
@@ -285,7 +285,7 @@ class _NativeFrame:
         ]
 
     def _rows(self, names: Sequence[str], parts: Iterable[Part]) -> DataFrame:
-        """Return the rows of parts within the times of the scan, without tombstones. Inline rows come with the plan."""
+        """Return rows within the times of the scan, without tombstones. Inline rows come with the plan."""
         scan, base = self._scan, {*map(id, self._scan.base)}
         kinds: dict[tuple[bool, bool, bool], list[Part]] = {}
         for part in parts:
@@ -303,7 +303,7 @@ class _NativeFrame:
         return _united(frames)
 
     def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
-        """Return the rows of parts within the times of the scan, without tombstones, by Spark's own scan."""
+        """Return rows within the times of the scan, without tombstones, by Spark's own scan."""
         needed = self._tombstoned.names([*names] if is_inside else [*names, TIME])
         rows = self._tombstoned.live(part_frame(self._spark, self._address.url, self._scan.schema, needed, parts))
         if not is_inside:
@@ -357,7 +357,7 @@ class _NativeFrame:
 
 
 def _or_overflow(diff: Column) -> Column:
-    """Return a diff; a task fails where it is NULL, because int64 does not hold it, whatever ANSI is set to."""
+    """Return a diff; a task fails if it is NULL, which means an overflow of int64."""
     text = "persist.errors.DiffOverflow: the diffs of one record sum to more than int64 holds"
     return F.coalesce(diff, F.raise_error(F.lit(text)).cast("long"))
 
@@ -375,7 +375,7 @@ def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
 
 
 def _united(frames: Iterable[DataFrame]) -> DataFrame:
-    """Return the rows of all frames, of which there is one at least, with their columns in the same order."""
+    """Return the rows of at least one frame; all have the same order of columns."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
@@ -467,7 +467,7 @@ def _why_no_feed(spark: SparkSession, scan: Scan, address: CollectionAddress, to
 
 
 def may_share_updates(scan: Scan) -> bool:
-    """Return whether descriptors allow two parts of a scan to hold updates of the same key and time."""
+    """Return whether two parts may hold updates of one key and time."""
     clusters: list[list[Part]] = []
     latest = -1
     for part in sorted(scan.parts, key=lambda part: part.time_min):

@@ -1,7 +1,7 @@
-"""Collections as names in Spark SQL: a view of the latest contents, and queries that name times of their own.
+"""Collections as names in Spark SQL: views, and queries as of times.
 
-`create_views` makes temporary views, all planned on one state of the log: they do not see what is written later, so
-make them again for that.
+`create_views` makes temporary views, all planned on one state of the log. They do not see later writes: make them again
+for these.
 
 `persist.spark.sql` does what `spark.sql` cannot do with collections. A query is Spark's own. Its tables are
 collections, all at one point of the log, or at times of their own, which Spark refuses for its views. They come into
@@ -37,7 +37,7 @@ def create_views(
     schemas: Mapping[str, int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Make, or make anew, a temporary view of the latest contents of each collection of a location.
+    """Create or replace a temporary view of the latest contents of each collection.
 
     They show the location as it is now. The store keeps their parts for `Settings.grace_s` after these fell out of use;
     then make the views again. `persist.spark.sql` reads other times, as do views of `snapshot` and `changes`.
@@ -157,7 +157,7 @@ def _spelled(query: str, names: Sequence[str]) -> list[str]:
 
 
 def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tuple[str, dict[str, DataFrame]]:
-    """Return a query without times of tables, and the contents of all collections that it may read, by name."""
+    """Return a query without times of tables, and by name the contents that it may read."""
     names, tables = here.collections(), dict[str, DataFrame]()
 
     def named(table: TimedTable) -> str:

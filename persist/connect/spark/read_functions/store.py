@@ -2,8 +2,8 @@
 
 Each check returns a reason in words if the scan cannot read something, and otherwise None. `explain` shows the reason.
 
-The scan leaves out every tombstone, whatever its diff. So it does not matter whether that happens before or after diffs
-are summed up, and a key with nothing but tombstones affects no other row.
+The scan leaves out every tombstone, whatever its diff, so it does not matter whether diffs are summed up before or
+after. A key with nothing but tombstones affects no other row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -88,7 +88,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
-    """Return which column Spark's Parquet scan would read otherwise than the data source, in any of some parts."""
+    """Return which column Spark's Parquet scan would misread in any of these parts."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
         lifted = next(part for part in parts if part.schema == version).lift(schema)
         if lifted is None:
@@ -124,7 +124,7 @@ def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> st
 
 
 def narrowed(rows: DataFrame, scan: Scan) -> DataFrame:
-    """Return rows with the types of an earlier schema version; a task fails at a value that does not fit.
+    """Return rows in an earlier schema version; a task fails at a value that does not fit.
 
     Call it after all filters, so that only rows of the result are checked.
     """
@@ -190,7 +190,7 @@ def _version_frame(
     parts: Sequence[Part],
     file: str | None = None,
 ) -> DataFrame:
-    """Return rows of parts of one version, with names and types of the schema; file names a column of file names."""
+    """Return rows of parts of one version, with the schema's names and types; file names a column of file names."""
     if parts[0].stamped and TIME in names:
         return _stamped_frame(spark, url, schema, names, parts)
     root, lifted = native_root(url), parts[0].lift(schema)

@@ -44,7 +44,7 @@ class Condition:
         raise InvalidUsage(f'{given!r:.80} is no condition: give SQL text such as "amount > 5", or a column of Spark')
 
     def raised(self, df: DataFrame) -> Column:
-        """Return a column of longs that fails the task, naming a row of df for which this is not true."""
+        """Return a column that fails the task and names a row that breaks the condition."""
         refusal = (
             f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
             "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
@@ -168,7 +168,7 @@ def _keeps_all(source: T.DataType, target: T.DataType, term: Any) -> bool:
 
 
 def _digits(kind: T.DataType) -> tuple[int, int]:
-    """Return how many digits a whole number or decimal has, and how many of them after the point; 0 for others."""
+    """Return the digits and decimal places of a numeric type; 0 for other types."""
     if isinstance(kind, T.DecimalType):
         return kind.precision, kind.scale
     return _DIGITS.get(type(kind), 0), 0

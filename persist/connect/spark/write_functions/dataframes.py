@@ -77,7 +77,7 @@ def write(
     allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a DataFrame to a collection as one commit, its rows ranged and sorted by key on the way.
+    """Write a DataFrame to a collection as one commit, ranged and sorted by key.
 
     `df.write.format("persist")` does the same with rows as they come: a data source cannot choose their order, so the
     caller does. Parts that do not overlap in key need not be merged before they are read. Ranging takes a shuffle and a
@@ -163,7 +163,7 @@ def write(
 
 
 def _check_nested_keys(df: DataFrame, target: Target) -> None:
-    """Raise DuplicateKeys if rows repeat a key that is partly nested, so that Spark does not sort by all of it."""
+    """Raise DuplicateKeys if rows repeat a partly nested key, which Spark cannot sort by."""
     keys = [*target.schema.key_names]
     if any(pa.types.is_nested(target.schema.arrow.field(name).type) for name in keys):
         repeated = df.groupBy(*map(quoted, keys)).count().where("count > 1").drop("count").limit(10).collect()
@@ -206,7 +206,7 @@ def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condit
 
 
 def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None) -> DataFrame:
-    """Return new rows with diff 1 and present rows with diff -1; the column marker is true for new rows."""
+    """Return new rows with diff 1 and present rows with diff -1; marker is true for new rows."""
     once = F.lit(1).cast("long")
     new = df.withColumn(
         "_diff", once if condition is None else F.when(condition.column, once).otherwise(condition.raised(df))

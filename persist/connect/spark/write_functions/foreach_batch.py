@@ -64,12 +64,12 @@ def foreach_batch_writer(
 
     Args:
         location: where the collections are.
-        writes: for each collection's name a function from the batch to what is written of it: plain rows, or updates
-            with `_time` and `_diff`, in all of them alike. If there are several, the batch is cached meanwhile.
+        writes: for each collection's name a function from the batch to the rows to write. All return plain rows, or
+            all return updates with `_time` and `_diff`. If there are several, the batch is cached meanwhile.
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
             is `late_collection`) for streaming writes.
         query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
-            collection, and under Spark Connect, which hides the id; there, two simultaneous runs of a query are not
+            collection, and under Spark Connect, which hides the id. There, simultaneous runs of a query are not
             noticed.
         first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
         allow_future: on a timeline, take times that are more than a day ahead of the clock.

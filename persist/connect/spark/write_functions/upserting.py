@@ -66,8 +66,8 @@ def upsert(
     With "last" that is the later row of df, as `collect` shows it. After a shuffle Spark promises no order of rows:
     then create the collection with ties="greatest", which needs none, or with `order_by`.
 
-    With a seal, it is one commit. It becomes two, the events and then the seal that resolves them, if another writer
-    adds events or seals meanwhile, or if events are waiting already. To choose by size, and to choose the ranges, Spark
+    With a seal, it is one commit. If another writer adds events or seals meanwhile, or if events are waiting already,
+    the seal that resolves them is a second commit. To choose by size, and to choose the ranges, Spark
     may compute df up to three times, so cache it if that is dear.
 
     Args:
@@ -132,7 +132,7 @@ def upsert(
 
 
 def _timed(work: KeyedWork) -> KeyedWork:
-    """Return work with the time of a commit now, sealed, because tasks resolve events by their times."""
+    """Return work at the time of a commit now, since tasks need times to resolve events."""
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
     time = times_together(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
@@ -152,10 +152,10 @@ def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | N
 
 
 def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
-    """Return df with all rows of a key in one partition, in ranges of keys with about equally many rows.
+    """Return df in ranges of keys with about equally many rows.
 
-    They are in no order within a partition: tasks order events by more than Spark does, and in a fraction of the time.
-    A column `_seq` has their order if that may count.
+    All rows of a key are in one partition, in no order: tasks order events by more than Spark does, and in a fraction
+    of the time. A column `_seq` has their order if that may count.
     """
     schema = work.target.schema
     if work.needs_order:
