@@ -1,7 +1,7 @@
 """Definite, time-varying collections on object storage; see `persist.open`.
 
 `__init__.pyi` lists the public names. The first use of a name loads it, because Arrow and NumPy take longer to load
-than the help of the command line needs in total. Add a new public name to that file and nowhere else.
+than the whole help of the command line. Add a new public name to that file and nowhere else.
 """
 
 import threading

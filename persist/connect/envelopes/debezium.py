@@ -126,7 +126,7 @@ def no_rows() -> np.ndarray:
 
 
 def read_keys(given: Messages, wanted: Wanted) -> Keys:
-    """Return the keys that messages have of their own, read as JSON with or without a schema part."""
+    """Return the keys of messages, read as JSON with or without a schema part."""
     if given.keys is None or given.keys.null_count == len(given):
         if not wanted.key and len(given):
             raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
@@ -158,7 +158,7 @@ def _member(row: pa.StructType, name: str) -> pa.DataType:
 
 
 def _as_objects(group: Group, key: tuple[str, ...]) -> Group:
-    """Make objects of keys that are single values, which transforms of Connect make of keys of one column."""
+    """Make objects from single values, which transforms of Connect make from one-column keys."""
     bare = pc.invert(pc.match_substring_regex(group.texts, r"^\s*\{"))
     if len(key) != 1 or not pc.any(bare, min_count=0).as_py():
         return group

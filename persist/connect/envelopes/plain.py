@@ -1,8 +1,8 @@
-"""Messages without an envelope: each value is a row, as a JSON object, with or without Connect's schema around it.
+"""Messages without an envelope: each value is a row, as a JSON object.
 
-A message without a value is a tombstone: the row of its key is gone. The key of a message has no other effect, because
-producers also choose keys to spread messages. A tombstone's key is a JSON object, or the one column of the key as JSON
-or as bare text.
+Connect's schema may be around the object. A message without a value is a tombstone: the row of its key is gone. The key
+of a message has no other effect, because producers also choose keys to spread messages. A tombstone's key is a JSON
+object, or the one column of the key as JSON or as bare text.
 """
 
 from collections.abc import Mapping, Sequence

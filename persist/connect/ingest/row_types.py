@@ -182,7 +182,7 @@ def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
 def _replace_moments(
     kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _Guess]", leaves: Iterator[int]
 ) -> pa.DataType:
-    """Return the type of a column whose moments are what was guessed of the leaves of their numbers."""
+    """Return a column's type with the guessed types of its moments."""
     if pat.is_nested(kind):
         return with_children(kind, [_replace_moments(f.type, name, guesses, leaves) for f in children(kind)])
     guess = guesses.get((name, next(leaves)))

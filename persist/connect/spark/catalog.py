@@ -268,7 +268,7 @@ class Planner:
         write(rows, self._location, options["name"], storage_options=self._storage, **named)
 
     def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
-        """Commit the updates of a row-level operation, unless the collection has changed since its table was loaded.
+        """Commit a row-level operation, unless the collection has changed since its table was loaded.
 
         Raises:
             UpperMismatch: it has. Nothing was written.

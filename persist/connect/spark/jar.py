@@ -2,8 +2,8 @@
 
     python -m persist.connect.spark.jar        build it for the PySpark that is installed
 
-The sources use classes of Spark that are not part of its public interface, so a jar fits one minor version of Spark;
-its manifest names that version. Building needs `javac` 17 or later, and nothing but the jars of PySpark.
+The sources use classes of Spark that are not part of its public interface. So a jar fits one minor version of Spark,
+and its manifest names that version. Building needs `javac` 17 or later, and nothing but the jars of PySpark.
 """
 
 import os

@@ -53,8 +53,8 @@ def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
     """Return table in exactly the Arrow form that Spark expects of schema.
 
     Raises:
-        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or only one of schema and table has
-            timestamps with a time zone.
+        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or only one side's timestamps have a
+            time zone.
     """
     target = utc_arrow_schema(schema)
     if not target.names:
@@ -242,7 +242,7 @@ def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
 
 
 def _same_values(kind: DataType) -> DataType | None:
-    """Return the type in which Spark reads the same values again; None if there is no such type."""
+    """Return the type in which Spark reads the same values again; None without one."""
     if isinstance(kind, types.StringType):
         return types.StringType()
     if isinstance(kind, types.DayTimeIntervalType):

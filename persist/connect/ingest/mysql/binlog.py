@@ -1,4 +1,4 @@
-"""The log of MySQL or MariaDB besides its rows: effects of statements on tables, and sets of transactions.
+"""Statements in the log of MySQL or MariaDB, and sets of transactions.
 
 The log has changed rows, and the text of statements that change tables. The parser reads statements for three things:
 tables that they empty, columns that they rename or drop, and changes of rows that the log lacks. After a missing change

@@ -161,6 +161,7 @@ def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tupl
     names, tables = here.collections(), dict[str, DataFrame]()
 
     def named(table: TimedTable) -> str:
+        """Read a table as of its time; return its name in the query."""
         collection = collection_of(table.parts, names)
         if collection is None:
             raise table.refused(names)

@@ -31,7 +31,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.read.planning.scan import Scan
 
-# Spark looks for more paths than this in a job, which has a task for each by default and takes 9 ms of CPU for it.
+# Spark looks for more paths than this in a job. By default that has a task for each path, at 9 ms of CPU.
 LISTED_HERE = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _DAY_US = 86_400 * 10**6
@@ -190,7 +190,7 @@ def _version_frame(
     parts: Sequence[Part],
     file: str | None = None,
 ) -> DataFrame:
-    """Return rows of parts of one version, with the schema's names and types; file names a column of file names."""
+    """Return rows of parts of one version in a schema; file names a column of file names."""
     if parts[0].stamped and TIME in names:
         return _stamped_frame(spark, url, schema, names, parts)
     root, lifted = native_root(url), parts[0].lift(schema)

@@ -154,8 +154,8 @@ def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | N
 def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
     """Return df in ranges of keys with about equally many rows.
 
-    All rows of a key are in one partition, in no order: tasks order events by more than Spark does, and in a fraction
-    of the time. A column `_seq` has their order if that may count.
+    All rows of a key are in one partition, in no order. Tasks order events by more than Spark does, and in a fraction
+    of the time. A column `_seq` has the order of df if that may count.
     """
     schema = work.target.schema
     if work.needs_order:
