@@ -163,7 +163,7 @@ class Feed:
     """
 
     def __init__(self, collection: Collection, hold: str, rows: Rows | None, sink: str) -> None:
-        """Make a feed; hold is the name of its hold, sink the sink's."""
+        """Make a feed; hold and sink are the names of its hold and its sink."""
         self._handle = collection.handle
         self._name = hold
         self._sink = sink

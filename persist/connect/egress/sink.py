@@ -192,7 +192,7 @@ class Sink(Protocol):
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
         """Take a whole step durably, or nothing; return the pieces that it took.
 
-        It may leave out pieces without rows; the next step then begins where they did.
+        It may leave out pieces without rows; their next pieces then begin at the same position.
 
         Raises:
             SinkMoved: the target is not where the step begins.

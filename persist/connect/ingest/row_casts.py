@@ -102,7 +102,7 @@ def cast_each(
 
 
 def cast_texts(column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.ChunkedArray:
-    """Cast a column, and parse text if the type is not text.
+    """Cast a column, and parse its texts where the type is not text.
 
     Raises:
         pa.ArrowException, InvalidUpdate: a value does not fit.

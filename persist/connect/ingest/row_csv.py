@@ -140,7 +140,7 @@ def _check_quotes(file: RowFile) -> None:
 class _Located:
     """Reasons by the number of a record; reported with its line.
 
-    Records of another width have no number.
+    Numbers count only the records of the right width.
     """
 
     def __init__(self, file: RowFile, width: int) -> None:

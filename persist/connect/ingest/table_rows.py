@@ -94,9 +94,9 @@ class TableRows:
         return self.piece.time == time and self.piece != Piece(time)
 
     def take(self, old: list[Any] | None, new: list[Any] | None, time: int, is_key: bool) -> None:
-        """Add a change; inserts and updates with the same key need no old row.
+        """Add a change.
 
-        A delete has no new row.
+        An insert, or an update with the same key, has no old row. A delete has no new row.
         """
         piece = self._seen if self._seen.time == time else Piece(time)
         self._seen = Piece(time, piece.changes + 1, piece.truncates)
