@@ -287,7 +287,7 @@ class EventRows:
     """The meaning of the rows of a DataFrame of events.
 
     Attributes:
-        stamp: the time of rows without a column `_time`.
+        stamp: the times and diffs of rows without these columns.
         machine: of the collection, if it is none of those in the box.
         folds: as of `Rows`.
     """
