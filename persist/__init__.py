@@ -1,7 +1,7 @@
 """Definite, time-varying collections on object storage; see `persist.open`.
 
-`__init__.pyi` lists the public names. Each one is loaded when it is first used, because Arrow and NumPy take longer to
-load than the help of the command line takes in all. A new public name is added there and nowhere else.
+`__init__.pyi` lists the public names. The first use of a name loads it, because Arrow and NumPy take longer to load
+than the whole help of the command line. Add a new public name to that file and nowhere else.
 """
 
 import threading
@@ -22,6 +22,6 @@ _loading = threading.RLock()
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name. Threads take turns: two that import parts of the library at once can meet in a circle."""
+    """Load a public name. Threads take turns, because concurrent imports of the library can deadlock."""
     with _loading:
         return _load(name)

@@ -1,7 +1,7 @@
 """Dataflow: derived collections that keep themselves up to date; see `docs/use/dataflow.md`.
 
-Promise: an output's contents at a time are its definition's result on its inputs at that time; an output is complete,
-and sealed, as far as its inputs are; all outputs of a step are one commit.
+Promise: an output's contents at a time are its definition's result on its inputs at that time. An output is complete,
+and sealed, as far as its inputs are. All outputs of a step are one commit.
 """
 
 from persist.compute.dataflow.linear_logic import Logic

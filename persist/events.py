@@ -1,4 +1,4 @@
-"""Events by key: what an event may do to a key, and messages of change data capture; see `docs/use/events.md`."""
+"""Events by key, and messages of change data capture; see `docs/use/events.md`."""
 
 from persist.connect.envelopes import Events, canal, debezium, maxwell, plain
 from persist.core.keyed.machines import AppendDistinct, Checked, Event, History, InsertIfAbsent, PerKey, Sessions

@@ -1,18 +1,18 @@
 """Collections in Spark: a data source, `format("persist")`, and functions for what a data source cannot do.
 
 Spark finds the source by itself, through the package `pyspark_persist`. A JVM that was started by another Python, or
-before this library was installed, cannot. So importing this package registers the source with the active session, and
-sets the driver's Python for a JVM that starts later (`PYSPARK_DRIVER_PYTHON`, unless the environment names one). The
-functions here register the source with their session, and so does `register(spark)`.
+before this library was installed, cannot. So importing this package registers the source with the active session. It
+also sets the driver's Python for a JVM that starts later (`PYSPARK_DRIVER_PYTHON`, unless the environment names one).
+The functions here register the source with their session, and so does `register(spark)`.
 
 - `snapshot`, `changes`, `location`, `explain`: DataFrames by Spark's own Parquet scan where it can be used
 - `as_of_join`: rows with the contents of their keys at the times of the rows
 - `create_views`, `register`: names for collections in SQL
-- `columns_used`, `pruned`: the columns that a query needs, because Spark does not tell a Python data source
+- `columns_used`, `pruned`: the columns that a query needs, because Spark passes none to a Python data source
 - `write`, `foreach_batch_writer`: DataFrames ranged and sorted by key; many collections from one streaming query
 - `sql`: queries whose tables may have times of their own; UPDATE, DELETE, INSERT and MERGE INTO as one commit
 - `delete`, `upsert`: retractions by condition or key; events by key, looked up on the driver or in tasks
-- `refresh`, `explain_refresh`, `run_program`: views and dataflow programs brought up to date by tasks
+- `refresh`, `explain_refresh`, `run_program`: refreshes of views and dataflow programs by tasks
 - `compact`: maintenance by the tasks of a cluster
 
 Promises: Spark reads and writes exactly the same data as Python, and a location that both use needs only the store.

@@ -1,4 +1,4 @@
-"""Views: queries whose answers are collections that are kept up to date; see `docs/use/views.md`.
+"""Views: queries whose answers are collections that stay up to date; see `docs/use/views.md`.
 
 Promise: a view's contents at a time are its query's result on its inputs at that time, by DuckDB's semantics. Its
 definition is stored with it, and needs no DuckDB. Views that read each other move in one commit. Statements that change

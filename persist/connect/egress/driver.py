@@ -1,4 +1,4 @@
-"""The one loop that moves collections into a target: read a step, let the target take it, let the hold follow.
+"""The loop that moves collections into a target, step by step, and then the hold.
 
 The target stores its position, so the loop reads that first, and again after each outage. All collections of a sink
 move together: a step has their contents at one point of the log. If all are sealed to one time and were sent up to one
@@ -233,7 +233,7 @@ class _Egress:
                 self._look(Feed.has_more)
 
     def _step(self, known: Sequence[tuple[Feed, CollectionState]]) -> list[Piece]:
-        """Return what was sealed at one point of the log, or up to a time that is the same for all."""
+        """Return the pieces up to one point of the log, or up to a common time."""
         begins = {feed.reached_upper for feed in self.feeds}
         ends = {contents.upper for _, contents in known}
         if len(begins) == len(ends) == 1 and len(known) == len(self.feeds):
@@ -255,7 +255,7 @@ class _Egress:
         return [*zip(self.feeds, states, strict=True)]
 
     def _look(self, wanted: Any) -> bool:
-        """Wait until a collection has what is wanted, or a second has passed; return whether this is to go on."""
+        """Wait a second, or until a collection meets a condition; return whether to go on."""
         self._outage.end()  # The target answered, and has all.
         if not self.stop.is_set():
             self.client.engine.follower.wait_for(lambda: any(wanted(*pair) for pair in self._at_once()) or None, WAIT_S)

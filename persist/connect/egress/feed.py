@@ -1,4 +1,4 @@
-"""One collection on its way out: what is read of it from where on, and the hold that keeps it until it was sent.
+"""Reads one collection for a sink, and moves its hold after the target.
 
 Contents are sent in slices of keys, or, without a key, in shares by a hash of the rows. The position is a key or a hash
 instead of a number of rows, because rows have no particular order, and compaction moves the slices.
@@ -52,7 +52,7 @@ SHARES_MAX = 1 << 10  # Each of them has a run in the file for each chunk.
 
 
 def cuts(lower: int, memory: int, share_bytes: int) -> list[int]:
-    """Return where shares of contents of so much memory begin, from a hash on, and where the last one ends."""
+    """Return the bounds of shares of contents, as hashes from a lower one on."""
     remaining = HASHES - lower
     count = min(SHARES_MAX, max(1, -(-memory * remaining // (HASHES * share_bytes))))
     return [lower + remaining * share // count for share in range(count + 1)]
@@ -86,7 +86,7 @@ class Shares:
             yield from self._scan.cast_to_result(table).to_batches()
 
     def close(self) -> None:
-        """Give the file up."""
+        """Close and so delete the file."""
         with suppress(OSError):  # Closing fails on a full disk with unwritten data.
             self._file.close()
 
@@ -103,7 +103,7 @@ class Shares:
         self._is_read = True
 
     def _store_chunk(self, chunk: list[pa.Table]) -> None:
-        """Put the rows of a chunk into the file, share by share; take them from the list."""
+        """Move the rows of a chunk into the file, share by share."""
         table = consolidate(pa.concat_tables(chunk), self._scan.columns)
         chunk.clear()
         hashes = row_hashes(_as_sent(table, self._scan), self._scan.columns) >> np.uint64(32)
@@ -163,7 +163,7 @@ class Feed:
     """
 
     def __init__(self, collection: Collection, hold: str, rows: Rows | None, sink: str) -> None:
-        """Take a collection, the name of its hold, the form of its rows, and the name of the sink."""
+        """Make a feed; hold and sink are the names of its hold and its sink."""
         self._handle = collection.handle
         self._name = hold
         self._sink = sink
@@ -221,7 +221,7 @@ class Feed:
             )
 
     def begun(self, contents: CollectionState) -> Piece | None:
-        """Return the first piece, which names the contents that are sent first; None if nothing can be read yet.
+        """Return the first piece, which names the first contents; None if nothing is readable yet.
 
         The target hears of it before the hold is made. So if there is a hold, the target has lost what it knew.
 
@@ -290,7 +290,7 @@ class Feed:
             self.seen = after.upper
 
     def _contents_scan(self, at: Reached, below: tuple[Any, ...] | None) -> tuple[Scan, CollectionSchema, ClaimedRead]:
-        """Return the plan of the contents whose keys are not there yet, and are below a key."""
+        """Return the plan of contents that are not sent yet, below a key."""
         assert at.as_of is not None
         contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
         schema = self._handle.load_schema(contents, at.schema)
@@ -303,7 +303,7 @@ class Feed:
     def _split(
         self, scan: Scan, reading: ClaimedRead, at: Reached
     ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
-        """Yield contents in pieces: below what each one is, None for the last one, and its rows."""
+        """Yield pieces of contents: the upper bound, None for the last piece, and the rows."""
         if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
             for piece in scan.slices_within(SLICE_BYTES) or [scan]:
                 below = piece.keys.upper
@@ -322,7 +322,7 @@ class Feed:
         return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
 
     def end(self, contents: CollectionState, limit: int) -> int | None:
-        """Return how far a piece may go that has about so many updates; None if that is all there will ever be."""
+        """Return the end of a piece of about so many updates; None if it completes all."""
         lower, upper = self._next(contents)
         contents = self._handle.folded(contents, end=upper)
         scan = changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
@@ -330,7 +330,7 @@ class Feed:
         return to_time(end)
 
     def changes(self, end: int | None, at: Reached | None = None, *, schema: int | None = None) -> Piece:
-        """Return the changes from where the target is up to a time; None for all that will ever be.
+        """Return the changes from the target's position up to a time; None for all.
 
         Args:
             at: where it will be by then, if that is somewhere else than now.
@@ -361,7 +361,7 @@ class Feed:
         return self.reached is not None and self.reached.upper is None
 
     def has_more(self, contents: CollectionState, at: Reached | None = None) -> bool:
-        """Return whether more is sealed than the target has, or will have once it is somewhere else."""
+        """Return whether more is sealed than the target has, or will have at a position."""
         at = at or self.reached
         return at is not None and at.upper is not None and contents.upper > max(at.upper, self.seen)
 
@@ -385,7 +385,7 @@ class Feed:
         return False
 
     def close(self) -> None:
-        """Let go of what is read."""
+        """Release the lease of the reading."""
         self._let_go()
 
     def _mark(self, contents: CollectionState) -> None:

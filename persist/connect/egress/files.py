@@ -1,15 +1,15 @@
-"""Files as a sink: each step of a collection is one file or several, each written once.
+"""Files as a sink: each step of a collection is one file or several.
 
     COLLECTION/contents-TIME-N.parquet         contents as of a time; N counts the files of a collection.
     COLLECTION/LOWER-UPPER.parquet             the changes with LOWER <= time < UPPER.
     COLLECTION/LOWER-UPPER-ROW.parquet         the same from a row on, if they do not fit one file.
     _persist/NAME/ID/N.json                    file N: begin and end of its step, and its rows
 
-A file is first promised, by its object N.json, which is made only if there is none: so of two processes, one decides
-where file N ends. Then the file is made, also only if there is none. A process that finds a promise without its file
-creates it: the changes between two times and their order are definite, so each process writes the same file. If rows of
-a step remain, the process continues with the next file. Steps without rows are not promised, unless they end something;
-the next one begins where the last promise ended.
+A process first promises a file, by its object N.json, which it creates only if there is none. So only one of two
+processes decides where file N ends. Then it creates the file, also only if there is none. A process that finds a
+promise without its file creates it. The changes between two times and their order are definite, so each process writes
+the same file. If rows of a step remain, the process continues with the next file. Steps without rows have no promise,
+unless they end something; the next step begins where the last promise ended.
 
 Files are Parquet, Arrow IPC, CSV or JSON lines. Memory: a file, compressed if it is Parquet, and a copy of it. Contents
 come in no definite order, so a step of them is one file, which the feed keeps small. Changes are cut where a file has
@@ -52,8 +52,8 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         sink: a folder or the URL of a prefix, as a location may have it: s3://bucket/changes.
         collections: that are sent, each to a folder of its own.
         format: of the files: parquet, csv or json (lines).
-        rows: "keys" for the new row of each key with its change, "multiset" for updates with `_diff`; by default "keys"
-            if the collection has a key.
+        rows: "keys" for the new row of each key with its change, "multiset" for updates with `_diff`. The default is
+            "keys" if the collection has a key.
         name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
         batch_rows: how many updates become one step, at most, if they are of several times.
         file_bytes: how large a file of changes is, about: a step that has more becomes several files.
@@ -73,7 +73,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
 
 
 class _Step(msgspec.Struct, omit_defaults=True):
-    """A promise, as it is written: the positions of the step, and the key of the file, if it has one.
+    """A written promise: the positions of the step, and the key of its file, if any.
 
     Attributes:
         rows: which rows of the step the file has, `[first, end)`; None for all of them.
@@ -168,7 +168,7 @@ class FilesSink:
         return True
 
     def _resume(self, piece: Piece, rows: "_Rows") -> None:
-        """Make the file that was promised, if it is not there, and pass over the rows that are."""
+        """Create the promised file if it is missing, and skip rows that are already written."""
         step, is_made = self._open.pop(piece.leaving.id)
         first, end = step.rows or (0, None)
         rows.skip(first if end is None or not is_made else end)
@@ -209,7 +209,7 @@ class FilesSink:
             self._next[leaving.id] += 1
 
     def _encode(self, rows: "_Rows", end: int | None, name: str) -> bytes:
-        """Return a file of the rows up to one of them; without that, as many as a file has."""
+        """Return a file of the rows up to end; None: as many as fit a file."""
         out = io.BytesIO()
         writer = None
         bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
@@ -243,7 +243,7 @@ class FilesSink:
             )
 
     def _last(self, leaving: Leaving) -> int:
-        """Return the number of the last step, or -1: steps have no gaps, so it is searched for."""
+        """Return the number of the last step, or -1; a search, since steps have no gaps."""
         low, step = -1, 1  # Step `low` is there.
         while self._is_there(self._promise_key(leaving, low + step)):
             low, step = low + step, 2 * step
@@ -351,7 +351,7 @@ class RowWriter(Protocol):
         ...
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         ...
 
 
@@ -373,7 +373,7 @@ def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "nu
 
 
 class CsvRows:
-    """Writes rows as CSV, with a head; bytes are written as they are, which they can be if they are UTF-8."""
+    """Writes rows as CSV with a head; bytes must be UTF-8."""
 
     def __init__(self, schema: pa.Schema, file: BinaryIO, *, with_head: bool = True) -> None:
         import pyarrow.csv as csv
@@ -404,12 +404,12 @@ class CsvRows:
         self._writer.write_batch(batch)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write the remaining rows."""
         self._writer.close()
 
 
 class JsonLines:
-    """Writes each row as one JSON object on a line of its own; on a terminal nothing but ASCII."""
+    """Writes each row as a line of JSON; on a terminal only ASCII."""
 
     def __init__(self, file: BinaryIO, *, nan: Nan = "null") -> None:
         self._file = file
@@ -429,7 +429,9 @@ class JsonLines:
 
 
 def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
-    """Return each row as a JSON object; types without a JSON form become text, NaN and infinities follow `nan`.
+    """Return each row as a JSON object; types without a JSON form become text.
+
+    `nan` decides on NaN and infinities.
 
     Raises:
         InvalidUsage: there is one, and that is refused.

@@ -1,4 +1,4 @@
-"""Kafka as a sink: the messages of a step, and how far its collections have come, are one transaction.
+"""Kafka as a sink: the messages and positions of a step are one transaction.
 
 How far they have come is in a topic of its own, `persist-positions`, which has to be compacted. A message for each step
 has a key that names the location, the sink and the collection. A sink begins by taking over the transactions of its
@@ -207,7 +207,7 @@ class KafkaSink:
         return [form % (b, a, op, name, at or 0) for b, a, op, at in zip(old_rows, after, ops, times, strict=True)]
 
     def _produce(self, topic: str, key: bytes | None, value: bytes | None, at: int | None = None) -> None:
-        """Give a message to the client library; wait while it has as many as it may have."""
+        """Pass a message to the client library; wait while its queue is full."""
         if not self._is_begun:
             self._producer.begin_transaction()
             self._is_begun = True

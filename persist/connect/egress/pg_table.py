@@ -1,8 +1,8 @@
-"""One collection as a table of Postgres, and the statements that bring it from where it is to where it will be.
+"""One collection as a table of Postgres, and the statements that update it.
 
 There are two forms. By key, the table has a row for each key, and the key is its primary key. As a multiset, the table
-has a row for each distinct row, with two more columns: `_row`, the SHA-256 of its text, is the primary key, and
-`_count` is its multiplicity. So negative multiplicities have a place, too, and an index finds each row.
+has a row for each distinct row, with two more columns. `_row`, the SHA-256 of its text, is the primary key, and
+`_count` is its multiplicity. So the table can hold negative multiplicities, and an index finds each row.
 
 Contents are first copied into a second table, which replaces the first when it is complete, so readers never see part
 of them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
@@ -228,7 +228,7 @@ class PgTable:
             self._copy(cursor, self._stage, names, batch.select(names))
 
     def _make_stage(self, cursor: Any, like: Any, more: str) -> None:
-        """Make the temporary table that changes are copied into, with the types of the table; once per connection."""
+        """Create the temporary table for changes, once per connection."""
         self._run(
             cursor,
             "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns} FROM {like} LIMIT 0",
@@ -297,7 +297,7 @@ class PgTable:
 
 
 def _signed(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return changes by key as their new rows, with whether there was one before, and whether there is one now."""
+    """Return changes as new rows; `_was` and `_is` show whether a row was or is there."""
     change = transitions.column(CHANGED)
     was, comes = pc.not_equal(change, "insert"), pc.not_equal(change, "delete")
     arrays = [transitions.column(name) for name in (*columns, "_time")]
@@ -349,7 +349,7 @@ def to_postgres_type(kind: pa.DataType, where: str) -> str:
 
 
 def fits(ours: str, theirs: str) -> bool:
-    """Return whether a column of a table that is there can hold what would be of another type if it was made here.
+    """Return whether an existing column holds all values of the sink's own type.
 
     Text may be of any type: the server parses it, and reports errors.
     """
@@ -362,7 +362,7 @@ def fits(ours: str, theirs: str) -> bool:
 
 
 def copy_text(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
-    """Return rows as COPY reads them in format csv: NULL is nothing, and empty text is in quotes.
+    """Return rows as csv for COPY: NULL is empty, and empty text is in quotes.
 
     Raises:
         InvalidUsage: a value has more digits than its column.
@@ -405,7 +405,7 @@ def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
 
 
 def _hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return bytes as text of hexadecimal digits, which are two for each byte, so that offsets are twice as large."""
+    """Return bytes as text of hexadecimal digits, in the form of Postgres."""
     import numpy as np
 
     chunk = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values

@@ -1,4 +1,4 @@
-"""Postgres as a sink: all collections of a step, and how far they have come, in one transaction.
+"""Postgres as a sink: the rows and positions of a step are one transaction.
 
 How far they have come is in the table `persist_positions`, beside their tables. A step locks the row of a collection
 there, and checks that it is the begin of the step. After an unclear commit, the row has the result.

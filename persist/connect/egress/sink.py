@@ -1,4 +1,4 @@
-"""The interface between a sink and the loop that feeds it, and the positions of a target.
+"""The interface between a sink and its loop, and the positions of a target.
 
 The target keeps, for each collection, a `Reached`. It goes through three stages:
 
@@ -58,7 +58,7 @@ class Reached:
     schema: int
 
     def position(self, hold: str) -> Position:
-        """Return what the hold of that name has to keep: contents while they are copied, and changes then."""
+        """Return what the hold keeps: contents while they are copied, and later changes."""
         if self.stage == "following":
             return Position(None, self.upper or 0, self.upper, hold)
         return Position(self.as_of, 0 if self.as_of is None else None, self.upper, hold)
@@ -163,7 +163,7 @@ class Sink(Protocol):
 
     @property
     def hold(self) -> str:
-        """The name of its hold on each of its collections, and of its positions in the target."""
+        """The name of its hold on each collection, and of its positions in the target."""
         ...
 
     @property
@@ -190,9 +190,9 @@ class Sink(Protocol):
         ...
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Take a step as a whole, durably, or not at all; return its pieces, perhaps without some that have no rows.
+        """Take a whole step durably, or nothing; return the pieces that it took.
 
-        The next step has the rows that it left out.
+        It may leave out pieces without rows; their next pieces then begin at the same position.
 
         Raises:
             SinkMoved: the target is not where the step begins.

@@ -137,8 +137,8 @@ def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
 
 
 def delivered(wanted: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
-    """Return the events of `table` and the bad messages, or raise for the first of these if that is what is wanted."""
-    bad.sort(key=lambda one: one.row)
+    """Return events and bad messages, or raise for the first bad one by `on_error`."""
+    bad.sort(key=lambda rejection: rejection.row)
     if bad and wanted.on_error == "raise":
         raise BadMessage(bad[0].row, bad[0].reason, len(bad))
     return Events(table(), _rejected(messages, bad))
@@ -296,7 +296,10 @@ def _deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, ke
 
 
 def refused(changes: Changes, problems: list[Problem]) -> tuple[Changes, list[Bad]]:
-    """Take out the changes with a problem: masks, each with what makes a reason from a place; the first counts."""
+    """Remove the changes with a problem; the first problem of a change counts.
+
+    A problem is a mask, and a function that returns the reason for a place.
+    """
     good, bad = np.ones(len(changes.rows), bool), list[Bad]()
     for mask, reason in problems:
         bad += [Bad(int(changes.rows[place]), reason(int(place))) for place in np.flatnonzero(mask & good)]

@@ -1,4 +1,4 @@
-"""Maxwell's and Canal's messages: JSON about rows of MySQL's binary log, of any number of tables in one stream.
+"""Maxwell's and Canal's messages: JSON about rows of MySQL's binary log.
 
     Maxwell = {"database": …, "table": …, "type": type, "ts": …, "data": row, "old": {column: value, …}, …}
       type  = "insert" | "update" | "delete" | "bootstrap-insert" | "bootstrap-start" | "bootstrap-complete" | DDL
@@ -14,7 +14,7 @@ Messages are read twice: first their tables and kinds of change, then the rows o
 tables nor statements about tables can get in the way of the columns' types.
 
 `old` has the columns that an update changed. An old key is known from it, but no NULL from a column that is not there:
-so these envelopes give no `_before`.
+so these envelopes have no `_before`.
 """
 
 import re
@@ -73,7 +73,7 @@ _OTHERS = {
 
 
 def arrow_type(mysql_type: str) -> pa.DataType:
-    """Return the Arrow type of a column, such as "decimal(10,2) unsigned"; string for whatever else there is.
+    """Return the Arrow type of a column, such as "decimal(10,2) unsigned"; by default string.
 
     A TIME is text, because it may be negative or longer than a day, and so are sets, bits and JSON.
     """
@@ -141,23 +141,23 @@ class _Stream:
 
 def read_events(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
     """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
-    given = Messages.of(messages)
-    stream = _of_one_table(given, table, dialect)
+    batch = Messages.of(messages)
+    stream = _of_one_table(batch, table, dialect)
     key = _key(stream, wanted, dialect)
     types = _types(stream, wanted, dialect)
-    paths = wanted.paths(given)
+    paths = wanted.paths(batch)
     path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
     plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
     sifted_rows = sifted(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
     place = pa.list_(row) if dialect.listed else row
     empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
-    columns = pa.Table.from_batches([batch for _, batch in sifted_rows.pieces] or [empty]).combine_chunks()
+    columns = pa.Table.from_batches([piece for _, piece in sifted_rows.pieces] or [empty]).combine_chunks()
     rows, columns = in_order(sifted_rows.pieces, columns)
     deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
-    changes, more = _changes(rows, deletes, columns, given, wanted, key, dialect.listed)
+    changes, more = _changes(rows, deletes, columns, batch, wanted, key, dialect.listed)
     events = assembled(changes, key)
-    return delivered(wanted, given, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
+    return delivered(wanted, batch, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
 
 
 class _Heads:
@@ -192,7 +192,7 @@ def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stre
 
 
 def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
-    """Return which messages are of the table; all, if none is named and they are of one.
+    """Return which messages are of the table; all, if they name one table.
 
     Raises:
         InvalidUsage: none is named, and rows are of several.
@@ -292,7 +292,7 @@ def _flatten_changes(changes: Changes) -> Changes:
 
 
 def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
-    """Return the changes with the rows before them as far as they are known: with the keys that they had."""
+    """Return the changes with old rows, as far as known: with their old keys."""
     parts = []
     for f in changes.after.type:
         now = changes.after.field(f.name)
@@ -329,8 +329,8 @@ def canal(
     about tables are refused.
 
     Args:
-        messages: record batches, a table or a frame with the column "value", in the order of arrival; or a column, or a
-            list, of values alone. Keys of messages are not needed, and not looked at.
+        messages: record batches, a table or a frame with the column "value", in the order of arrival. Or a column, or
+            a list, of values alone. Keys of messages have no effect.
         key: the columns of the key; `pkNames` if None.
         schema: the types of the columns, key included; others are left out. None takes the types of `mysqlType`, or
             text.

@@ -67,8 +67,8 @@ def debezium(
     time. Neighbours of bad messages are read twice.
 
     Args:
-        messages: record batches, a table or a frame with the column "value" and, if the messages have keys, "key", as
-            bytes or text, in the order of arrival; or a column, or a list, of values alone.
+        messages: record batches, a table or a frame, in the order of arrival. The column "value" has bytes or text,
+            and so has "key" if the messages have keys. Or a column, or a list, of values alone.
         key: the columns of the key. Required if messages have no keys; by default the columns of their keys.
         schema: the types of the columns, key included; others are left out. None takes the types of the schema part, or
             else infers them from JSON, which may differ from one call to the next.
@@ -88,16 +88,17 @@ def debezium(
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
     check_choice("tombstones", tombstones, ("delete", "skip"))
-    given = Messages.of(messages)
-    wanted = Wanted.of(key, schema, time, metadata, types, on_error)
-    keys = read_keys(given, wanted)
-    values = _values(given, wanted, keys)
+    batch = Messages.of(messages)
+    request = Wanted.of(key, schema, time, metadata, types, on_error)
+    keys = read_keys(batch, request)
+    values = _values(batch, request, keys)
     bad = [*keys.bad, *values.bad]
-    good = ~np.isin(values.changes.rows, [one.row for one in keys.bad])
-    deleted = np.setdiff1d(values.tombstones, [one.row for one in keys.bad]) if tombstones == "delete" else no_rows()
-    changes, more = _with_tombstones(values.changes.filtered(good), deleted, keys, given, wanted)
+    bad_rows = [bad_key.row for bad_key in keys.bad]
+    good = ~np.isin(values.changes.rows, bad_rows)
+    deleted = np.setdiff1d(values.tombstones, bad_rows) if tombstones == "delete" else no_rows()
+    changes, more = _with_tombstones(values.changes.filtered(good), deleted, keys, batch, request)
     events = assembled(changes, keys.names, before)
-    return delivered(wanted, given, lambda: events.table, [*bad, *more, *events.bad])
+    return delivered(request, batch, lambda: events.table, [*bad, *more, *events.bad])
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ def no_rows() -> np.ndarray:
 
 
 def read_keys(given: Messages, wanted: Wanted) -> Keys:
-    """Return the keys that messages have of their own, read as JSON with or without a schema part."""
+    """Return the keys of messages, read as JSON with or without a schema part."""
     if given.keys is None or given.keys.null_count == len(given):
         if not wanted.key and len(given):
             raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
@@ -157,7 +158,7 @@ def _member(row: pa.StructType, name: str) -> pa.DataType:
 
 
 def _as_objects(group: Group, key: tuple[str, ...]) -> Group:
-    """Make objects of keys that are single values, which transforms of Connect make of keys of one column."""
+    """Make objects from single values, which transforms of Connect make from one-column keys."""
     bare = pc.invert(pc.match_substring_regex(group.texts, r"^\s*\{"))
     if len(key) != 1 or not pc.any(bare, min_count=0).as_py():
         return group

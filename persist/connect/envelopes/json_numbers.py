@@ -27,7 +27,7 @@ DIGITS_MAX = 38
 
 
 def check_numbers(texts: pa.Array, fields: pa.Schema) -> None:
-    """Raise Unreadable if a document has a number that the float where it is read rounds to another number.
+    """Raise Unreadable if a float would round a number of a document.
 
     Args:
         texts: large_binary without NULL: documents that were parsed with these fields.
@@ -132,7 +132,7 @@ def _bits_min(kind: pa.DataType) -> int | None:
 
 
 def _numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, int]]:
-    """Yield the numbers of a document that are read as floats, each with its path and the bits of the float."""
+    """Yield each number of a document that becomes a float, with its path and bits."""
     try:
         document = _decoder(fields).decode(text)
     except msgspec.MsgspecError:  # The parser reports the problem.

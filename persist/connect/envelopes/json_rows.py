@@ -1,4 +1,4 @@
-"""JSON documents, one in each row of a column of bytes, to rows: many in one pass, with bad ones separated.
+"""Reads JSON documents of a column of bytes in one pass, and separates bad ones.
 
 `pyarrow.json` reads a stream of objects and stops at the first that is bad, without a word about where it was. So
 documents are joined into one stream, and what makes a document hold exactly one row of it is checked:
@@ -124,7 +124,7 @@ def sifted(texts: pa.Array, reading: Reading[T], rows: np.ndarray | None = None)
 def _sift(
     texts: pa.Array, rows: np.ndarray, reading: Reading[T], sifted: Sifted[T], *, looks_alike: bool = False
 ) -> None:
-    """Read documents, or parts of them; looks_alike: as far as suspicion goes they are all good, or all bad."""
+    """Read documents, by halves if some are bad; looks_alike: do not look for suspects."""
     try:
         sifted.pieces.append((rows, reading.read(texts)))
     except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
@@ -227,7 +227,7 @@ def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
 
 
 def _object(fields: list[pa.Field]) -> Any:
-    """Return an object with some members; others are passed over, and any may be missing or null."""
+    """Return an object type; members may be missing or null, and others are skipped."""
     members = [(f"m{at}", _column_document(field.type) | None, None) for at, field in enumerate(fields)]
     names = {f"m{at}": field.name for at, field in enumerate(fields)}
     return msgspec.defstruct("Object", members, rename=names, gc=False)

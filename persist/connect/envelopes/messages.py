@@ -1,11 +1,11 @@
-"""Raw messages as columns of bytes, from a frame of a Kafka consumer, a column or a list; and errors for a bad message.
+"""Raw messages as columns of bytes, and errors for a bad message.
 
 Bytes inside of messages are base64 text, and a decimal is such bytes; both are read whole columns at a time. A decimal
 travels as Java's `BigInteger.toByteArray`: two's complement, the highest byte first, as few bytes as hold it.
 
-The JSON type of a value and its meaning determine the column's type. JSON has numbers, texts, booleans and nothing
-else, so which of these a producer sends for a date or a decimal is looked up in a few of its messages. If others of its
-messages hold something else, they are read again apart.
+The JSON type of a value and its meaning determine the column's type. JSON has only numbers, texts and booleans. So
+samples of the messages show which of these a producer sends for a date or a decimal. If other messages hold something
+else, they are read again apart.
 """
 
 import json
@@ -47,9 +47,10 @@ class Messages:
 
     @classmethod
     def of(cls, given: Any) -> "Messages":
-        """Take a record batch, table, reader, frame, or an iterable of batches; a column; or a list of bytes or text.
+        """Make messages from a table, a column or a list.
 
-        A table has a column "value", and may have one called "key"; a table of one column is the values.
+        Tables are record batches, tables, readers, frames, or iterables of batches. A list has bytes or text. A table
+        has a column "value", and may have one called "key"; a table of one column is the values.
         """
         if isinstance(given, pa.Array | pa.ChunkedArray):
             return cls(None, _as_bytes(given, VALUE), pa.table({"rows": pa.nulls(len(given))}).select([]))
@@ -188,7 +189,7 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
 
 
 def _parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return the offsets, from 0 and int64[n + 1], and the bytes of a column of bytes or text; NULL has none."""
+    """Return offsets, int64[n + 1] from 0, and the bytes of a column; NULL is empty."""
     plain = array.cast(pa.large_binary()).fill_null(b"")
     _, offset_buffer, data_buffer = plain.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, len(plain) + 1, plain.offset * 8)
@@ -259,7 +260,7 @@ def list_values(samples: Iterable[Any], *path: str) -> list[Any]:
 
 
 def row_reader(readers: Mapping[str, Reader]) -> Reader:
-    """Return a reader of objects with certain members; a missing one is NULL, others are passed over."""
+    """Return a reader of objects; a missing member is NULL, other members are skipped."""
     names = list(readers)
     wire = pa.struct([(name, reader.wire) for name, reader in readers.items()])
     target = pa.struct([(name, reader.target) for name, reader in readers.items()])
@@ -396,7 +397,7 @@ def _within_a_day(column: pa.Array) -> pa.Array:
 
 
 def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """Return a parser of ISO 8601; text without a zone is UTC in a column with one."""
+    """Return a parser of ISO 8601; a missing zone means UTC in columns with zones."""
     if pat.is_duration(target):
         raise InvalidUsage(f"text is not read as {target}: give the column type string.")
     return lambda texts: _parsed(texts, target)

@@ -1,8 +1,8 @@
-"""Messages without an envelope: each value is a row, as a JSON object, with or without Connect's schema around it.
+"""Messages without an envelope: each value is a row, as a JSON object.
 
-A message without a value is a tombstone: the row of its key is gone. The key of a message has no other effect, because
-producers also choose keys to spread messages. A tombstone's key is a JSON object, or the one column of the key as JSON
-or as bare text.
+Connect's schema may be around the object. A message without a value is a tombstone: the row of its key is gone. The key
+of a message has no other effect, because producers also choose keys to spread messages. A tombstone's key is a JSON
+object, or the one column of the key as JSON or as bare text.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,8 +44,8 @@ def plain(
     """Read messages that are rows as events for `Collection.upsert`, or as rows for `Collection.write`.
 
     Args:
-        messages: record batches, a table or a frame with the column "value" and, if there are tombstones, "key", as
-            bytes or text, in the order of arrival; or a column, or a list, of values alone.
+        messages: record batches, a table or a frame, in the order of arrival. The column "value" has bytes or text,
+            and so has "key" if there are tombstones. Or a column, or a list, of values alone.
         key: the columns of the key, which each row must have; None for rows without a key. A message without a value is
             bad then.
         schema: the types of the columns, key included; others are left out. None takes the types of the schema part, or
@@ -58,37 +58,37 @@ def plain(
         BadMessage: a message is bad, and on_error="raise".
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
-    given = Messages.of(messages)
-    wanted = Wanted.of(key, schema, None, metadata, types, on_error)
-    valid_rows = np.flatnonzero(boolean_values(given.values.is_valid()))
-    values = given.values if len(valid_rows) == len(given) else given.values.take(int64_array(valid_rows))
+    batch = Messages.of(messages)
+    request = Wanted.of(key, schema, None, metadata, types, on_error)
+    valid_rows = np.flatnonzero(boolean_values(batch.values.is_valid()))
+    values = batch.values if len(valid_rows) == len(batch) else batch.values.take(int64_array(valid_rows))
     apart = unwrapped(values, valid_rows)
-    groups, unavailable = refuse_unavailable(apart.groups, None, wanted)  # Connect may have unwrapped Debezium's rows.
-    row = _row_type(groups, wanted)
-    paths = wanted.paths(given)
+    groups, unavailable = refuse_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
+    row = _row_type(groups, request)
+    paths = request.paths(batch)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
-    path_types = {name: wanted.path_type(name, samples) for name in paths}
+    path_types = {name: request.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
         types_of_row = {f.name: f.type for f in row}
-        check_told(group, (), types_of_row, wanted)
-        plan = RowPlan((), types_of_row, how_described(group.described, wanted.logical), paths, path_types)
+        check_told(group, (), types_of_row, request)
+        plan = RowPlan((), types_of_row, how_described(group.described, request.logical), paths, path_types)
         rows = sifted(group.texts, plan, group.rows)
         pieces += rows.pieces
         bad += rows.bad
     names = ["row", *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
-    other_columns = {name: columns[name] for name in paths} | wanted.beside(given, numbers)
+    other_columns = {name: columns[name] for name in paths} | request.beside(batch, numbers)
     none = pa.nulls(len(numbers), row)
     changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, other_columns)
-    nulls = np.flatnonzero(boolean_values(given.values.is_null()))
+    nulls = np.flatnonzero(boolean_values(batch.values.is_null()))
     deleted_rows = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))
     if len(deleted_rows):
-        deleted, more = _tombstones(given, deleted_rows, wanted, row, changes)
+        deleted, more = _tombstones(batch, deleted_rows, request, row, changes)
         changes, bad = merged_changes(changes, deleted), [*bad, *more]
-    events = assembled(changes, wanted.key)
-    return delivered(wanted, given, lambda: events.table, [*bad, *events.bad])
+    events = assembled(changes, request.key)
+    return delivered(request, batch, lambda: events.table, [*bad, *events.bad])
 
 
 def _row_type(groups: Sequence[Any], wanted: Wanted) -> pa.StructType:

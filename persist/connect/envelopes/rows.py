@@ -1,4 +1,4 @@
-"""Rows inside messages: which columns they have, how each is read, and reading a piece of messages.
+"""Rows inside messages: their columns, and readers for pieces of messages.
 
 A row is an object at a place in a message, such as "after"; several places of one message hold rows of one table.
 
@@ -55,7 +55,7 @@ class RowPlan:
     listed: bool = False
 
     def read(self, texts: pa.Array) -> pa.RecordBatch:
-        """Return a column of structs for each place, or one called "row"; and one for each path.
+        """Return a column of structs for each place (or "row"), and one for each path.
 
         Raises:
             Unreadable, InvalidUpdate, pa.ArrowException: some message is bad.
@@ -193,7 +193,7 @@ def how_described(what: Described | None, logical: Mapping[str, Described]) -> H
 
 
 def doubt(target: pa.DataType, samples: list[object], name: str) -> str | None:
-    """Return why samples of a column could stand for several values of its type, if they could."""
+    """Return why samples of a column are ambiguous; None if they are not."""
     if not samples:
         return None
     sent = "text" if isinstance(samples[0], str) else "numbers" if type(samples[0]) in (int, float) else ""

@@ -1,4 +1,4 @@
-"""Debezium's placeholders of large values that an update left as they were, so that the message lacks them.
+"""Debezium's placeholders for unchanged large values, which a message lacks.
 
 A placeholder contains the text `__debezium_unavailable_value`, in a form that fits the column:
 
@@ -67,7 +67,7 @@ def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -
 
 
 def _unavailable_column(text: bytes, place: str | None, wanted: Wanted) -> str | None:
-    """Return the first column of a message whose value is a placeholder; None if there is none."""
+    """Return the first column with a placeholder in a message; None without one."""
     with suppress(ValueError, RecursionError):  # The reader reports the error.
         row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
         row = row.get(place) if place is not None and isinstance(row, dict) else row

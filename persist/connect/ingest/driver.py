@@ -1,7 +1,7 @@
 """The loop that moves a source into collections: read a batch, commit it, continue from `upper`.
 
 A source yields batches. When the loop requests the next batch, the previous one is durable. A source may then
-acknowledge and forget it. A commit expects the uppers from which the batch was read, so of two processes that read one
+acknowledge and forget it. A commit expects the uppers from which the batch was read. So if two processes read one
 source, one commits and the other ends with `UpperMismatch`.
 
 A source is described by a URL with options, a TOML file, or what such a file would hold.
@@ -177,7 +177,7 @@ def _read(source: Source, run: Run) -> Generator[Batch]:
 
 
 def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
-    """Commit a batch: all its rows, the moments of its times, and the seals of all collections, or nothing."""
+    """Commit the rows, moments and seals of a batch, or nothing."""
     for target in batch.targets:
         if target.name not in run.collections:
             filled = {SOURCE: source.name}

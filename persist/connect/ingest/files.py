@@ -1,6 +1,6 @@
-"""Files of a folder or a prefix: each one is read once, as one commit and one time, in the order of their names.
+"""Files of a folder or a prefix, in the order of names: each is one commit and one time.
 
-A second collection, `NAME.files`, holds what was read: name, size, version and rows of each file, and its time. It is
+Each file is read once. A second collection, `NAME.files`, holds name, size, version, rows and time of each file. It is
 sealed with the rows, so a crash cannot separate them. The version of a file is the etag of its store; where there is
 none, it is the moment of its last change.
 
@@ -111,7 +111,7 @@ class Files:
             raise InvalidUsage(f"poll_s={config.poll_s} must be above 0, and settle_s={config.settle_s} not below it")
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections of rows and of files; the first file determines types of a new one."""
+        """Return the collections of rows and of files; the first file determines new types."""
         config, marks = self.config, f"{self.config.collection}.files"
         if config.collection in client:
             timeline = client.load(config.collection).schema.timeline
@@ -273,7 +273,7 @@ class Files:
             yield from changes
 
     def _changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
-        """Yield the rows of a file, and then its mark, if it is still the same file."""
+        """Yield the rows of a file, and then its mark if the file is unchanged."""
         if file.size:
             rows = self._rows(collection, file, batch)
             first = next(rows, None)
@@ -337,7 +337,7 @@ class Files:
         return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
     def _fields_inside(self, source: RowFile, columns: RowColumns) -> dict[str, pa.DataType]:
-        """Return the fields inside of columns that the collection has not, by their paths; none if they are refused."""
+        """Return new fields inside of columns, by their paths; none if they are refused."""
         nested = {name: kind for name, kind in columns.types.items() if pa.types.is_nested(kind)}
         if not nested or source.format == "csv" or self.config.drift == "refuse":
             return {}
@@ -345,9 +345,9 @@ class Files:
         types = infer_types(source, flat)
         return {
             path: kind
-            for name, wanted in nested.items()
+            for name, collection_type in nested.items()
             if name in types
-            for path, kind in find_new_fields(name, types[name], wanted).items()
+            for path, kind in find_new_fields(name, types[name], collection_type).items()
         }
 
     def _row_file(self, file: SourceFile) -> RowFile:
@@ -371,7 +371,7 @@ class Files:
 
 
 def _lacking_fields(source: RowFile, schema: CollectionSchema) -> list[str]:
-    """Return the fields inside of columns that the collection has, and the file has not, by their paths."""
+    """Return the fields inside of columns that a file lacks, by their paths."""
     nested = {name: kind for name, kind in zip(schema.names, schema.types, strict=False) if pa.types.is_nested(kind)}
     if not nested or source.format == "csv":
         return []

@@ -1,4 +1,4 @@
-"""Moments that Parquet keeps as INT96, as Spark 2, Hive and Impala wrote them: days and nanoseconds of all centuries.
+"""Moments that Parquet stores as INT96, as Spark 2, Hive and Impala wrote them.
 
 Arrow reads them in one unit, and wraps those out of its range around. So they are read in two: in microseconds, which
 reach 290,000 years, and in nanoseconds, which agree unless a moment is finer than a microsecond.
@@ -23,7 +23,7 @@ def exact_schema(stream: Any) -> pa.Schema:
 
 
 def exact_batches(stream: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file of Parquet; columns of INT96 in the unit that holds them exactly.
+    """Yield the rows of a Parquet file; INT96 in the unit that holds it exactly.
 
     Raises:
         InvalidUsage: a column has both a moment finer than a microsecond and one out of range for nanoseconds.

@@ -1,4 +1,4 @@
-"""Casts columns of a file to the requested types, row by row where necessary, and collects misfits."""
+"""Casts columns of a file, row by row if necessary, and collects misfits."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ REASONS_MAX = 10
 
 @dataclass(frozen=True)
 class CastTable:
-    """The rows of a piece that fit; and the others by their index in the piece, each with its reason."""
+    """The rows of a piece that fit; and the reasons of the others, by index."""
 
     table: pa.Table
     misfits: dict[int, str]
@@ -44,7 +44,7 @@ class Misfits:
         self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
 
     def error(self, file: str, rows: int, remedy: str) -> InvalidUsage:
-        """Return the error of a file with so many rows that fit; its message has several lines."""
+        """Return the error of a file with so many fitting rows, in several lines."""
         error = InvalidUsage(
             f"{self.count:,} of the {rows + self.count:,} rows of {file} do not fit. {remedy}:\n{self}"
         )
@@ -59,7 +59,7 @@ class Misfits:
 def cast_rows(
     table: pa.Table, cast: Callable[[pa.ChunkedArray, str], tuple[pa.ChunkedArray, dict[int, str]]]
 ) -> CastTable:
-    """Cast all rows of a table column by column; return the fitting ones, and the reasons of the others."""
+    """Cast a table column by column; misfits have the reasons of rows that do not fit."""
     misfits: dict[int, str] = {}
     columns = {}
     for name in table.column_names:
@@ -70,7 +70,7 @@ def cast_rows(
 
 
 def fitting(cast: CastTable) -> CastTable:
-    """Return the rows that fit, and what the others have against them."""
+    """Return the rows that fit, and the reasons of the others."""
     if not cast.misfits:
         return cast
     keep = np.ones(len(cast.table), bool)
@@ -81,7 +81,7 @@ def fitting(cast: CastTable) -> CastTable:
 def cast_each(
     column: pa.ChunkedArray, cast: Cast, wanted: pa.DataType, name: str
 ) -> tuple[pa.ChunkedArray, dict[int, str]]:
-    """Return a column cast as a whole, or, where that fails, in halves; NULL for the rows that fail by themselves."""
+    """Cast a column, in halves if that fails; a row that fails is NULL."""
     failed: dict[int, str] = {}
 
     def halves(start: int, stop: int) -> list[pa.ChunkedArray]:
@@ -102,7 +102,7 @@ def cast_each(
 
 
 def cast_texts(column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.ChunkedArray:
-    """Return a column in a type, with text parsed wherever the type has something else than text.
+    """Cast a column, and parse its texts where the type is not text.
 
     Raises:
         pa.ArrowException, InvalidUpdate: a value does not fit.
@@ -117,7 +117,7 @@ def cast_texts(column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.Ch
 
 
 def wire_type(wanted: pa.DataType) -> pa.DataType:
-    """Return the type in which JSON is read for a column: text for moments, and what its reader knows of others."""
+    """Return the type that JSON is read as, such as text for moments."""
     if pat.is_temporal(wanted) or pat.is_large_string(wanted):
         return pa.string()
     if pat.is_float16(wanted):

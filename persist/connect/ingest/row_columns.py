@@ -1,4 +1,4 @@
-"""The columns that the rows of a file become, and the times that a write takes from them."""
+"""The columns that a file's rows become, and the times that a write takes."""
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -62,7 +62,7 @@ class RowColumns:
         return {} if self.mark is None else {self.mark: MARKS[self.mark]}
 
     def required_names(self, *, is_deletion: bool = False) -> Collection[str]:
-        """Return the columns that a file, or a line of JSON, must have; a deletion needs no values."""
+        """Return the columns that a file or line must have; a deletion needs no values."""
         if self.may_lack_values or (is_deletion and self.mark == DELETED):
             return [name for name in self.types if name in (*self.schema.key_names, self.time_column)]
         return self.types
@@ -83,7 +83,7 @@ class RowColumns:
             raise InvalidUsage(f"{file} has the column {self.refuse_name(unknown[0])}.{hint}")
 
     def refuse_name(self, name: str) -> str:
-        """Return the text about a field that is not a column, and what users do about it."""
+        """Return the text about a field that is not a column, with a remedy."""
         remedy = self.remedy.format(name)
         return f"{name!r}, which the collection has not{did_you_mean(name, self.types) or ':'} {remedy}"
 
@@ -108,7 +108,7 @@ class RowColumns:
         return fitting(CastTable(self._with_nulls(cast.table), cast.misfits))
 
     def _with_fields(self, table: pa.Table) -> pa.Table:
-        """Return a table whose columns have the fields inside that the collection has, if others may be left out."""
+        """Return a table with the collection's inner fields, if all others are ignored."""
         for at, name in enumerate(table.column_names):
             kind = self.types.get(name)
             if kind is not None and self.leaves_out(name, table.schema.types[at]):
@@ -117,7 +117,7 @@ class RowColumns:
         return table
 
     def leaves_out(self, name: str, kind: pa.DataType) -> bool:
-        """Return whether all fields that a type of a column has, and the collection has not, are to be left out."""
+        """Return whether all new inner fields of a column are ignored."""
         return find_new_fields(name, kind, self.types[name]).keys() <= {*self.ignored}
 
     def _cast_column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:

@@ -138,7 +138,10 @@ def _check_quotes(file: RowFile) -> None:
 
 
 class _Located:
-    """Reasons by the number of a record among those of the right width; reported with the line on which it begins."""
+    """Reasons by the number of a record; reported with its line.
+
+    Numbers count only the records of the right width.
+    """
 
     def __init__(self, file: RowFile, width: int) -> None:
         self._file = file
@@ -189,14 +192,14 @@ def read_header(file: RowFile) -> list[str]:
 
 
 def find_line(file: RowFile, column: str, is_meant: Callable[[str], bool]) -> int | None:
-    """Return the line of the first record with a matching text in a column; invalid UTF-8 is decoded to surrogates."""
+    """Return the line of the first record with a matching text, with surrogates for bad UTF-8."""
     at = read_header(file).index(column)
     matches = (line for line, fields in _records(file, "surrogateescape") if len(fields) > at and is_meant(fields[at]))
     return next(matches, None)
 
 
 def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
-    """Yield the line on which each record begins, from the one after the head on, and its fields."""
+    """Yield the first line and the fields of each record after the head."""
     with _opened_text(file, errors) as text:
         reader = csv.reader(text)
         next(reader, None)

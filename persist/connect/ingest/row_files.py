@@ -1,4 +1,4 @@
-"""Rows from files, typed as a collection has them; and where and why some of them do not fit.
+"""Reads rows of files in a collection's types; reports rows that do not fit.
 
 CSV, JSON lines (both may be compressed: .gz, .bz2 or .zst), Parquet and Arrow IPC (file or stream). Columns are found
 by name. All rows are checked, in pieces of one size. Halving a piece isolates misfits, so rows that fit cost nothing
@@ -196,7 +196,7 @@ class _Lines:
         return suspects(texts, self._fields) | self._lacking(texts)
 
     def _lacking(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
-        """Return bool[texts]: which lines lack a column; of a table, only those with NULL in one are looked at."""
+        """Return bool[texts]: the lines that lack a column; with a table, only rows with NULL count."""
         lacking = np.ones(len(texts), np.bool_)
         if table is not None:
             needed = [table[name] for name in self._columns.required_names() if name in table.schema.names]

@@ -1,7 +1,7 @@
 """Files of rows: format by name, bytes, and Arrow readers for formats with types.
 
-A file that ends too early is refused: a compressed one by its checksum, a stream of Arrow by the mark at its end, after
-which nothing may follow.
+A file that ends too early is refused. A compressed file has a checksum. A stream of Arrow has a mark at its end, and
+nothing may follow.
 """
 
 import posixpath
@@ -87,7 +87,7 @@ MEND = "Nothing of it was taken in: mend the file, or move it away"
 
 
 def stored_batches(file: RowFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of Parquet or Arrow IPC; if there are none, an empty batch with the columns."""
+    """Yield the rows of Parquet or Arrow IPC, or an empty batch with the columns."""
     batch = None
     with file.opened() as stream:
         for batch in exact_batches(stream) if file.format == "parquet" else _arrow(stream, file):

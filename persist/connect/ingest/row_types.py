@@ -1,9 +1,9 @@
 """Types of a file's columns: its own, or types that hold all of its text exactly.
 
 Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
-int64, boolean, float64, date32, time32[s], timestamps in s or else in ns, the same in UTC if all have an offset, and
-string. Whole numbers that an int64 or a double would change make it a decimal. One with a leading zero is a code and no
-number, so it stays text. A column without a value has the type null, until a later file has one.
+int64, boolean, float64, date32, time32[s], timestamp, string. Timestamps are in s or else in ns, and in UTC if all have
+an offset. Whole numbers that an int64 or a double would change make it a decimal. A number with a leading zero is a
+code, so it stays text. A column without a value has the type null, until a later file has one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -182,7 +182,7 @@ def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
 def _replace_moments(
     kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _Guess]", leaves: Iterator[int]
 ) -> pa.DataType:
-    """Return the type of a column whose moments are what was guessed of the leaves of their numbers."""
+    """Return a column's type with the guessed types of its moments."""
     if pat.is_nested(kind):
         return with_children(kind, [_replace_moments(f.type, name, guesses, leaves) for f in children(kind)])
     guess = guesses.get((name, next(leaves)))

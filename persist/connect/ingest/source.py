@@ -32,10 +32,10 @@ RETRY_S = 600.0
 
 
 class Outage:
-    """The waits while a source or a sink does not answer, until that has lasted for `RETRY_S`.
+    """The waits while a source or a sink does not answer, for up to `RETRY_S`.
 
     Args:
-        tell: stores the problem in the location; None clears it.
+        tell: a function that stores the problem in the location; None clears it.
         once: raise the first problem, unless it passes soon.
     """
 
@@ -96,7 +96,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Rows for a collection: updates, or events if it is keyed, of any form that `write` or `upsert` takes.
+    """Rows for a collection: updates, or events if it is keyed.
 
     Attributes:
         time: of all of them; None if they have times.

@@ -56,7 +56,7 @@ class Copied(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_properties(cls, collection: Collection) -> "Copied | None":
-        """Read the progress of a copy from the properties of a collection; None if it has not begun."""
+        """Read the progress of a copy from a collection; None if it has not begun."""
         text = collection.about.properties.get(PROPERTY)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
@@ -90,7 +90,7 @@ class Server(Protocol):
         ...
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield the rows of a table behind a key, in the order of its key, and the last key of each piece."""
+        """Yield pieces of a table behind a key, in key order, with the last key of each."""
         ...
 
     def key(self, table: str) -> Sequence[str]:
@@ -99,7 +99,7 @@ class Server(Protocol):
 
 
 class Copy:
-    """Copies the tables whose collections are not sealed yet, and seals those to where the others are."""
+    """Copies tables into unsealed collections, and seals them up to the others."""
 
     def __init__(self, server: Server, tables: Sequence[str], run: Run) -> None:
         self._server = server
@@ -109,7 +109,7 @@ class Copy:
         self._is_first = len(self._wanted) == len(tables)
 
     def batches(self) -> Generator[Batch]:
-        """Yield the rows of all tables that are to be copied; the last batch seals their collections."""
+        """Yield the rows of all tables to copy; the last batch seals their collections."""
         if not all(copied is not None and copied.is_done for copied in self._copied.values()):
             yield from self._rows()
         copies = [copied for copied in self._copied.values() if copied is not None]

@@ -1,4 +1,4 @@
-"""Changes of one table that are not committed yet, as rows; a commit turns them into columns."""
+"""Uncommitted changes of one table, as rows; a commit turns them into columns."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping
@@ -28,7 +28,7 @@ Typed = Callable[[list[Any], pa.DataType, str], pa.Array]  # Values as they came
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """How much of a transaction a collection has before it is sealed: so many changes, after so many truncates."""
+    """The committed part of an unsealed transaction: so many changes, after so many truncates."""
 
     time: int
     changes: int = 0
@@ -54,7 +54,7 @@ class TableRows:
         types: what each column becomes, in the order of rows.
         key: the columns that identify a row; empty without a key.
         begin: changes up to that time are in the copy of the table.
-        reached: earlier contents are unknown, so a changed row may be one that was deleted later.
+        reached: earlier contents are unknown, so a changed row may have been deleted later.
         piece: what the collection has of a transaction that is not sealed yet; so many changes of it are passed over.
         place: what the server calls the transaction of a time.
     """
@@ -94,7 +94,10 @@ class TableRows:
         return self.piece.time == time and self.piece != Piece(time)
 
     def take(self, old: list[Any] | None, new: list[Any] | None, time: int, is_key: bool) -> None:
-        """Take a change: an insert has no old row, or an update whose key stays; a delete has no new one."""
+        """Add a change.
+
+        An insert, or an update with the same key, has no old row. A delete has no new row.
+        """
         piece = self._seen if self._seen.time == time else Piece(time)
         self._seen = Piece(time, piece.changes + 1, piece.truncates)
         if self.piece.time == time and self._seen.changes <= self.piece.changes:
@@ -129,7 +132,7 @@ class TableRows:
         return self.piece
 
     def removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
-        """Yield rows that remove all that a collection holds, and has of a time not sealed yet. Memory: a slice."""
+        """Yield rows that remove all rows of a collection, also unsealed ones. Memory: a slice."""
         tables: list[pa.Table] = []
         for rows in self._removals(collection, upper, time):
             tables.append(rows)
@@ -165,7 +168,7 @@ class TableRows:
         return pa.table(columns)
 
     def take_before(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
-        """Return what has come before a time, as events or updates, and forget it; None if that is nothing.
+        """Remove and return the changes before a time, as events or updates; None without any.
 
         Args:
             upper: up to it, the collection has what came before.
@@ -227,7 +230,9 @@ class TableRows:
         return tuple([row[at] for at in self._key_at])
 
     def _fill(self) -> dict[int, Key]:
-        """Copy values that were not sent from earlier rows; return the others, each with the stored key that has them.
+        """Copy unsent values from earlier rows; return the other rows with unsent values.
+
+        Each of them comes with the stored key whose row has the values.
 
         The stored key is the one before all changes here: a row may change its key several times.
         """
@@ -281,7 +286,7 @@ class TableRows:
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
-        """Check that a row with an unknown value does not matter, because a copy has its later state.
+        """Check that an unknown value does not matter, because a copy has its later state.
 
         Raises:
             InvalidUsage: it may count.
@@ -298,7 +303,7 @@ class TableRows:
 
 
 def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
-    """Return where each row has its last counterpart of the same key among others, int64[rows]; NULL if it has none."""
+    """Return int64[rows]: the last row of the same key among others; NULL without one."""
     names = [f"{at}" for at in range(len(key))]
     numbered = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
     right = others.select(key).rename_columns(names).append_column("at", int64_array(np.arange(len(others))))
@@ -307,7 +312,7 @@ def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
 
 
 def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:
-    """Yield what a collection has beyond its upper: events, in the order of their commits, or updates."""
+    """Yield the unsealed updates of a collection, or events in the order of their commits."""
     handle = collection.handle.newest()
     contents, reading = handle.claim(max(0, upper - 1), end=None)
     with closing(reading):

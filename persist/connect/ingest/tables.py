@@ -1,8 +1,8 @@
-"""Tables of Delta and Iceberg: each version is one commit and one time, its moment or the next free one.
+"""Tables of Delta and Iceberg: each version is one commit and one time.
 
-A second collection, `NAME.versions`, maps versions to times. It is sealed with the rows, so a crash cannot separate
-them. Between two versions, only files are read that one has and the other has not, or the change feed of a Delta table
-that has one. Rows that were copied from one file to another cancel out.
+The time is the version's moment, or the next free time. A second collection, `NAME.versions`, maps versions to times.
+It is sealed with the rows, so a crash cannot separate them. Between two versions, the source reads only files that are
+not in both, or the change feed of a Delta table with one. Rows that were copied from one file to another cancel out.
 
 Columns are identified by their ids if the format has any, and else by their names. When they change, the collection
 follows (`evolve`) before the first version that has them.
@@ -46,7 +46,7 @@ class TablesConfig(msgspec.Struct, kw_only=True):
     """The options of a table of Delta or Iceberg.
 
     Attributes:
-        source: delta: or iceberg: before a path or a URL, of the table's folder, or of its metadata; or the name of a
+        source: delta: or iceberg:, and then the path or URL of the table's folder or of its metadata, or the name of a
             table in a catalog.
         collection: that gets the rows.
         key: columns that are the key, if the collection is made.
@@ -127,7 +127,7 @@ class Tables:
         return [main, Target(f"{name}.versions", {"time": pa.int64()}, columns, False, timeline or None, comment)]
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield a batch for each version that was not taken in, and look for more until the run stops."""
+        """Yield a batch for each new version, and look for more until the run stops."""
         collection = run.collections[self.config.collection]
         previous = _last(run.collections[f"{self.config.collection}.versions"])
         while not run.stop.is_set():
@@ -350,7 +350,7 @@ def _read_rows(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 class _Iceberg:
-    """A table of Iceberg, by pyiceberg: its snapshots, as far as they were ever the newest one."""
+    """A table of Iceberg, by pyiceberg: all snapshots that were once the newest."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
         required("pyiceberg[pyarrow]>=0.12")
@@ -375,6 +375,7 @@ class _Iceberg:
         return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
 
     def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        """Return the ids of the fields inside of each column, by its field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         schema = self._schema(self._loaded(), version)
@@ -448,7 +449,7 @@ def _ids_inside(kind: pa.DataType) -> Iterator[int]:
 
 
 def _plain(field: pa.Field) -> pa.Field:
-    """Return a column with the type that it gets here: offsets of 64 bits, and views, are of no use in a collection."""
+    """Return a column with 32-bit offsets, and without views."""
     kind = field.type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         kind = pa.string()
@@ -462,7 +463,7 @@ def _plain(field: pa.Field) -> pa.Field:
 
 
 def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
-    """Return rows as updates at a time; a column that their version did not have is NULL."""
+    """Return rows as updates at a time; a column that they lack is NULL."""
     names = {*batch.schema.names}
     columns = [
         cast_column(

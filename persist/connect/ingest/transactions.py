@@ -84,7 +84,7 @@ class Transactions:
         return not self._count
 
     def open_rows(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
-        """Return the rows that take the changes of a table that has these columns from here on.
+        """Return the rows that take the changes of a table with these columns.
 
         Raises:
             InvalidUsage: the transaction that comes has changed rows of the table when it had others.
@@ -210,7 +210,7 @@ class Transactions:
         return Batch(changes, upper, rows, moments, properties=properties, behind=self._behind())
 
     def _first_unsealed(self, time: int) -> int | None:
-        """Return the first time of a copy's run that is not sealed yet and before a time; None if there is none."""
+        """Return the first unsealed time of a copy before a time; None if there is none."""
         times = [at for copied in self._copied.values() for at in copied.times if self.upper <= at < time]
         return min(times, default=None)
 

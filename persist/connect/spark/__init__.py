@@ -1,6 +1,5 @@
-"""What stands behind `persist.spark` and `format("persist")`.
+"""The implementation of `persist.spark` and `format("persist")`.
 
-Promises: what is read and written is exactly what Python reads and writes, and a location that both use needs nothing
-besides the store. `persist.spark` exports the functions, and `pyspark_persist` the data source; `options` declares its
-options.
+Spark reads and writes exactly the same data as Python. A location that both use needs nothing but the store.
+`persist.spark` exports the functions, and `pyspark_persist` the data source; `options` declares its options.
 """

@@ -70,7 +70,7 @@ EXTENSIONS = "dev.persist.spark.PersistExtensions"
 CATALOG = "dev.persist.spark.PersistCatalog"
 RECORD = "_persist_record"  # As in `PersistTable`.
 COPIES_MAX = 1 << 20
-_PROPERTIES = {"comment", "timeline", "key"}  # Those of CREATE TABLE that are not texts for people.
+_PROPERTIES = {"comment", "timeline", "key"}  # Properties of CREATE TABLE with a meaning for us.
 _OF_SPARK = {"provider", "owner", "location", "external", "is_managed_location"}
 _STORAGE: dict[str, dict[str, Any]] = {}  # By location: options that a configuration would show, and make texts.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -101,8 +101,8 @@ def catalog(
     needed = {"spark.jars": str(find_jar()), "spark.sql.extensions": EXTENSIONS}
     if isinstance(spark, SparkSession.Builder):
         for option, value in needed.items():
-            others = str(spark._options.get(option) or "")
-            spark = spark.config(option, ",".join(dict.fromkeys([*filter(None, others.split(",")), value])))
+            present = str(spark._options.get(option) or "")
+            spark = spark.config(option, ",".join(dict.fromkeys([*filter(None, present.split(",")), value])))
         spark = spark.getOrCreate()
     if not isinstance(spark, SparkSession):
         raise InvalidUsage(f"{spark!r:.80} is not a session: give SparkSession.builder, or a session")
@@ -115,10 +115,10 @@ def catalog(
             f"SparkSession.builder as the first thing in a new process, or set {settings}"
         )
     for option, value in place.items():
-        before = spark.conf.get(f"spark.sql.catalog.{name}{option}", None)
-        if before not in (None, value):
+        current = spark.conf.get(f"spark.sql.catalog.{name}{option}", None)
+        if current not in (None, value):
             raise InvalidUsage(
-                f"the catalog {name!r} of this session is at {before}: give another name=, or spark.newSession()"
+                f"the catalog {name!r} of this session is at {current}: give another name=, or spark.newSession()"
             )
         spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
     _STORAGE[place[".location"]] = dict(storage_options or {})
@@ -212,7 +212,7 @@ class Planner:
             )
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
-        """Return the updates in a range of times, each record once for each time that it came or went."""
+        """Return the updates in a range of times, one row per record and time."""
         with self._reading(options) as opened:
             start, until = _range(opened.handle, options)
             if start >= until:
@@ -268,7 +268,7 @@ class Planner:
         write(rows, self._location, options["name"], storage_options=self._storage, **named)
 
     def apply(self, updates: DataFrame, options: Mapping[str, Any]) -> None:
-        """Commit the updates of a row-level operation, unless the collection has changed since its table was loaded.
+        """Commit a row-level operation, unless the collection has changed since its table was loaded.
 
         Raises:
             UpperMismatch: it has. Nothing was written.
@@ -397,7 +397,7 @@ class Planner:
         return self._spark.createDataFrame([], _columns(schema))
 
     def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
-        """Return whether a collection is keyed; raise if another one has its name, or its schema has changed."""
+        """Return whether a collection is keyed; raise if it was replaced, or its schema has changed."""
         with read_engine(self._location, self._storage) as engine:
             handle = loaded(engine, options["name"])
             _check_same(handle.id, handle.schema, options)
@@ -414,7 +414,7 @@ class Planner:
 
 
 def _check_same(id_: str, schema: CollectionSchema, options: Mapping[str, Any]) -> None:
-    """Raise if a collection is not the one of a table, or has another schema by now."""
+    """Raise if a collection is not the table's, or its schema has changed."""
     if id_ != options["id"]:
         raise CollectionNotFound(options["name"], "this location: it was dropped and created anew", ())
     if schema.version != options["version"]:
@@ -448,7 +448,7 @@ def _stored_type(kind: str) -> pa.DataType:
 
 
 def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | None]:
-    """Return the time that a query names, and how much there is; the time is None if nothing was ever sealed."""
+    """Return the time that a query names, and the size; no time if nothing was ever sealed."""
     time = named
     if kind == "latest":
         time = None

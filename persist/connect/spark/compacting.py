@@ -1,14 +1,14 @@
-"""Compaction by the tasks of a cluster: the plan, the checks and the commit of one process, with its kernels in tasks.
+"""Compaction by the tasks of a cluster; the driver plans, checks and commits.
 
-The driver asks what is due, cuts it where the key space can be cut, and gives every task one job: consecutive slices
-that make about one full part, or a few. A task merges, encodes and uploads as one process does, and answers with
-descriptors. The driver puts them in order, holds the sums of diffs against each other, and commits one record.
+The driver finds the work that is due, cuts it into slices of the key space, and sends every task one job. A job is a
+few consecutive slices that make about one full part. A task merges, encodes and uploads as one process does, and
+returns descriptors. The driver puts them in order, compares the sums of diffs, and commits one record.
 
-A task may fail, run again or run twice: Spark takes one answer for each job, and what the other attempts have stored is
-left to `Client.gc`. A job that keeps failing fails the Spark job with its reason, and nothing is replaced.
+A task may fail, run again or run twice. Spark takes one answer for each job, and `Client.gc` deletes the parts of the
+other attempts. A job that keeps failing fails the Spark job with its reason, and nothing is replaced.
 
-Work of less than `HERE_BYTES` is done by the driver itself, in less time than it takes to start tasks; if a number of
-tasks is asked for, work of less than `LEVEL_BYTES`, which would become very small parts.
+The driver itself does work of less than `HERE_BYTES`, in less time than it takes to start tasks. If the caller chose a
+number of tasks, the limit is `LEVEL_BYTES`, because smaller work would become very small parts.
 """
 
 import os
@@ -45,7 +45,7 @@ from persist.engine.location.writer import OpenOptions
 from persist.engine.read.planning.scan import SLICES_MAX, Scan
 
 HERE_BYTES = 4 << 20
-JOBS_MAX = 1000  # Of one Spark job: their descriptions go to all of its tasks.
+JOBS_MAX = 1000  # In one Spark job, since Spark sends their descriptions to all of its tasks.
 
 
 def compact(
@@ -67,13 +67,13 @@ def compact(
         location: a folder that all workers see, or a URL.
         collection: its name, None for all that there are.
         only_due: do only what is worth it by now.
-        partitions: into how many tasks each piece of work is cut, as far as the keys of its parts are known; None for
-            as many as there will be parts of 64 MiB. More make smaller parts.
+        partitions: into how many tasks each piece of work is cut, as far as the keys of its parts are known.
+            None: as many as there will be parts of 64 MiB. More make smaller parts.
         storage_options: for the store, as in `persist.open`.
-        settings: as in `persist.open`; tasks use them, too.
+        settings: as in `persist.open`, for the driver and for tasks.
 
     Raises:
-        CollectionNotFound, InvalidUsage: there is no such collection; or an argument does not fit.
+        CollectionNotFound, InvalidUsage: the collection does not exist; or an argument does not fit.
         CorruptBlob: a part cannot be believed; nothing that it is part of was replaced.
         DiffOverflow: a multiplicity does not fit int64.
         Unavailable: the store did not answer the driver.
@@ -85,7 +85,7 @@ def compact(
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
     prepared(spark)
-    # What happens here is all for this call: nothing else is compacted or collected meanwhile.
+    # The engine of this call does no background work.
     settings = replace(settings or Settings(), background=False)
     with open_engine(where, storage_options, OpenOptions(settings=settings)) as engine:
         stop = threading.Event()
@@ -133,7 +133,7 @@ class SparkPartMaker:
 
         Args:
             here: does what is not worth a task.
-            next_seqno: gives the next seqno of the log, as of not long ago.
+            next_seqno: returns the next seqno of the log, which may be slightly out of date.
             partitions: see `compact`.
         """
         self._spark = spark
@@ -176,7 +176,7 @@ class SparkPartMaker:
         return max(1, otherwise if self._partitions is None else size // self._partitions)
 
     def _answers(self, jobs: Sequence[Job | Look]) -> list[Answer]:
-        """Have jobs done; return their answers, in order, or raise the first of those that are errors."""
+        """Run jobs in tasks; return their answers, in order, or raise the first error among them."""
         answers: list[Answer] = []
         try:
             for start in range(0, len(jobs), JOBS_MAX):
@@ -201,7 +201,7 @@ class SparkPartMaker:
 def _in_tasks(
     jobs: Sequence[Job | Look], place: TaskStore
 ) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Return a function that does the jobs whose numbers it is given, for `DataFrame.mapInArrow`."""
+    """Return a function for `DataFrame.mapInArrow` that does jobs by their numbers."""
 
     def do(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surfaced_errors():

@@ -1,4 +1,4 @@
-"""Columns of DataFrames as a collection has them: names as Spark resolves them, values that are the same after a cast.
+"""Matches columns of DataFrames with a collection: names by Spark's rules, exact casts.
 
 PySpark's `mapInArrow` looks columns up by their bare names, so that a dot or a backtick in one fails. Tasks therefore
 get columns under plain names, and see the right names again.
@@ -28,20 +28,19 @@ def ignores_case(spark: SparkSession) -> bool:
 @contextmanager
 def set_for_now(spark: SparkSession, name: str, value: str) -> Iterator[None]:
     """Give an option of a session a value while something is planned."""
-    before = spark.conf.get(name)
+    old_value = spark.conf.get(name)
     spark.conf.set(name, value)
     try:
         yield
     finally:
-        spark.conf.set(name, str(before))
+        spark.conf.set(name, str(old_value))
 
 
 def match_names(names: Sequence[str], known: Iterable[str], *, folds: bool = True) -> list[str]:
     """Return names, with the spelling of those among known which they stand for.
 
     Args:
-        folds: case does not matter. A name in the right case comes first, and one that two names could stand for stays
-            as it is.
+        folds: case does not matter. A name in the right case comes first. An ambiguous name stays as it is.
     """
     if not folds:
         return [*names]
@@ -63,14 +62,14 @@ def rename(df: DataFrame, known: Iterable[str]) -> DataFrame:
 
 
 def spell(given: Any, df: DataFrame) -> Any:
-    """Return the name of the column of df that a text stands for in its session; anything else as it is."""
+    """Return the column of df that a text names; anything else as it is."""
     if not isinstance(given, str):
         return given
     return match_names([given], df.columns, folds=ignores_case(df.sparkSession))[0]
 
 
 def map_in_tasks(df: DataFrame, function: TaskFunction, schema: StructType | str) -> DataFrame:
-    """Return what a function makes of the rows of each task, as `DataFrame.mapInArrow`; columns may have any names."""
+    """Apply a function in tasks, as `DataFrame.mapInArrow`; columns may have any names."""
     plain = df.toDF(*(f"c{at}" for at in range(len(df.columns))))
     return plain.mapInArrow(_UnderNames(function, tuple(df.columns)).__call__, schema)
 
@@ -110,7 +109,7 @@ def _kinds(schema: StructType) -> list[str]:
 
 @dataclass(frozen=True)
 class _Cast:
-    """Casts the rows of a task to the types of a collection, and back to what Spark reads them as."""
+    """Casts rows of a task to the types of a collection, and back to Spark's."""
 
     fields: pa.Schema
 

@@ -1,9 +1,9 @@
-"""The jar of the Spark catalog: where it is, and how it is built from the Java sources beside it.
+"""Finds the jar of the Spark catalog, and builds it from its Java sources.
 
     python -m persist.connect.spark.jar        build it for the PySpark that is installed
 
-The sources use classes of Spark that are not part of its public interface, so a jar fits one minor version of Spark;
-its manifest names that version. Building needs `javac` 17 or later, and nothing but the jars of PySpark.
+The sources use classes of Spark that are not part of its public interface. So a jar fits one minor version of Spark,
+and its manifest names that version. Building needs `javac` 17 or later, and nothing but the jars of PySpark.
 """
 
 import os

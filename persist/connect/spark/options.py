@@ -1,11 +1,11 @@
 """The options of `format("persist")`, declared in one table, which parsing, checks, errors and docs/reference/spark-options.md use.
 
-Spark gives every option as a string and ignores the case of names. Options of the store are written with the prefix
-`storage.`, such as `storage.endpoint_url`. Every option is checked, and one that is unknown or does not belong to the
-use is refused.
+Spark passes every option as a string and ignores the case of names. Options of the store have the prefix `storage.`,
+such as `storage.endpoint_url`. Every option is checked. An option is refused if it is unknown or belongs to another
+use.
 
-Spark asks a data source for its columns without saying whether it is going to read a batch or a stream. Without a form
-these are the columns of rows, which is what a batch means, and rarely a stream: hence a stream has no default form.
+Spark reads the columns of a data source before it is known whether a batch or a stream follows. Without a form these
+are the columns of rows. A batch usually means rows, but a stream rarely does, so a stream has no default form.
 """
 
 # ruff: noqa: E501  # One line an option makes the table readable.
@@ -44,7 +44,7 @@ Parse = Callable[[str, str], Any]  # The name of an option and its text to its v
 
 @dataclass(frozen=True)
 class Kind:
-    """What values an option takes: in words, and how they are read."""
+    """The values that an option takes: in words, and the function that parses them."""
 
     words: str
     parse: Parse
@@ -76,7 +76,7 @@ def number(name: str, text: str, kind: type[int] | type[float], least: int, most
 
 
 def check_time(name: str, text: str, most: int = TIME_MAX) -> int | str:
-    """Return a time; or the text, if it is a moment, a word or a tag, for which the collection has the time."""
+    """Return a time; or the text of a moment, a word or a tag."""
     value = parse_time(text)
     return value if isinstance(value, str) else int(number(name, str(value), int, 0, most))
 
@@ -135,7 +135,7 @@ _COLUMNS = Kind("a,b or a JSON list", _names)
 _SECONDS = Kind("seconds", lambda name, text: number(name, text, float, 0, 1e9))
 _TIME_OR_COLUMN = Kind("time, timestamp or column", _time_or_column)
 _FRONTIER = Kind('time, timestamp or "end"', _frontier)
-# What other programs call what is called otherwise here.
+# The names that other programs use for options of ours.
 _MEANT = {
     "from": "start",
     "to": "until",
@@ -191,10 +191,12 @@ _OF_TABLES = (
 
 
 def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
-    """Split options into the location, those of the store, and those of some uses, by lower-case names.
+    """Split options into the location, options of the store, and options of some uses.
+
+    Names become lower case.
 
     Raises:
-        InvalidUsage: an option is unknown; or there is no location or collection.
+        InvalidUsage: an option is unknown, or the location or the collection is missing.
     """
     lower = {name.lower(): text for name, text in given.items()}
     is_table = "provider" in lower
@@ -218,15 +220,15 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
 
 
 def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
-    known = [option for option in OPTIONS if not {*uses}.isdisjoint(option.uses)]
-    names = {option.name for option in known}
+    allowed = [option for option in OPTIONS if not {*uses}.isdisjoint(option.uses)]
+    names = {option.name for option in allowed}
     unknown = sorted(options.keys() - names)
     if not unknown:
         return
     close = [match for name in unknown for match in _meant(name, names)]
     hint = f"Did you mean {', '.join(map(repr, close))}? " if close else ""
     doing = {"read": "reading", "stream": "a stream from", "write": "writing", "streaming write": "streaming to"}
-    meanings = "; ".join(f"{option.name}: {option.meaning}" for option in known)
+    meanings = "; ".join(f"{option.name}: {option.meaning}" for option in allowed)
     raise InvalidUsage(
         f'option {", ".join(map(repr, unknown))} is not an option for {doing[uses[0]]} format("persist"). {hint}'
         f"There are: {meanings}; and {STORAGE}… for the store."
@@ -234,26 +236,26 @@ def _check_known(options: Mapping[str, str], uses: tuple[Use, ...]) -> None:
 
 
 def _meant(name: str, names: set[str]) -> list[str]:
-    """Return the option that somebody probably means who gives an unknown one."""
-    other = _MEANT.get(name)
-    return [other] if other in names else get_close_matches(name, names, 1, 0.6)
+    """Return the option that an unknown name probably means."""
+    our_name = _MEANT.get(name)
+    return [our_name] if our_name in names else get_close_matches(name, names, 1, 0.6)
 
 
 @dataclass(frozen=True)
 class _Parsed:
-    """What was given for one use: texts by lower-case names, and values by the names of fields."""
+    """The options of one use: texts by lower-case names, and values by the names of fields."""
 
     texts: dict[str, str]
     values: dict[str, Any]
 
     def refuse(self, names: set[str], why: str) -> None:
-        """Raise InvalidUsage if one of these options was given."""
+        """Raise InvalidUsage if one of these options is set."""
         if wrong := sorted(names & self.texts.keys()):
             raise InvalidUsage(f"option {', '.join(wrong)} does not go with {why}")
 
 
 def _parsed(given: Mapping[str, str], use: Use) -> _Parsed:
-    """Return the options of a use; those that are not given have their defaults, and no value where there is none."""
+    """Return the options of a use. A missing option has its default, or no value without a default."""
     location, storage, texts = given_options(given, use)
     values: dict[str, Any] = {"location": location, "storage": storage}
     for option in OPTIONS:
@@ -275,7 +277,7 @@ def seen_by_all(location: str | os.PathLike[str]) -> str:
 
 
 def _without_table(options: dict[str, str]) -> dict[str, str]:
-    """Return options without what Spark says of the table that is being made: CREATE TABLE … USING persist."""
+    """Return options without the table properties that Spark adds for CREATE TABLE … USING persist."""
     if "provider" not in options:
         return options
     return {
@@ -285,7 +287,7 @@ def _without_table(options: dict[str, str]) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ReadOptions:
-    """What to read. until is one past the last time of changes. Times given as timestamps are left as they are."""
+    """The options of a batch read. until is one past the last time of changes. Timestamps stay as they are."""
 
     location: str
     collection: str
@@ -303,7 +305,7 @@ class ReadOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "ReadOptions":
-        """Check what Spark was given.
+        """Check the options that a user passed to Spark.
 
         Raises:
             InvalidUsage: an option is missing, unknown, of the wrong form, or does not go with the form of reading.
@@ -327,16 +329,16 @@ class ReadOptions:
         return cls(**options.values | {"as_of": None if as_of == "latest" else as_of})
 
     def with_latest(self, as_of: int | None, schema: int | None = None) -> "ReadOptions":
-        """Return these options with as_of in place of "latest", and a version where none is given."""
-        known = schema if self.schema is None else self.schema
-        return replace(self, as_of=as_of if self.as_of is None else self.as_of, schema=known)
+        """Return these options with as_of in place of "latest", and a version if they have none."""
+        version = schema if self.schema is None else self.schema
+        return replace(self, as_of=as_of if self.as_of is None else self.as_of, schema=version)
 
 
 @dataclass(frozen=True, kw_only=True)
 class StreamOptions(SourceOptions):
-    """What to follow, what a row of the stream is, and how much a micro-batch may hold.
+    """The options of a stream: source, form of rows, limits of a micro-batch.
 
-    Where a query is, is in its checkpoint: as_of and start mean something only when it first starts.
+    The checkpoint has the position of a query: as_of and start matter only when it first starts.
     """
 
     form: Form
@@ -345,7 +347,7 @@ class StreamOptions(SourceOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "StreamOptions":
-        """Check what Spark was given; raises as `ReadOptions.of`."""
+        """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
         options = _parsed(given, "stream")
         values, form = options.values, options.values.get("form")
         if form is None:
@@ -368,7 +370,7 @@ class StreamOptions(SourceOptions):
 
 
 def is_only_for_streams(given: Mapping[str, str]) -> bool:
-    """Tell whether options make sense for a stream and in no way for a batch, which always has an end."""
+    """Return whether options make sense for a stream only, since a batch always has an end."""
     names = {name.lower() for name in given}
     is_endless = "until" not in names and ("start" in names or given.get("form") in OF_TIMES)
     return is_endless or not names.isdisjoint(("max_updates_per_trigger", "max_times_per_trigger", "hold"))
@@ -376,12 +378,14 @@ def is_only_for_streams(given: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions(SinkOptions):
-    """What to write; time is None when the DataFrame has a column `_time`, or for overwriting at upper.
+    """The options of a batch write.
+
+    time is None if the DataFrame has a column `_time`, or to overwrite at upper.
 
     Attributes:
         upserts: rows are events for a keyed collection.
-        late, late_collection: what becomes of late events, and where they go.
-        key: of the collection, which is created if there is none; None to write to one that is there.
+        late, late_collection: what becomes of late events, and the collection that they go to.
+        key: of the collection, which is created if it is missing; None to write to an existing collection.
         where: the condition on the records that an overwrite replaces, as `persist.core.expression.filters` reads it.
         multiset: whether rows that overwrite may repeat a key.
     """
@@ -395,7 +399,7 @@ class WriteOptions(SinkOptions):
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
-        """Check what Spark was given; raises as `ReadOptions.of`."""
+        """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
         options = _parsed(given, "write")
         values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
@@ -418,7 +422,7 @@ def write_options(
     *,
     allow_future: bool = False,
 ) -> WriteOptions:
-    """Check what was given to a function that writes, and return it as options."""
+    """Check the arguments of a function that writes, and return them as options."""
     if not (isinstance(time, str) or is_moment(time)):
         check_whole("time", time, 0, TIME_MAX)
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
@@ -441,7 +445,7 @@ def check_whole(name: str, value: Any, least: int, most: int) -> None:
 
 @dataclass(frozen=True)
 class StreamWriteOptions:
-    """What to write, and when; the rest of it depends on the columns: see `times`.
+    """The options of a streaming write; `times` adds the properties that depend on the columns.
 
     Attributes:
         column: which has the times of events, if the DataFrame has no column `_time`.
@@ -461,7 +465,7 @@ class StreamWriteOptions:
 
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "StreamWriteOptions":
-        """Check what Spark was given; raises as `ReadOptions.of`."""
+        """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
         values = _parsed(given, "streaming write").values
         return cls(column=values.pop("time", None), upserts=values.pop("mode") == "upsert", **values)
 

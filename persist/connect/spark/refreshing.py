@@ -1,10 +1,10 @@
-"""`persist.spark.refresh`: a view, or a program, brought up to date by the tasks of a Spark session, or here.
+"""`persist.spark.refresh`: bring a view, or a program, up to date by tasks or here.
 
-All ways give the same updates. This process reads what the keys of changes held. Tasks read everything: that is for
-outputs that begin, and for changes that are a large part of what there is. No task holds more than its share. Here is
-how tasks are run; what they do is of `persist.compute.dataflow.cluster`.
+Both ways make the same updates. This process reads only the records of changed keys. Tasks read everything: that pays
+for outputs that begin, and for changes to a large part of the data. No task holds more than its share. This module runs
+the tasks; `persist.compute.dataflow.cluster` defines their work.
 
-The stages of a job are one job of Spark: a DataFrame for each stage, of rows as `SHAPE` says.
+The stages of a job are one job of Spark, with a DataFrame for each stage; `SHAPE` is the type of its rows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -66,15 +66,15 @@ def refresh(
     partitions: int | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Refreshed:
-    """Bring a view, and the views that it reads, up to what their inputs have sealed; see `View.refresh`.
+    """Bring a view, and the views that it reads, up to date; see `View.refresh`.
 
     Args:
         view: a `persist.View` of a location that all workers can reach.
         spark: the session; None for the active one.
         where: "tasks" by tasks, "driver" without a job, which is what `View.refresh` does; "auto" chooses by how much
-            there is to read. What no tasks can do is done by this handle; the result says so.
+            there is to read. This handle does the work that tasks cannot do; the result shows it.
         partitions: how many tasks share a stage out; None for as many as what is read is worth.
-        storage_options: as those that the client was opened with; they travel to the tasks.
+        storage_options: the same as for the client; they travel to the tasks.
 
     Raises:
         what `View.refresh` raises. A failure that tasks find is looked into here.
@@ -105,10 +105,10 @@ def run_program(
     memory_budget: int | None = None,
     spill_folder: str | PathLike[str] | None = None,
 ) -> Refreshed:
-    """Bring the outputs of a program up to what its sources have sealed by the tasks of a session, in one commit.
+    """Bring the outputs of a program up to date by tasks, in one commit.
 
-    What it writes is what `program.open(client).run()` writes, and that is what is done with a program that cannot be
-    stepped. Arguments are as of `refresh`, errors as of `Running.step`.
+    It writes the same as `program.open(client).run()`, and runs that for a program that tasks cannot step. Arguments
+    are as of `refresh`, errors as of `Running.step`.
 
     Args:
         client: of a location that the tasks can reach.
@@ -119,8 +119,8 @@ def run_program(
     check_whole("until", until, 0, TIME_MAX)
     engine = to_engine("run_program", client)
     limits = {"memory_budget": memory_budget, "spill_folder": spill_folder}
-    given = {name: value for name, value in limits.items() if value is not None}
-    Options.of(given)
+    set_limits = {name: value for name, value in limits.items() if value is not None}
+    Options.of(set_limits)
     cluster = _cluster(engine, spark, where, partitions, storage_options)
     if until is not None:
         _wait_for(engine, program, until, timeout_s)
@@ -128,7 +128,7 @@ def run_program(
     refreshed = None if cluster is None else cluster.refreshed(program, engine)
     if refreshed is not None:
         return refreshed
-    with program.open(engine, **given, partial=True) as running:
+    with program.open(engine, **set_limits, partial=True) as running:
         return refresh_running(running, "auto", is_new=True)
 
 
@@ -147,7 +147,7 @@ def _cluster(
     partitions: int | None,
     storage: Mapping[str, Any] | None,
 ) -> "_Cluster | None":
-    """Return where tasks run; None where they are not asked for, or cannot reach the location."""
+    """Return where tasks run; None to run without tasks, or if these cannot reach the location."""
     if where not in get_args(Place):
         raise InvalidUsage(f'where={where!r} is not a place to compute: use "auto", "driver" or "tasks"')
     check_whole("partitions", partitions, 1, PARTITIONS_MAX)
@@ -174,10 +174,10 @@ class _Cluster:
     is_requested: bool
 
     def refreshed(self, program: Program, engine: Engine) -> Refreshed | None:
-        """Bring the outputs of a program up to date by tasks; return None if that is better done here."""
+        """Bring outputs up to date by tasks; None if it is better done here."""
         if self._cannot(program):
             return None
-        for left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TRIES)):
             try:
                 with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
                     plan = self._chosen(job)
@@ -188,17 +188,17 @@ class _Cluster:
                     tasks = job.tasks(self.partitions or shares(parallelism(self.spark), job.bytes))
                     return replace(plan, seqno=job.commit(_stored(self.spark, tasks)))
             except UpdatesBeyondUpper:
-                return None  # Somebody else writes an output: a running program says who.
+                return None  # Another writer writes an output: a running program reports which one.
             except OperatorFailed:
-                return None  # A running program says which row it is.
+                return None  # A running program reports the row.
             except OVERTAKEN:
-                if not left:
+                if not tries_left:
                     raise
                 engine.follower.looks.again()
         raise AssertionError("the last try returns or raises")
 
     def explained(self, program: Program, engine: Engine) -> Refreshed | None:
-        """Say how tasks would do it; None if it is better done here."""
+        """Return how tasks would do it; None if it is better done here."""
         if self._cannot(program):
             return None
         with Ports.of_job(program, engine) as ports, self._job(program, ports) as job:
@@ -231,7 +231,7 @@ class _Cluster:
 
 
 def shares(slots: int, size: int) -> int:
-    """Return how many tasks share a keyed stage out, if a step reads so many bytes and so many tasks run at a time."""
+    """Return how many tasks share a keyed stage, for a step that reads so many bytes."""
     most, worth = -(-size // SHARE_BYTES_MIN), -(-size // SHARE_BYTES)
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 
@@ -257,7 +257,7 @@ def _stored(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
 
 @dataclass(frozen=True)
 class _Surfaced:
-    """What a task does, with errors as Spark's user is to see them."""
+    """The work of a task, with errors in the form for Spark's user."""
 
     task: StageTask
 
@@ -274,7 +274,7 @@ def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[S
             frame = _frame(
                 spark, task, [(giver, frames[giver.stage.number]) for giver in tasks if giver.feeds_stage(task)]
             )
-            if sum(task.feeds_stage(other) for other in tasks) + (any(task is other for other in ends)) > 1:
+            if sum(task.feeds_stage(reader) for reader in tasks) + (any(task is end for end in ends)) > 1:
                 frame = frame.persist()
                 cached.append(frame)
             frames[task.stage.number] = frame
@@ -286,7 +286,7 @@ def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[S
 
 
 def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTask, DataFrame]]) -> DataFrame:
-    """Return what the tasks of a stage give."""
+    """Return the output rows of the tasks of a stage."""
     if task.slices is not None:
         count = len(task.slices.slices)
         worth = max(1, min(count, -(-task.slices.bytes // SHARE_BYTES_MIN)))
@@ -295,8 +295,8 @@ def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTas
         wake = ("-1 AS exchange", "0 AS partition", "CAST(NULL AS BINARY) AS rows")
         return spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(_Surfaced(task).__call__, SHAPE)
     numbers = ", ".join(str(exchange.number) for exchange in task.stage.reads)
-    given = _united([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
-    return given.repartitionById(task.partitions, given["partition"]).mapInArrow(_Surfaced(task).__call__, SHAPE)
+    inputs = _united([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
+    return inputs.repartitionById(task.partitions, inputs["partition"]).mapInArrow(_Surfaced(task).__call__, SHAPE)
 
 
 def _united(frames: Sequence[DataFrame]) -> DataFrame:

@@ -1,4 +1,4 @@
-"""What a task of the data source reads: one slice of a snapshot, or of changes.
+"""Reads the input of a task: one slice of a snapshot, or of changes.
 
 Slices are planned on the driver, and each travels with its task. They name immutable parts, so a task that runs later,
 or again, reads the same.
@@ -33,9 +33,9 @@ class SliceReader:
     """Reads one slice, in a task.
 
     Attributes:
-        what: what contents it has, or its updates.
+        what: "all" for contents, "changes" for updates.
         schema: of the result.
-        events: makes rows by key of what is read, where these are wanted.
+        events: makes rows by key from the updates; None for rows as they are stored.
         as_of: the time that a stream shows contents at; None if they have none.
     """
 
@@ -81,7 +81,7 @@ class SliceReader:
             return scan.tables(self.form, reader)
         if self.events is None:
             return self._as_stored(scan, reader)
-        # One table, since events are made of all that is there of a key.
+        # One table, since an event needs all updates of its key.
         stored = [*self._as_stored(scan, reader)]
         return iter([self.events.of(pa.concat_tables(stored) if stored else scan.schema.arrow.empty_table())])
 

@@ -10,8 +10,8 @@ read as the narrowest Spark type that holds all its values; what Spark cannot ho
     timestamp, duration, time of any unit    microseconds; a value with nanoseconds is an error when it is read
     decimal256                      decimal, if its precision is at most 38
 
-A timestamp without a time zone is TIMESTAMP_NTZ and never anything else: Spark takes such a value that a task gives it
-as TIMESTAMP for one in UTC, and says nothing.
+A timestamp without a time zone is always TIMESTAMP_NTZ. If a task returned it as TIMESTAMP, Spark would silently take
+it for a time in UTC.
 """
 
 from typing import Any
@@ -39,22 +39,22 @@ _WIDENED = {
 
 
 def spark_schema(arrow: pa.Schema) -> StructType:
-    """Return the schema in which Spark reads columns of an Arrow schema; a field is as nullable there as here.
+    """Return the schema in which Spark reads an Arrow schema, with the same nullability.
 
     Raises:
         SchemaMismatch: Spark has no type for a column.
     """
-    held = pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow])
+    widened = pa.schema([field.with_type(_spark_type(field.type, field.name)) for field in arrow])
     # PySpark's own default has changed.
-    return from_arrow_schema(held, prefer_timestamp_ntz=True)
+    return from_arrow_schema(widened, prefer_timestamp_ntz=True)
 
 
 def as_spark_expects(table: pa.Table, schema: StructType) -> pa.Table:
     """Return table in exactly the Arrow form that Spark expects of schema.
 
     Raises:
-        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or schema, which somebody has given,
-            has timestamps with a time zone where table has some without, or the other way round.
+        InvalidUsage: a value does not fit, such as a timestamp with nanoseconds; or only one side's timestamps have a
+            time zone.
     """
     target = utc_arrow_schema(schema)
     if not target.names:
@@ -80,28 +80,28 @@ def _check_zones(given: Any, wanted: Any, column: str) -> None:
             "session's time zone."
         )
     if pt.is_nested(given) and pt.is_nested(wanted):
-        for inside, other in zip(children(given), children(wanted), strict=False):
-            _check_zones(inside.type, other.type, column)
+        for inside, target in zip(children(given), children(wanted), strict=False):
+            _check_zones(inside.type, target.type, column)
 
 
 def as_collection_expects(table: pa.Table, arrow: pa.Schema) -> pa.Table:
-    """Return table with the columns that Spark could hold only in a wider type cast back to those of arrow.
+    """Return table with columns that Spark has widened cast back to their types in arrow.
 
-    What does not convert, because it is out of range or of another type altogether, is left for `to_updates` to refuse:
+    `to_updates` refuses the columns that do not convert, because a value is out of range or has an unrelated type.
     Arrow's casts of nested values would take other fields for NULL, and round.
     """
     for at, field in enumerate(table.schema):
-        wanted = arrow.field(field.name).type if field.name in arrow.names else field.type
-        if wanted != field.type and (pt.is_nested(wanted) or pt.is_uint64(wanted)) and _is_held_as(wanted, field.type):
+        target = arrow.field(field.name).type if field.name in arrow.names else field.type
+        if target != field.type and (pt.is_nested(target) or pt.is_uint64(target)) and _is_held_as(target, field.type):
             try:
-                table = table.set_column(at, field.with_type(wanted), table.column(at).cast(wanted))
+                table = table.set_column(at, field.with_type(target), table.column(at).cast(target))
             except pa.ArrowException:
                 continue
     return table
 
 
 def _is_held_as(wanted: Any, given: Any) -> bool:
-    """Tell whether given is how Spark holds values of a type, or another type of integers."""
+    """Return whether the second type is Spark's form of the first, or both are integers."""
     if pt.is_struct(wanted):
         return (
             pt.is_struct(given)
@@ -211,7 +211,7 @@ _REMEDIES: dict[type[DataType], str] = {
 
 
 def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
-    """Refuse a type of Spark that is another one when it is read; or that holds other values, if creates is not set."""
+    """Refuse a type of Spark that a read would change; without creates, only if values would change."""
     if isinstance(kind, types.StructType):
         for field in kind.fields:
             _check_kept(field.dataType, column, creates=creates)
@@ -242,7 +242,7 @@ def _check_kept(kind: DataType, column: str, *, creates: bool) -> None:
 
 
 def _same_values(kind: DataType) -> DataType | None:
-    """Return the type in which Spark reads values of a type that is written with the same ones; None for others."""
+    """Return the type in which Spark reads the same values again; None without one."""
     if isinstance(kind, types.StringType):
         return types.StringType()
     if isinstance(kind, types.DayTimeIntervalType):

@@ -1,4 +1,4 @@
-"""How the rows of a DataFrame become updates, and how the tasks of a job upload them for the driver to commit.
+"""Turns the rows of a DataFrame into updates that tasks upload and the driver commits.
 
 Times and diffs of updates come from one of these:
 
@@ -6,13 +6,12 @@ Times and diffs of updates come from one of these:
     one time for all rows              plain rows, inserted; or with a column _diff
     a column of event times            the same; a long as it is, a timestamp in microseconds since 1970
 
-If the collection has a timeline, timestamps are its times, in `_time` as in any other column, and exactly: what its
-unit cannot hold is refused.
+If the collection has a timeline, timestamps are its times, in `_time` as in any other column. A timestamp that its unit
+cannot hold exactly is refused.
 
-Rows are ranged by key over the tasks and sorted within them, in an order that agrees with that of parts, so that the
-parts of one job do not overlap. Spark orders as parts do: NULL last is asked for, NaN comes after numbers, and text is
-compared by bytes. Columns with values within values are left out of the order, because Spark puts a NULL in there
-first; tasks sort by them.
+Spark ranges rows by key over the tasks and sorts them within each, in the order of parts. So the parts of one job do
+not overlap. Spark orders as parts do: NULL comes last, as requested, NaN comes after numbers, and text is compared
+by bytes. The order leaves out nested columns, because Spark puts a NULL inside of them first; tasks sort by them.
 
 If the collection is keyed, rows are its events, and as few of them as possible travel to the driver.
 """
@@ -58,18 +57,18 @@ from persist.engine.location.opening import loaded, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
 from persist.engine.read.keyed.resolution import machine_needed
 
-RESERVED = (TIME, DIFF, DELETED, SEQ)  # Columns that say more of a row.
+RESERVED = (TIME, DIFF, DELETED, SEQ)  # Columns with metadata of a row.
 
 
 @dataclass(frozen=True)
 class Rows:
-    """What rows mean.
+    """The meaning of the rows of a DataFrame.
 
     Attributes:
-        time: of every row, if neither `_time` nor column says it.
+        time: of every row, if neither `_time` nor column has the times.
         column: whose values are the times; stored too if the collection has a column of that name.
-        folds: columns of a DataFrame stand for those of the collection whatever the case of their letters. Tasks of a
-            data source are not told how the session has it.
+        folds: the names of columns match whatever their case. Tasks of a data source cannot read this setting from
+            the session.
     """
 
     schema: CollectionSchema
@@ -87,9 +86,9 @@ class Rows:
         rows = to_stored_schema(schema).empty_table()
         names = self._renamed(rows).column_names
         if "_time" in names and (self.time is not None or self.column is not None):
-            other = "the option time" if self.column is None else f"time={self.column!r}"
+            source = "the option time" if self.column is None else f"time={self.column!r}"
             raise InvalidUsage(
-                f"the DataFrame has a column _time, and {other} says the times, too. Drop the column, or the option."
+                f"the DataFrame has a column _time, and {source} says the times, too. Drop the column, or the option."
             )
         if self.column is not None and self.column not in names:
             raise SchemaMismatch(
@@ -99,12 +98,12 @@ class Rows:
         self.updates(rows)
 
     def _renamed(self, table: pa.Table) -> pa.Table:
-        """Return rows under the names of the collection, and of what says the times."""
-        known = (*self.schema.names, *RESERVED, *(() if self.column is None else (self.column,)))
-        return table.rename_columns(match_names(table.column_names, known, folds=self.folds))
+        """Return rows under the names of the collection and of the column of times."""
+        spellings = (*self.schema.names, *RESERVED, *(() if self.column is None else (self.column,)))
+        return table.rename_columns(match_names(table.column_names, spellings, folds=self.folds))
 
     def updates(self, table: pa.Table) -> pa.Table:
-        """Return rows as a table of updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
+        """Return rows as updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
         table = self._renamed(table)
         if self.column is not None:
             table = self._with_times(table, self.column)
@@ -161,14 +160,14 @@ def _check_diffs(table: pa.Table) -> None:
 
 @dataclass(frozen=True)
 class UploadTask:
-    """What each task of the job does.
+    """The work of each task of an upload.
 
     Attributes:
         lower: updates before it are late and left out, unless it is None.
-        digest_by: by what columns the digest of the rows is taken; none if nobody needs it.
+        digest_by: the columns of the digest of the rows; none if no digest is needed.
         marker: a column that is true where a row counts for the digest; it is not written. None: all of them count.
         only_digest: upload nothing.
-        one_per_key: raise DuplicateKeys if rows with the marker repeat a key; those of each key come together.
+        one_per_key: raise DuplicateKeys if rows with the marker repeat a key; rows of one key must be adjacent.
     """
 
     target: Target
@@ -180,7 +179,7 @@ class UploadTask:
     one_per_key: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield one row, that of an `Uploaded`."""
+        """Yield one row with an encoded `Uploaded`."""
         uploaded = msgspec.json.encode(self.run(batches))
         yield pa.record_batch({"uploaded": pa.array([uploaded], pa.binary())})
 
@@ -205,7 +204,7 @@ class UploadTask:
 
 @dataclass
 class OnePerKey:
-    """Looks for keys that come more than once in tables, in which the rows of each key follow each other."""
+    """Finds repeated keys in tables; the rows of each key must be adjacent."""
 
     target: Target
     last: pa.Table | None = None
@@ -214,18 +213,18 @@ class OnePerKey:
         """Raise DuplicateKeys if there is one in rows, or at the end of those before."""
         if not len(rows):
             return
-        seen = rows if self.last is None else pa.concat_tables([self.last, rows])
-        check_one_row_per_key(seen, self.target.schema, self.target.name, "overwrite")
+        with_last = rows if self.last is None else pa.concat_tables([self.last, rows])
+        check_one_row_per_key(with_last, self.target.schema, self.target.name, "overwrite")
         self.last = rows.slice(len(rows) - 1)
 
 
 class Uploaded(msgspec.Struct, frozen=True, array_like=True):
-    """What came of tasks.
+    """The result of one or more upload tasks.
 
     Attributes:
         parts: that they stored.
         late: how many updates were left out.
-        digest: of the rows that they were given; None if it was not wanted.
+        digest: of their input rows; None if no digest was needed.
     """
 
     parts: tuple[Part, ...]
@@ -234,15 +233,15 @@ class Uploaded(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def together(cls, tasks: Sequence["Uploaded"]) -> "Uploaded":
-        """Return what came of several tasks."""
+        """Return the combined results of several tasks."""
         parts = tuple(part for task in tasks for part in task.parts)
         return cls(parts, sum(task.late for task in tasks), digests_added(task.digest for task in tasks))
 
 
 def upload_by_tasks(df: DataFrame, task: UploadTask) -> Uploaded:
-    """Run a job that uploads all rows, and return what came of all tasks.
+    """Run a job that uploads all rows, and return the combined results of its tasks.
 
-    Only one attempt of each task counts; what others have stored is garbage, as is all if the job fails.
+    Only one attempt of each task counts; the parts of other attempts are garbage, as are all parts if the job fails.
     """
     rows = map_in_tasks(df, task.__call__, "uploaded binary").collect()
     return Uploaded.together([msgspec.json.decode(row.uploaded, type=Uploaded) for row in rows])
@@ -266,29 +265,29 @@ def ranged(df: DataFrame, schema: CollectionSchema, partitions: int | None = Non
 
 
 def is_ranged_by_key(schema: CollectionSchema) -> bool:
-    """Whether all rows of one key come to the same task in `ranged`."""
+    """Return whether `ranged` brings all rows of one key into one task."""
     if not _has_distinct_names(schema):
         return False
     return bool(schema.key_names) and not pt.is_nested(schema.arrow.field(schema.key_names[0]).type)
 
 
 def _has_distinct_names(schema: CollectionSchema) -> bool:
-    """Return whether Spark can tell columns apart: mostly, it cannot if they differ by case only."""
+    """Return whether names differ by more than case; otherwise Spark mostly confuses columns."""
     return len({name.lower() for name in schema.arrow.names}) == len(schema.arrow.names)
 
 
 def ascending(schema: CollectionSchema, names: Iterable[str]) -> list[Column]:
-    """Return the order by some columns, up to the first that Spark does not order as parts do."""
+    """Return the order by columns, up to the first that Spark orders otherwise than parts."""
     flat = takewhile(lambda name: not pt.is_nested(schema.arrow.field(name).type), names)
     return [F.col(quoted(name)).asc_nulls_last() for name in flat]
 
 
 @dataclass(frozen=True)
 class EventRows:
-    """What the rows of a DataFrame mean.
+    """The meaning of the rows of a DataFrame of events.
 
     Attributes:
-        stamp: what rows without a column `_time` lack.
+        stamp: the times and diffs of rows without these columns.
         machine: of the collection, if it is none of those in the box.
         folds: as of `Rows`.
     """
@@ -304,8 +303,8 @@ class EventRows:
         fields = event_fields(self.schema, self.form)
         expected = CollectionSchema(self.schema.key, Side(fields), self.schema.timeline).arrow
         column = self.stamp.time if self.stamp is not None and isinstance(self.stamp.time, str) else None
-        known = (*expected.names, *RESERVED, *(() if column is None else (column,)))
-        rows = rows.rename_columns(match_names(rows.column_names, known, folds=self.folds))
+        spellings = (*expected.names, *RESERVED, *(() if column is None else (column,)))
+        rows = rows.rename_columns(match_names(rows.column_names, spellings, folds=self.folds))
         rows = as_collection_expects(rows, expected)
         return to_events(rows, self.schema, self.form, self.stamp, read_timeline(self.schema), self.machine)
 
@@ -372,19 +371,22 @@ def _check_times(contents: CollectionState, time: int | str | None, end: int | N
 
 
 def packed(batches: Iterable[pa.RecordBatch], bytes_max: int | None) -> tuple[bytes | None, int]:
-    """Return the rows of a task as an Arrow stream, and their size; no stream if there are none, or more than that."""
-    held, size = list[pa.RecordBatch](), 0
+    """Return the rows of a task as an Arrow stream, and their size.
+
+    The stream is None without rows, or if they are larger than bytes_max.
+    """
+    nonempty, size = list[pa.RecordBatch](), 0
     for batch in batches:
         if batch.num_rows:
-            held.append(batch)
+            nonempty.append(batch)
             size += batch.nbytes
         if bytes_max is not None and size > bytes_max:
             return None, size
-    if not held:
+    if not nonempty:
         return None, 0
     sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, held[0].schema) as stream:
-        for batch in held:
+    with pa.ipc.new_stream(sink, nonempty[0].schema) as stream:
+        for batch in nonempty:
             stream.write_batch(batch)
     return bytes(sink.getvalue()), size
 
@@ -397,7 +399,7 @@ def rows_of(schema: StructType, streams: Sequence[bytes]) -> pa.Table:
 
 @dataclass(frozen=True)
 class Replanning:
-    """Plans work again, with the time of rows that have none, a seal, and contents as they are."""
+    """Plans work again, with a time for rows without one, a seal, and new contents."""
 
     work: KeyedWork
 

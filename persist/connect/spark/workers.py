@@ -1,15 +1,15 @@
-"""What all tasks have in common: which Python runs them, how many there are, how their errors reach users, their logs.
+"""Common rules for all tasks: their Python, their number, their errors and their logs.
 
 Without `PYSPARK_PYTHON` workers run the first `python3` on the path, which need not be the driver's, nor have this
 library. PySpark then complains of a data source that it cannot find, or of pickles. Workers of a local master run on
-this machine, so they are made to run the driver's Python, unless somebody has chosen another one. What was chosen, and
-what workers run elsewhere, is asked once for each session: of the Python itself where workers run on this machine, and
-by a job of one task elsewhere. Spark Connect tells neither.
+this machine, so this module makes them run the driver's Python, unless the user has chosen another one. Once for each
+session it checks the Python of the workers: locally by running it, and on a cluster by a job of one task. Spark Connect
+allows neither.
 
-Spark formats an exception of a Python worker, with its traceback, into one of its own; the class is lost, and our
-message ends up below our frames and Spark's. For an error that is meant for the user the frames say nothing, so the
-worker is asked to leave them out: what is left is the name of the error and its message. The worker process ends right
-after it has reported an error, so the request concerns nothing else.
+Spark formats an exception of a Python worker, with its traceback, into one of its own. The class is lost, and our
+message ends up below our frames and Spark's. A user has no use for these frames, so a variable makes the worker leave
+them out. The name of the error and its message remain. The worker process ends right after it has reported an error, so
+the variable affects nothing else.
 
 A Python data source has no metrics of its own in Spark 4.3. With `spark.sql.pyspark.worker.logging.enabled`, Spark
 keeps what its Python workers log, to be seen by `spark.tvf.python_worker_logs()`. Without it, nothing is logged:
@@ -37,27 +37,27 @@ from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 _ASKED = "import sys; print(*sys.version_info[:2], sep='.'); from persist import __version__ as v; print(v)"
 _TIMEOUT_S = 60
 _WORKERS, _DRIVER = "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"
-_BY_DEFAULT = "python3"  # What PySpark has workers run if nobody says anything.
+_BY_DEFAULT = "python3"  # PySpark's default for workers.
 
 
 def name_driver() -> None:
-    """Tell a JVM that is still to be started which Python the driver runs, unless the environment says it already.
+    """Set the driver's Python for a JVM that starts later, unless the environment has it already.
 
-    The JVM looks for data sources by this Python. It has no other way to know it than this variable.
+    The JVM looks for data sources with this Python, and learns it only from this variable.
     """
     if not {_WORKERS, _DRIVER} & os.environ.keys():
         os.environ[_DRIVER] = sys.executable
 
 
 def choose_local_workers(context: SparkContext) -> None:
-    """Have workers on this machine run the driver's Python, unless somebody has chosen another one."""
+    """Make workers on this machine run the driver's Python, unless the user has chosen another one."""
     is_chosen = context.pythonExec != _BY_DEFAULT or _WORKERS in os.environ
     if context.master.startswith("local") and not is_chosen:
         context.pythonExec = sys.executable
 
 
 def check_workers(spark: SparkSession) -> None:
-    """Raise InvalidUsage, in one line, if the workers of a session run a Python that cannot do the driver's work."""
+    """Raise InvalidUsage if workers of a session run a Python unlike the driver's."""
     try:
         context = spark.sparkContext
     except (PySparkException, AttributeError):  # Spark Connect has none.
@@ -71,14 +71,14 @@ def check_workers(spark: SparkSession) -> None:
 
 @lru_cache(maxsize=16)
 def check_python(command: str, ours: str) -> None:
-    """Raise InvalidUsage if workers on this machine, which run a command, cannot do what a driver's Python does."""
+    """Raise InvalidUsage if local workers run a Python unlike the driver's."""
     python = shutil.which(command)
     if python is None:
         raise InvalidUsage(_told(f"{command}, which there is not"))
     if os.path.dirname(os.path.abspath(python)) == os.path.dirname(os.path.abspath(ours)):
         return
-    asked = subprocess.run([python, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-    version, library = [*asked.stdout.split(), "", ""][:2]
+    result = subprocess.run([python, "-c", _ASKED], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
+    version, library = [*result.stdout.split(), "", ""][:2]
     _check(python, version, library)
 
 
@@ -92,7 +92,7 @@ def _check_there(context: Any) -> None:
     except PySparkException as error:
         if "PYTHON_VERSION_MISMATCH" in str(error):
             raise InvalidUsage(_told("another version of Python")) from error
-        return  # Whatever else is wrong, what is asked of Spark next tells better.
+        return  # The next call of Spark reports any other error better.
     _check(python, version, library)
 
 
@@ -122,7 +122,7 @@ def _told(what: str) -> str:
     )
 
 
-PARALLEL_DEFAULT = 8  # Where the session does not say: a remote one.
+PARALLEL_DEFAULT = 8  # For remote sessions, which hide their number of slots.
 _KEPT = "PYSPARK_SPARK_SESSION_UUID"  # Set by Spark in workers whose log it keeps.
 
 logger = logging.getLogger(__name__)
@@ -140,7 +140,7 @@ def surfaced_errors() -> Iterator[None]:
 
 @contextmanager
 def writable(collection: str) -> Iterator[None]:
-    """Say what creates the collection that is to be written, if it is missing."""
+    """Add to CollectionNotFound how to create the collection that is to be written."""
     try:
         yield
     except CollectionNotFound as error:
@@ -159,10 +159,10 @@ def tell(message: str, *arguments: object) -> None:
 
 
 def parallelism(spark: SparkSession) -> int:
-    """Return how many tasks can run at a time, as far as is known."""
+    """Return how many tasks can run at a time, or a default if Spark hides it."""
     context: Any = None
     try:
         context = spark.sparkContext
-    except Exception:  # Spark Connect has none, and says so with an error of its own.
+    except Exception:  # Spark Connect has none, and raises an error of its own.
         return PARALLEL_DEFAULT
     return max(1, int(context.defaultParallelism))

@@ -2,7 +2,7 @@
 
     kafka://[user[:password]@]host[:port][,host[:port]…][/topic]
 
-Passwords are in the URL, in a file, or among the options of the client library; none of them is in a message or a log.
+Passwords are in the URL, in a file, or among the options of the client library. No message or log contains them.
 """
 
 import re
@@ -182,7 +182,7 @@ def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
 
 
 def _options(client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool) -> dict[str, Any]:
-    """Return the options of the client library; TLS is on unless brokers are on this machine or the options differ."""
+    """Return the options of the client library, by default with TLS unless brokers are local."""
     options = dict[str, Any](client)
     for name in options:
         if name in _OURS:

@@ -1,4 +1,4 @@
-"""How far the partitions of topics were read, as properties of a collection, which a commit changes with its rows.
+"""Positions in the partitions of topics, as properties that a commit changes with its rows.
 
 ingest.next TOPIC     JSON: the next offset by partition, null for a partition that has none yet
 ingest.newest_ms      the newest timestamp of all messages so far, in ms since 1970

@@ -1,4 +1,4 @@
-"""Topics of Kafka: the messages of one poll become one commit and one time, with the next offsets.
+"""Topics of Kafka: one poll becomes one commit and one time, with its offsets.
 
 Beside the collections of rows, a source has two of its own, which are sealed with them:
 
@@ -6,12 +6,12 @@ Beside the collections of rows, a source has two of its own, which are sealed wi
     NAME.rejected       (topic, partition, offset) → reason, key, value: unreadable and late messages.
                         The first such message creates it
 
-Each commit stores positions as properties of `NAME.transactions`: for each topic that moved, the next offset of its
-partitions (`ingest.next TOPIC`), and the newest timestamp of all (`ingest.newest_ms`). So the state has them without a
-read of any part. Earlier versions used a collection `NAME.offsets`; without a newer property, reading continues there.
+Each commit stores positions as properties of `NAME.transactions`. These are the next offsets of each topic that moved
+(`ingest.next TOPIC`), and the newest timestamp of all (`ingest.newest_ms`). So the state has them without a read of any
+part. Earlier versions used a collection `NAME.offsets`; without a newer property, reading continues there.
 
-A time is a number that only counts. Messages of one key stay in their order, because Kafka keeps it within a partition
-and a collection takes events of one time in the order of their arrival.
+A time is a number that only counts. Messages of one key stay in order: Kafka keeps it within a partition, and a
+collection takes events of one time in the order of their arrival.
 """
 
 import logging
@@ -81,7 +81,7 @@ class Kafka:
         return [*targets, *([self._rejected] if self._rejected.name in client else [])]
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield what comes until the run stops; with `once`, until the offsets that the topics had at the start."""
+        """Yield batches until the run stops, or with `once` to the offsets at the start."""
         if run.stop.is_set():
             return
         try:
@@ -96,7 +96,7 @@ class Kafka:
         self._topics.close()
 
     def _positions(self, run: Run) -> Positions:
-        """Return where to go on, by the properties of the last commit, or by the collection of an earlier version."""
+        """Return the next offsets, by the last commit, or by an earlier version's collection."""
         positions = Positions.from_properties(run.collections[self.moments].about.properties)
         if positions.next or self._offsets not in run.client:
             return positions
@@ -195,7 +195,7 @@ class Kafka:
         return rows, _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
 
     def _warn_of_drift(self, route: Route, rows: list[dict[str, Any]], collection: Collection) -> None:
-        """Warn once of each member that no column takes, and of each column that a row lacks."""
+        """Warn once of each member without a column, and of each column that rows lack."""
         schema = collection.schema
         used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
         kind = pa.struct([schema.arrow.field(name) for name in schema.names])
@@ -243,7 +243,7 @@ class Kafka:
         return Target(route.collection, {name: types[name] for name in route.key}, value, keyed)
 
     def _peeked(self) -> dict[str, pa.Table]:
-        """Return some messages of each topic, to see what types they have; they are read again later."""
+        """Return some messages of each topic, to infer types; later these are read again."""
         config = KafkaConfig(source=self.config.source, batch_rows=PEEKED_ROWS)
         topics = Topics(self._brokers, config)
         messages: dict[str, list[pa.Table]] = {}
@@ -253,9 +253,9 @@ class Kafka:
                 poll = topics.poll()
                 for topic, table in poll.tables.items():
                     messages.setdefault(topic, []).append(table)
-                wanted = {route.topic for route in self._brokers.routes}
+                route_topics = {route.topic for route in self._brokers.routes}
                 if topics.is_read_to_end() or all(
-                    sum(map(len, messages.get(topic, []))) >= PEEKED_ROWS for topic in wanted
+                    sum(map(len, messages.get(topic, []))) >= PEEKED_ROWS for topic in route_topics
                 ):
                     break
         finally:

@@ -247,7 +247,7 @@ class Topics:
             raise self._raised(error.args[0]) from None
 
     def _keep_problem(self, error: Any) -> None:
-        """Keep a problem that the library does not mend itself, as it does where one of several brokers is away."""
+        """Keep a problem that the library does not solve by itself, unlike one missing broker."""
         lasting = ("_ALL_BROKERS_DOWN", "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
         if error.fatal() or error.name() in lasting:
             self._problem = error

@@ -1,8 +1,8 @@
-"""The log of MySQL or MariaDB besides its rows: effects of statements on tables, and sets of transactions.
+"""Statements in the log of MySQL or MariaDB, and sets of transactions.
 
-The log has rows for what changes rows, and the text of statements that change tables. The parser reads statements for
-three things: which tables they empty, which columns they rename or drop, and which changes of rows the log lacks, so
-that the table cannot be followed. All else shows when the next row of the table comes, with its columns.
+The log has changed rows, and the text of statements that change tables. The parser reads statements for three things:
+tables that they empty, columns that they rename or drop, and changes of rows that the log lacks. After a missing change
+the table cannot be followed. Any other change shows with the next row of the table, which has its columns.
 
 MySQL counts the transactions of each server: a set has `uuid:1-5:7`. MariaDB has the last number of each domain, as
 `domain-server-number`, and numbers of a domain only grow. Both are the same on each server of a group, so a source may

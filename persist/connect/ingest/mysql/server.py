@@ -1,4 +1,4 @@
-"""A server of MySQL or MariaDB as a source: how to connect to it, and which tables and columns it has.
+"""A server of MySQL or MariaDB as a source: connections, tables and columns.
 
 Its types become Arrow's, and the values of its library become columns. Types of a copied table are from the catalog,
 and those in later changes from the log. Both become the same types here.
@@ -408,7 +408,7 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
 
 
 def _negative(value: timedelta) -> timedelta:
-    """Return a negative time as it is: the library takes the fraction of a second from the wrong end of the second."""
+    """Correct a negative time, because the library reads its fraction of a second wrongly."""
     fraction = -value % SECOND
     return value + 2 * fraction - SECOND if fraction else value
 

@@ -1,8 +1,9 @@
-"""MySQL and MariaDB, by the log of the server: each transaction is a time, which is the same on all servers of a group.
+"""MySQL and MariaDB, by the server's log: each transaction is a time.
 
-The initial copy is a consistent snapshot. Then come transactions, by their GTIDs. How far the log was read is a
-property of the collection of moments, in the commits that seal. Tables with a primary key become keyed collections, and
-others become collections that count equal rows: the log has whole old rows.
+A transaction has the same time on all servers of a group. The initial copy is a consistent snapshot. Then come
+transactions, by their GTIDs. The position in the log is a property of the collection of moments, in the commits that
+seal. Tables with a primary key become keyed collections, and others become collections that count equal rows: the log
+has whole old rows.
 """
 
 import logging
@@ -125,7 +126,7 @@ class MysqlCopy:
             cursor.execute("UNLOCK TABLES")
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        """Yield pieces of a table in key order, with the last key of each."""
         name, columns = self._tables[table]
         connection = point.reading
         key = ", ".join(_order_expression(column) for column in columns if column.is_key)
@@ -150,7 +151,7 @@ def _quoted(name: str) -> str:
 
 
 def _order_expression(column: Column) -> str:
-    """Return a key column as an expression to order the copy by; the server compares enums and sets as text."""
+    """Return the expression of a key column for ORDER BY, with enums and sets as text."""
     name = _quoted(column.name)
     return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin" if column.kind in ("enum", "set") else name
 

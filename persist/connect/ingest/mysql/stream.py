@@ -1,4 +1,4 @@
-"""The transactions of a server of MySQL or MariaDB, from the position of its collections on, as its log has them.
+"""The transactions in the log of MySQL or MariaDB, from the collections' position on.
 
 A thread reads and decodes the log, some events ahead, so that a commit is made at once when nothing more is there. The
 server sends a heartbeat each second; after it, all times up to then are complete.
@@ -272,7 +272,7 @@ class MyStream:
             logger.warning("%s has other columns from here on: %s", table, changes)
 
     def _relation(self, event: Any) -> Iterator[Batch]:
-        """Take a table as it is from here on; its collection follows, once all before is durable."""
+        """Use a table's new form; its collection follows once all earlier rows are durable."""
         name = self._names.get((event.schema, event.table))
         relation = self._relations.get(event.table_id)
         if name is None or self._flow.is_known or (relation is not None and relation[0] == _signature(event)):
@@ -327,7 +327,7 @@ class MyStream:
     def _follow(
         self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
     ) -> None:
-        """Add, drop and widen columns of a collection as its table did; older rows have the default of the server."""
+        """Add, drop and widen columns as the table did; older rows get the server's default."""
         added = {name: kind for name, kind in types.items() if name not in have}
         defaults = {}
         if added:
@@ -405,7 +405,7 @@ UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows 
 
 
 def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
-    """Return whether a transaction has begun after a statement of the log, and whether one ended with it."""
+    """Return whether a transaction is open after a statement, and whether one ended."""
     words = [word.rstrip(";") for word in statement.upper().split()] or [""]
     if words[0] == "XA":
         is_end = words[1] in ("COMMIT", "ROLLBACK")  # After XA PREPARE: all of a transaction.
@@ -417,9 +417,10 @@ def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
 
 
 def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]) -> None:
-    """Decode the log into a queue: events, their ends, and when they were sent; or the error.
+    """Decode the log into a queue of events with their ends and times, or the error.
 
-    When an event was sent is known if it was waited for, and None if it may have lain there since some time.
+    The time when the server sent an event is known if this waited for it. It is None if the event may have lain there
+    for some time.
     """
     try:
         while not ended.is_set():

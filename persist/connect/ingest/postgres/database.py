@@ -1,4 +1,4 @@
-"""A database of Postgres as a source: how to connect to it, and which tables and columns a publication has.
+"""A database of Postgres as a source: connections, and the tables of a publication.
 
 Types become Arrow's, and texts values of these. Types without a counterpart stay text. A session with `SESSION` writes
 the texts: moments in UTC, dates as ISO writes them, bytes as hex, and floats with all digits.

@@ -92,9 +92,9 @@ def truncated(data: bytes) -> list[int]:
 
 
 def change(data: bytes) -> tuple[int, list[Any] | None, list[Any] | None, bool]:
-    """Return the table's id, the old row or None, the new row or None, and whether of the old one only the key is sent.
+    """Return the table's id, the old and the new row, and whether the old row has only its key.
 
-    Values are text, None, or `UNSENT`.
+    A missing row is None. Values are text, None, or `UNSENT`.
     """
     [id_] = _I32.unpack_from(data, 1)
     old = new = None

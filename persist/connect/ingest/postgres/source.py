@@ -1,4 +1,4 @@
-"""Postgres, by logical replication: each transaction is a time, the position of its commit in the server's log.
+"""Postgres, by logical replication: each transaction's time is its commit's position.
 
 The first contents are those at the point at which the replication slot was made. Then come transactions. `upper` is the
 position to continue at; the server learns it when it is durable. Tables with a key become keyed collections. Tables
@@ -106,7 +106,9 @@ class Postgres:
         return re.sub(r"[^a-z0-9_]", "_", name)[:SLOT_CHARS_MAX]
 
     def _claim_slot(self, run: Run) -> None:
-        """Say in the location that the slot is its own, before the slot is made: what is killed then may drop it.
+        """Record in the location that the slot is its own, before the slot is made.
+
+        If the process is killed then, a later one may drop the slot.
 
         Raises:
             InvalidUsage: the slot exists, and may belong to another program.
@@ -168,11 +170,11 @@ class PostgresCopy:
                 yield Point(time, now_us, connection)
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        """Yield pieces of a table in key order, with the last key of each."""
         yield from self._pieces(point.reading, self._tables[table], after)
 
     def _slot_made(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
-        """Make the slot of this run; return the time of its rows, and the name of the snapshot of the server."""
+        """Create the slot of this run; return the time of its rows, and the server's snapshot."""
         library = self._database.library
         name = self._slot if is_new else f"{self._slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
         if is_new:
@@ -197,7 +199,7 @@ class PostgresCopy:
     def _pieces(
         self, connection: Any, table: Published, after: list[str] | None
     ) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield the rows of a table in pieces, in the order of its key, and the last key of each."""
+        """Yield pieces of a table in key order, with the last key of each."""
         from psycopg2 import sql
 
         columns = self._database.select_columns(table.full_name, table.columns)

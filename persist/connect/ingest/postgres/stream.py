@@ -1,4 +1,4 @@
-"""The transactions of a publication, from the upper of its collections on, as the server sends them."""
+"""The transactions of a publication, from the upper of its collections on."""
 
 import json
 import logging
@@ -231,7 +231,7 @@ class Stream:
             self._flow.take(rows, old, new, is_key=is_key)
 
     def _relation(self, relation: Relation) -> Iterator[Batch]:
-        """Take a table as it is from here on; its collection follows, once all before is durable."""
+        """Use a table's new form; its collection follows once all earlier rows are durable."""
         name = self._names.get((relation.schema, relation.name))
         if name is None:
             if self._database.config.tables is None:
@@ -358,10 +358,10 @@ def _renamed(
     types: Mapping[str, pa.DataType],
     now: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return which column got which name, if the catalog is ahead, so that the new name may be gone already.
+    """Return the new names of columns, for a catalog that may already be ahead.
 
     Raises:
-        InvalidUsage: it is not known.
+        InvalidUsage: they are not known.
     """
     names = {number: name for name, number in now.items()}
     again = [old for old in have if old not in types and names.get(numbers.get(old) or 0, old) != old]

@@ -1,4 +1,4 @@
-"""`format("persist")`: reads, writes and streams of Spark by a Python data source, with its options as strings.
+"""`format("persist")`: reads, writes and streams by a Python data source.
 
 Promises: Spark reads the rows that Python reads. A write is one record or none. A retried task counts once. Every
 micro-batch is one commit, exactly once.

@@ -1,13 +1,16 @@
-"""Which columns of a DataFrame a query needs: PySpark tells a Python data source no projection, but Spark has it.
+"""Find the columns of a DataFrame that a query needs.
+
+PySpark passes no projection to a Python data source, but Spark's plan contains it.
 
     orders = spark.read.format("persist").option("collection", "orders").load(path)
     columns_used(orders, lambda rows: rows.where("amount > 5").groupBy("status").count())   # ["status", "amount"]
 
-The plan of Spark's optimizer is walked from its top to the DataFrame: a projection or an aggregate needs what it names,
-a filter or a join needs that and what is above it. Whatever else stands there needs all columns.
+The search walks the optimized plan from its top to the DataFrame. A projection or an aggregate needs the columns that
+it names. A filter or a join needs the columns that it names and the columns that the nodes above it need. Any other
+node needs all columns.
 
-`pruned` reads those columns and no others. In the place of the others the query gets NULL, so that it sees the same
-columns as always, and its plan is the same one.
+`pruned` reads those columns and no others. The query gets NULL in place of the others, so it sees the same columns, and
+has the same plan.
 """
 
 import json
@@ -28,7 +31,7 @@ from persist.core.errors import InvalidUsage
 Query = Callable[[DataFrame], DataFrame]
 
 _NAMES = ("Project", "Aggregate")  # Nodes whose output is what they name.
-_PASSES = (  # Nodes whose output is that of their children, whose columns are theirs.
+_PASSES = (  # Nodes whose output has the columns of their children.
     "Filter",
     "Join",
     "Sort",
@@ -47,8 +50,8 @@ def columns_used(frame: DataFrame, query: Query) -> list[str]:
     """Return the columns of frame whose values a query needs, in frame's order.
 
     Nothing is read: Spark plans the query. Columns of which a query only counts the rows are not needed. The query must
-    be a function of the DataFrame it is given, build the same plan each time, and run nothing. All columns are needed
-    where Spark does not show its plan: by Spark Connect, and of what is cached.
+    be a function of its DataFrame, build the same plan each time, and run nothing. The answer is all columns if Spark
+    does not show its plan: with Spark Connect, and for cached DataFrames.
 
     Raises:
         InvalidUsage: query does not work on the columns of frame, or runs something.
@@ -75,13 +78,13 @@ def _refuse_to_run(row: Any) -> Any:
 
 
 def _items(found: Any) -> Iterator[Any]:
-    """Yield what a sequence of Scala has."""
+    """Yield the items of a Scala sequence."""
     for at in range(found.size()):
         yield found.apply(at)
 
 
 def _leaves(plan: Any) -> Iterator[Any]:
-    """Yield the leaves of a plan, those of its subqueries among them."""
+    """Yield the leaves of a plan and of its subqueries."""
     below = [*_items(plan.children())]
     for node in (*below, *_items(plan.subqueries())):
         yield from _leaves(node)
@@ -90,7 +93,10 @@ def _leaves(plan: Any) -> Iterator[Any]:
 
 
 def _positions(plan: Any, wanted: set[int] | None) -> Iterator[int]:
-    """Yield the positions of the columns of leaves that a plan needs; wanted has the ids above it, None for all."""
+    """Yield the positions of the leaf columns that a plan needs.
+
+    wanted has the ids that the nodes above it need; None for all.
+    """
     for query in _items(plan.subqueries()):
         yield from _positions(query, None)
     kind = plan.getClass().getSimpleName()
@@ -109,10 +115,10 @@ def _positions(plan: Any, wanted: set[int] | None) -> Iterator[int]:
 
 
 def pruned(spark: SparkSession, location: str, collection: str, query: Query, **options: Any) -> DataFrame:
-    """Return query of a collection, of which only the columns are read that the query needs.
+    """Return the result of a query that reads only the columns it needs.
 
-    Rows of other forms than "rows" stand for other records if they have fewer columns: all columns of these are read.
-    So they are where names differ by case only, which Spark cannot tell apart.
+    All columns are read for other forms than "rows", because with fewer columns their rows mean other records. All
+    columns are also read if names differ by case only, because Spark confuses them.
 
     Args:
         options: any of `format("persist")` for reading, but columns.
@@ -125,7 +131,7 @@ def pruned(spark: SparkSession, location: str, collection: str, query: Query, **
     needed = {*columns_used(frame, query)}
     if options.get("form", "rows") != "rows" or len({name.lower() for name in frame.columns}) < len(frame.columns):
         return query(frame)
-    # Spark counts a column that is never NULL without reading it. Where none is needed, the first one has the rows.
+    # Spark counts a column that is never NULL without reading it. If the query needs no column, read the first.
     names = [field.name for field in frame.schema if field.name in needed or not field.nullable] or frame.columns[:1]
     return query(_with_nulls(read_by_source(spark, address, **options, columns=json.dumps(names)), frame.schema))
 
@@ -134,10 +140,10 @@ def _with_nulls(rows: DataFrame, schema: StructType) -> DataFrame:
     """Return rows with all columns of a schema, NULL where rows have none."""
     if rows.columns == schema.names:
         return rows
-    there = {*rows.columns}
+    present = {*rows.columns}
 
     def column(name: str) -> Column:
         null = F.lit(None).cast(schema[name].dataType).alias(name)
-        return F.col(quoted(name)) if name in there else null
+        return F.col(quoted(name)) if name in present else null
 
     return rows.select(*map(column, schema.names))

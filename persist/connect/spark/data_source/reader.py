@@ -1,19 +1,19 @@
-"""Reading: one task for each slice of the key space, so that Spark needs no shuffle to consolidate.
+"""Reads with one task for each slice of the key space, without a shuffle.
 
-The plan is made once, on the driver, from one state of the log: it names immutable parts, so tasks that run
-later, or again, read the same. Tasks talk to the store themselves.
+The driver plans once, from one state of the log. The plan names immutable parts, so tasks that run later, or again,
+read the same. Tasks talk to the store themselves.
 
 Filters that Spark pushes down become Arrow expressions. Spark applies every filter itself, too, so an expression here
-may let more rows pass than the filter, never fewer. Where Spark and Arrow disagree, this side is the more generous: in
+may let more rows pass than the filter, never fewer. If Spark and Arrow disagree, this side lets more rows pass: in
 Spark NaN equals itself and is greater than any number.
 
-Of a stream, Spark asks offsets and plans on the driver, and updates in tasks. The driver's side is one process for the
-whole query, which keeps one client open; for tasks Spark makes another instance and pickles it. So the client is opened
-only when the driver first asks for something. Options are checked then, too: an error when a reader is made is lost in
-one of PySpark's own (4.3: `UnboundLocalError`).
+A stream has offsets and plans on the driver, and updates in tasks. The driver's side is one process for the whole
+query, which keeps one client open; for tasks Spark makes another instance and pickles it. So the reader opens the
+client at the first call on the driver. It checks options at the same time, because PySpark replaces an error of the
+constructor by one of its own (4.3: `UnboundLocalError`).
 
-Spark's admission control knows no limit on times, and asks without any limit if a limit does not hold for it (as with
-Trigger.Once): so any limit that Spark gives stands for those in the options.
+Spark's admission control has no limit on times, and passes no limit if none holds (as with Trigger.Once). So any limit
+that Spark passes only means that the limits of the options hold.
 """
 
 import logging
@@ -56,7 +56,7 @@ from persist.engine.read.results.snapshot import Snapshot
 
 @dataclass
 class Slice(InputPartition):
-    """What one task reads; as_of is the time of contents of a stream, None for its updates."""
+    """The input of one task; as_of is only set for contents of a stream."""
 
     scan: Scan | FoundByIndex
     address: CollectionAddress
@@ -93,13 +93,15 @@ class PersistReader(DataSourceReader):
             events: Transitions | UpsertEvents | None = None
             if not isinstance(result, Snapshot):
                 events = result.events if isinstance(result, Upserts) else result.transitions
-            # All updates of a key and time together tell what became of the key: no filter on values may drop one.
+            # Events of a key need all of its updates at a time: no filter on values may drop one.
             names = result.scan.schema.names if events is None else result.scan.schema.key_names
             records = pa.schema([arrow.field(name) for name in names])
             # A plan may leave rows out by itself: tombstones of a keyed collection.
-            pushed, own = expression(self._filters, records), result.scan.filter
-            both = own if pushed is None else pushed if own is None else own & pushed
-            scan = replace(result.scan, filter=both).pruned()
+            pushed, planned_filter = expression(self._filters, records), result.scan.filter
+            both_filters = (
+                planned_filter if pushed is None else pushed if planned_filter is None else planned_filter & pushed
+            )
+            scan = replace(result.scan, filter=both_filters).pruned()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices: list[Scan | FoundByIndex]
             slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
@@ -113,13 +115,13 @@ class PersistReader(DataSourceReader):
         """Read one slice, in a task."""
         if not isinstance(partition, Slice):
             return  # Spark makes up an empty partition when there are none.
-        wanted = self._options.form
-        form: Form = "rows" if wanted == "rows" else "diff"
-        yield from partition.rows(form, "changes" if wanted in OF_TIMES else "all", self._schema)
+        row_form = self._options.form
+        form: Form = "rows" if row_form == "rows" else "diff"
+        yield from partition.rows(form, "changes" if row_form in OF_TIMES else "all", self._schema)
 
 
 class PushingReader(PersistReader):
-    """The same for sessions with filter push-down: PySpark refuses a reader that has this method in any other."""
+    """The same for sessions with filter push-down; PySpark refuses `pushFilters` in all others."""
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
         """Use filters to read less. Spark applies all of them too: see `persist.connect.spark.data_source.reader`."""
@@ -130,31 +132,31 @@ class PushingReader(PersistReader):
 def planned(
     handle: CollectionHandle, options: ReadOptions, names: tuple[str, ...] | None
 ) -> Snapshot | Changes | Upserts:
-    """Return what to read, of the columns that are among names (None: of those the options ask for)."""
+    """Return what to read, with the columns among names; None: the columns of the options."""
     options = _at_seqno(options, handle)
-    wanted = options.columns
+    columns = options.columns
     if names is not None and options.form != "transitions":
-        wanted = tuple(name for name in names if name not in ("_time", "_diff"))
+        columns = tuple(name for name in names if name not in ("_time", "_diff"))
     if options.form == "upserts":
         return engine_upserts(handle, options.start, options.until, schema=options.schema, timeout_s=options.timeout_s)
     if options.form == "changes" or options.form == "transitions":
         form: ChangesForm = "transitions" if options.form == "transitions" else "updates"
         reading: dict[str, Any] = {"schema": options.schema, "timeout_s": options.timeout_s, "form": form}
-        return engine_changes(handle, options.start, options.until, columns=wanted, **reading)
+        return engine_changes(handle, options.start, options.until, columns=columns, **reading)
     return engine_snapshot(
-        handle, options.as_of, columns=wanted, schema=options.schema, form=options.form, timeout_s=options.timeout_s
+        handle, options.as_of, columns=columns, schema=options.schema, form=options.form, timeout_s=options.timeout_s
     )
 
 
 def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
-    """Return options whose times are those of the point of the log they name.
+    """Return options with their times resolved at the point of the log that they name.
 
     Contents as of a sealed time do not change, so from there on they can be read from whatever state is the newest.
 
     Raises:
         AsOfNotSealed: a time was not sealed then; it is not waited for.
         CollectionNotFound: the collection has been destroyed since, and another may have its name.
-        InvalidUsage: there is no such seqno yet, or that part of the log is not kept any more.
+        InvalidUsage: the log has not reached that seqno yet, or has dropped it.
     """
     if options.seqno is None:
         return options
@@ -194,7 +196,7 @@ GAP = (date(1582, 10, 5), date(1582, 10, 24))
 
 
 def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression | None:
-    """Return an expression that every row passes which passes all filters; None if it would let everything pass.
+    """Return an expression for all rows that may pass the filters; None for no restriction.
 
     Args:
         filters: what Spark pushed.
@@ -211,7 +213,7 @@ def expression(filters: Iterable[ds.Filter], schema: pa.Schema) -> pc.Expression
 
 def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
     if isinstance(spark_filter, ds.Not):
-        # Of other filters, those that let more rows pass let fewer pass when they are negated.
+        # Any other filter may let more rows pass here than in Spark, so its negation may let fewer pass.
         child = spark_filter.child
         inner = _condition(child, schema) if isinstance(child, ds.IsNull | ds.IsNotNull) else None
         return None if inner is None else Call("not", (inner,))
@@ -234,7 +236,7 @@ def _condition(spark_filter: ds.Filter, schema: pa.Schema) -> Term | None:
 
 
 def _literal(spark_filter: ds.Filter, type_: pa.DataType) -> Any:
-    """Return the filter's value as the column's type, or None if it has no exact counterpart there."""
+    """Return the filter's value as the column's type; None without an exact counterpart."""
     value = getattr(spark_filter, "value", None)
     if value is None or pt.is_nested(type_):
         return None
@@ -279,7 +281,7 @@ class PersistStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if limits == NO_LIMITS else ReadMaxRows(limits.updates or COUNT_MAX)
 
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # type: ignore[override, unused-ignore]
-        """Return where the micro-batch that begins at start ends: the last sealed time, or less by the limits."""
+        """Return the end of the micro-batch from start: the last sealed time, or a limit."""
         with surfaced_errors():
             limits = NO_LIMITS if isinstance(limit, ReadAllAvailable) else self._options.limits
             return self._source.next_offset(Offset.of(start), limits).to_json()

@@ -1,4 +1,4 @@
-"""`format("persist")`, and sources with names of their own: what Spark asks of a data source, answered by a collection.
+"""`format("persist")`, and registered sources: Spark's interface of a data source, implemented by a collection.
 
 Spark 4.3 forgets the options of `CREATE TABLE … USING persist OPTIONS (…)` when a Python data source reads the table. A
 registered name that has its location and collection in it needs none.
@@ -80,11 +80,11 @@ class PersistDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the collection's columns, as Spark types; `_time` and `_diff` where the form has them.
 
-        The latest time and the version of the schema are chosen here, once, so that all plans of one DataFrame read the
-        same, whatever becomes of the collection meanwhile.
+        This chooses the latest time and the version of the schema once. So all plans of one DataFrame read the same,
+        even if the collection changes meanwhile.
         """
         with surfaced_errors():
-            # Spark does not say whether it is going to read a batch or a stream; the reader's own check is stricter.
+            # Spark hides whether it is going to read a batch or a stream; the reader's own check is stricter.
             given_options(self.options, "read", "stream")
             for_stream = is_only_for_streams(self.options)
             options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
@@ -92,8 +92,8 @@ class PersistDataSource(DataSource):
                 handle = loaded(engine, options.collection)
                 if isinstance(options, ReadOptions):
                     self._latest = _chosen(handle, options)
-                asked = options.schema if isinstance(options, ReadOptions) else None
-                schema = handle.reading_schema(asked)
+                requested = options.schema if isinstance(options, ReadOptions) else None
+                schema = handle.reading_schema(requested)
                 self._version = schema.version
                 names = schema.columns if options.columns is None else schema.distinct("columns", options.columns)
                 fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
@@ -110,9 +110,9 @@ class PersistDataSource(DataSource):
                 return spark_schema(pa.schema([fields[n] for n in (*names, *extra)]))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what plans and reads, called by PySpark's planning worker and by nobody else."""
-        # A reader that can take filters is refused when the session's push-down is off, and only the module that calls
-        # tells whether it is on. Should that module be renamed, nothing is lost but push-down.
+        """Return the reader; only PySpark's planning worker calls this."""
+        # PySpark refuses a reader that can take filters if the session's push-down is off. Only the name of the calling
+        # module shows whether it is on. Should PySpark rename that module, nothing is lost but push-down.
         caller = sys._getframe(1).f_globals.get("__spec__")
         kind = PushingReader if getattr(caller, "name", None) == _PUSHING_WORKER else PersistReader
         with surfaced_errors():
@@ -150,7 +150,7 @@ class PersistDataSource(DataSource):
 
 
 def prepared(spark: SparkSession) -> None:
-    """Check what workers run, and let the session know `format("persist")`, whose users call our functions as well.
+    """Check the Python of workers, and register `format("persist")` with the session.
 
     PySpark finds the data source by itself only if it was started with a Python that has this library.
     """
@@ -159,7 +159,7 @@ def prepared(spark: SparkSession) -> None:
 
 
 def introduce() -> None:
-    """Let the active session know `format("persist")`, and sessions of a JVM to come find it by its name."""
+    """Register `format("persist")` with the active session, and set the Python for later JVMs."""
     name_driver()
     with suppress(PySparkException, Py4JError):  # An import does not fail for a session that ends meanwhile.
         if (spark := SparkSession.getActiveSession()) is not None:
@@ -169,11 +169,11 @@ def introduce() -> None:
 
 
 def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
-    """Return what `format("persist")` reads of a collection; options that are None are not given."""
+    """Return what `format("persist")` reads of a collection; options that are None are left out."""
     spark.dataSource.register(PersistDataSource)
-    given = _storage(address.storage) | {"collection": address.collection}
-    given |= {name: value for name, value in options.items() if value is not None}
-    return spark.read.format("persist").options(**given).load(address.url)
+    texts = _storage(address.storage) | {"collection": address.collection}
+    texts |= {name: value for name, value in options.items() if value is not None}
+    return spark.read.format("persist").options(**texts).load(address.url)
 
 
 def _storage(storage: Mapping[str, Any]) -> dict[str, Any]:
@@ -181,9 +181,9 @@ def _storage(storage: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
-    """Check what can be checked of a read, and return the time that it is of; None for changes.
+    """Check a read, and return the time of its contents; None for changes.
 
-    What is not sealed yet is waited for when it is read, and not at all if this is for a stream.
+    None if the time is not sealed yet: the reader waits for it later, and a stream does not wait.
     """
     try:
         result = planned(handle, replace(options, timeout_s=0), None)
@@ -204,11 +204,10 @@ def register(
     storage_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> None:
-    """Make `format("persist")` known to a session; or, with a name, a source of that name for one collection.
+    """Register `format("persist")` with a session; or, with a name, a source for one collection.
 
-    With a name, `CREATE TABLE t USING <name>` reads and writes the collection, and so does `format("<name>")`. What is
-    given where it is used (`SELECT … FROM t WITH (as_of = 10)`, `.option("as_of", 10)`) comes before what is given
-    here.
+    With a name, `CREATE TABLE t USING <name>` reads and writes the collection, and so does `format("<name>")`. Options
+    of a query (`SELECT … FROM t WITH (as_of = 10)`, `.option("as_of", 10)`) override the options of this call.
 
     Args:
         name: letters, digits and underscores.
@@ -229,9 +228,9 @@ def register(
         raise InvalidUsage(f"{name!r} cannot be the name of a source: use letters, digits and _, and not 'persist'")
     if location is None or collection is None:
         raise InvalidUsage(f"the source {name!r} needs location= and collection=")
-    given = {"path": location, "collection": collection, **{key: str(value) for key, value in options.items()}}
-    given |= {key: str(value) for key, value in _storage(storage_options or {}).items()}
-    spark.dataSource.register(_named(name, given))
+    texts = {"path": location, "collection": collection, **{key: str(value) for key, value in options.items()}}
+    texts |= {key: str(value) for key, value in _storage(storage_options or {}).items()}
+    spark.dataSource.register(_named(name, texts))
 
 
 def _named(its_name: str, given: dict[str, str]) -> type[PersistDataSource]:

@@ -4,26 +4,28 @@ Until that record exists nothing of the write is visible. A task that fails, is 
 blobs that no record names, under names of their own. If the commit is rejected, the parts are deleted; if it is not
 known whether it landed, they are left.
 
-Spark cannot be asked here for rows that are ranged and sorted by key: the caller does that, or `persist.spark.write`
-does. Any order is right; with that one the parts of the write do not overlap, so that nothing need be merged later.
+A data source cannot make Spark range and sort rows by key: the caller does that, or `persist.spark.write` does. Any
+order is right. With rows sorted by key the parts of the write do not overlap, so that nothing need be merged later.
 
-Overwriting writes the difference between what a collection holds and what a DataFrame does. History is never
-rewritten: at one time, what is not in the DataFrame is retracted, and what is new in it is inserted. Records that are
-in both as often are not touched. Tasks of `df.write` can only upload the new rows, so the driver merges them with the
-present contents, slice by slice of the key space, within the memory budget of a client; `persist.spark.write` does the
-same in tasks.
+Overwriting writes the difference between a collection and a DataFrame. History is never rewritten. At one time, records
+that are missing in the DataFrame are retracted, and its new records are inserted. A record with the same count in both
+is not touched. Tasks of `df.write` can only upload the new rows. So the driver merges them with the present contents,
+slice by slice of the key space, within the memory budget of a client. `persist.spark.write` does it in tasks.
 
-Events of keyed collections come to the driver, because a data source cannot ask Spark to bring all events of a key
-together. Batches that are too large for it are for `persist.spark.upsert`.
+Tasks send the events of keyed collections to the driver, because a data source cannot make Spark bring all events of a
+key together. `persist.spark.upsert` takes batches that are too large for the driver.
 
-Of a streaming write, every micro-batch is one commit, exactly once; see `persist.compute.tasks`. Tasks learn from
-Spark which query, run and batch they work for, and say it in their messages, because the driver is told the number of
-the batch only. A batch without rows is a commit, too, of nothing but its number.
+Every micro-batch of a streaming write is one commit, exactly once; see `persist.compute.tasks`. The driver learns only
+the number of the batch. So tasks send their query, run and batch in their messages. A batch without rows is a
+commit of its number alone.
 
-What is noticed, and ends the query with `QueryMismatch`: two queries with one id at the same time, once the second has
-committed and the first tries to; a checkpoint that was copied or restored and is behind; and a checkpoint of another
-location or collection, or of a collection that was made anew. What cannot be told from a repetition, and counts as one:
-a batch of the same number as the last one, by a run that the collection has not seen.
+These faults end the query with `QueryMismatch`:
+
+- Two queries with one id run at the same time: the second has committed, and the first tries to.
+- A checkpoint was copied or restored, and is behind.
+- A checkpoint belongs to another location or collection, or to a collection that was created anew.
+
+One fault counts as a repetition: a run that is new to the collection sends a batch with the number of the last batch.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -63,9 +65,9 @@ TASK_BYTES_MAX, ROWS_BYTES_MAX = 64 << 20, 256 << 20
 
 @dataclass
 class Answer(WriterCommitMessage):
-    """What one task did: what it uploaded, and for a stream for which batch, and to which collection.
+    """The result of one task: its uploads, and for a stream the batch and the collection.
 
-    Spark commits by another writer than the one that its tasks have: the collection may have been made anew meanwhile.
+    Spark commits with another writer object than its tasks have: the collection may have been created anew meanwhile.
     """
 
     uploaded: Uploaded
@@ -75,7 +77,7 @@ class Answer(WriterCommitMessage):
 
 @dataclass(frozen=True)
 class DataFrameWrite:
-    """A batch write of a DataFrame as planned on the driver: the write of its tasks, and what its rows mean."""
+    """A batch write as planned on the driver, and the meaning of its rows."""
 
     planned: PlannedWrite
     rows: Rows
@@ -101,19 +103,21 @@ class DataFrameWrite:
     def overwrite(
         cls, options: WriteOptions, schema: StructType, where: str | None = None, *, folds: bool = True
     ) -> "DataFrameWrite":
-        """Plan to write what makes the contents those of a DataFrame: by default at the time of the commit, sealed.
+        """Plan to make the contents equal to a DataFrame.
+
+        The default time is the time of the commit, and the commit seals it.
 
         Args:
             where: the text of a condition: only records that fulfil it are replaced.
             folds: as of `Rows`.
 
         Raises:
-            UpdatesBeyondUpper: somebody appends to the collection.
+            UpdatesBeyondUpper: another writer appends to the collection.
             CollectionNotFound, SchemaMismatch, UpdateNotBeyondUpper, FrontierRegression, InvalidUsage.
         """
-        if taken := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
+        if extra := sorted({TIME, DIFF} & {*match_names(schema.names, RESERVED, folds=folds)}):
             raise InvalidUsage(
-                f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(taken)}. '
+                f'mode "overwrite" takes the rows that are to be there, and the DataFrame has {" and ".join(extra)}. '
                 'Drop these columns, and say the time with the option time; or use mode "append" for updates.'
             )
         if options.column is not None:
@@ -143,7 +147,7 @@ class DataFrameWrite:
 
     @property
     def task(self) -> UploadTask:
-        """What tasks do with the rows; of a write that was done before, they tell whether it is the same."""
+        """The work of each task; for a repeated write only the digest."""
         planned = self.planned
         return UploadTask(planned.target, self.rows, digest_by=planned.digest_by, only_digest=planned.is_done)
 
@@ -167,8 +171,8 @@ def create_target(
         if is_there and is_new:
             raise CollectionExists(options.collection)
         names = loaded(engine, options.collection).schema.names if is_there else schema.names
-        held = to_stored_schema(schema, creates=not is_there)
-        columns = pa.schema([field.with_nullable(True) for field in held])
+        stored = to_stored_schema(schema, creates=not is_there)
+        columns = pa.schema([field.with_nullable(True) for field in stored])
         more: dict[str, Any] = {"timeline": timeline, "time": options.time}
         key = match_names(options.key, names, folds=folds)
         create_target_of_rows(engine, options.collection, columns, key=key, **more)
@@ -186,23 +190,23 @@ class PersistWriter(DataSourceArrowWriter):
         return Answer(self._task.run(iterator))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit all parts, and the seal if one was asked for, as one record; raises what rejects it."""
+        """Commit all parts, and the seal if there is one, as one record."""
         uploaded = uploaded_by(messages)
         with surfaced_errors():
             self._planned.commit(uploaded.parts, uploaded.digest)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+        """Delete the parts of tasks if one failed, so that the commit was not tried.
 
-        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
-        a record may name them yet: they are left, and collected if none does.
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is unknown whether the commit
+        landed. Then the parts stay, because a record may name them. `Client.gc` deletes them if none does.
         """
         if not all(messages):
             discard(self._planned.target, messages)
 
 
 class OverwritingWriter(PersistWriter):
-    """Makes the contents of a collection those of a DataFrame, as one commit of the difference."""
+    """Makes a collection equal to a DataFrame, as one commit of the difference."""
 
     def __init__(self, write: DataFrameWrite) -> None:
         super().__init__(write)
@@ -212,7 +216,7 @@ class OverwritingWriter(PersistWriter):
         """Upload and commit the difference, anew if others come first.
 
         Raises:
-            Conflict: somebody else writes to the collection, and the time was given.
+            Conflict: another writer writes to the collection, and the options fix the time.
             DuplicateKeys: rows repeat a key.
         """
         with surfaced_errors():
@@ -227,18 +231,18 @@ class OverwritingWriter(PersistWriter):
 
 
 def uploaded_by(messages: Iterable[WriterCommitMessage | None]) -> Uploaded:
-    """Return what came of all tasks that answered."""
+    """Return the combined uploads of all tasks that answered."""
     return Uploaded.together([message.uploaded for message in messages if isinstance(message, Answer)])
 
 
 def discard(target: Target, messages: Iterable[WriterCommitMessage | None]) -> None:
-    """Delete what tasks have stored, which no record names or will."""
+    """Delete the parts of tasks, which no record names or will name."""
     with surfaced_errors(), target.writer() as writer:
         writer.discard(uploaded_by(messages).parts)
 
 
 def commit_difference(planned: PlannedWrite, new: Uploaded, *, multiset: bool) -> None:
-    """Commit what turns the contents into the rows that tasks have uploaded; anew if others come first."""
+    """Commit the difference to the uploaded rows; again if another writer is first."""
 
     def attempt(planned: PlannedWrite) -> None:
         parts = () if planned.is_done else _difference(planned, new.parts, multiset=multiset)
@@ -280,7 +284,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
 
 
 def present_time(planned: PlannedWrite) -> int | None:
-    """Return the last sealed time, as of which the contents are replaced; None if nothing was sealed yet."""
+    """Return the last sealed time, whose contents are replaced; None if nothing is sealed."""
     assert planned.upper != END, "a collection that is complete is not overwritten"
     return planned.upper - 1 if planned.upper else None
 
@@ -331,7 +335,7 @@ class UpsertWriter(DataSourceArrowWriter):
         return Sent.of(iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Commit all rows, and the seal if one was asked for; raises what rejects it."""
+        """Commit all rows, and the seal if the options have one; raises what rejects it."""
         with surfaced_errors(), writing(self._work.target.location, self._work.target.storage) as engine:
             if self._work.is_done:
                 seal_done(engine, self._work)
@@ -344,7 +348,7 @@ class UpsertWriter(DataSourceArrowWriter):
 
 
 class PersistStreamWriter(DataSourceStreamArrowWriter):
-    """Appends the micro-batches of a query to a collection; Spark makes one for each batch, and one to commit it."""
+    """Appends micro-batches to a collection; Spark makes one for each batch, and one to commit."""
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
@@ -376,17 +380,17 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
                 commit_batch(engine, mark, [Share(target, [*uploaded.parts])], self._times)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        """Delete what tasks have stored, if the commit was certainly not tried because one of them failed.
+        """Delete the parts of tasks if one failed, so that the commit was not tried.
 
-        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is not known whether it landed, and
-        a record may name them yet: they are left, and the next run asks the log.
+        Otherwise `commit` itself has deleted the parts of a rejected commit; or it is unknown whether the commit
+        landed. Then the parts stay, because a record may name them, and the next run reads the log.
         """
         if not all(messages):
             discard(self._task.target, messages)
 
 
 class UpsertStreamWriter(DataSourceStreamArrowWriter):
-    """Gives the micro-batches of a query to a keyed collection: rows come to the driver, as of `UpsertWriter`."""
+    """Writes the micro-batches of a query to a keyed collection; tasks send rows as with `UpsertWriter`."""
 
     def __init__(self, options: StreamWriteOptions, schema: StructType) -> None:
         """Load the collection and check that the DataFrame fits it, before any task starts."""
@@ -416,7 +420,7 @@ class UpsertStreamWriter(DataSourceStreamArrowWriter):
 
 
 def _mark_of_task(first: int) -> Mark:
-    """Return which batch of which query, in which run, a task works for; first as `Mark` has it."""
+    """Return the query, batch and run of this task; first as in `Mark`."""
     context = TaskContext.get()
     names = ("sql.streaming.queryId", "streaming.sql.batchId", "spark.jobGroup.id")
     query, batch, run = (context.getLocalProperty(name) if context is not None else None for name in names)
@@ -426,7 +430,7 @@ def _mark_of_task(first: int) -> Mark:
 
 
 def _mark_of_batch(messages: list[WriterCommitMessage | None], batch: int) -> Mark | None:
-    """Return what all tasks of a batch worked for; None if no task did, since Spark makes one up for no partitions."""
+    """Return the mark of all tasks of a batch; None if the batch has no partitions."""
     marks = {message.mark for message in messages if isinstance(message, Answer | Sent)}
     assert len(marks) < 2, "messages are of one batch"
     mark = next(iter(marks), None)

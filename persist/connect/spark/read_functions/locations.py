@@ -1,20 +1,20 @@
-"""A location for a Spark session: snapshots and changes as DataFrames, each by the fastest way there is.
+"""A location for a Spark session: snapshots and changes as DataFrames.
 
-    with persist.spark.location(spark, "s3://bucket/prefix") as here:
-        with here.at() as now:                     # one point of the log
+    with persist.spark.location(spark, "s3://bucket/prefix") as opened:
+        with opened.at() as now:                   # one point of the log
             now.snapshot("orders").join(now.snapshot("customers"), "customer_id")
 
-What DataFrames of an open location read is kept in the store, by the lease of its engine, until the location is closed.
-A DataFrame of `persist.spark.snapshot` has no lease: what it reads is kept for the grace period after it fell out of
-use (`Settings.grace_s`), and an action after that fails.
+The lease of the engine keeps the parts of all DataFrames of an open location in the store, until the location is
+closed. A DataFrame of `persist.spark.snapshot` has no lease. The store keeps its parts for the grace period after they
+fell out of use (`Settings.grace_s`), and an action after that fails.
 
-`at` pins a point of the log: from there on "latest" is what was sealed then, in every collection, so that DataFrames of
-several collections belong together. What they read is the same whenever they are made, for contents as of a sealed time
-do not change.
+`at` pins a point of the log: "latest" then means the last time sealed at that point, in every collection. So DataFrames
+of several collections belong together. They read the same at any moment, because contents as of a sealed time do not
+change.
 
-`as_of_join` ranges rows by key over tasks, and each task looks its keys up in history by itself, as
-`Collection.as_of_join` does: no history goes through a shuffle, and of keys that no row names only what shares row
-groups with others is read. Contents as of sealed times do not change, so tasks that run later, or again, find the same.
+`as_of_join` ranges rows by key over tasks, and each task looks its keys up in history, as `Collection.as_of_join` does.
+No history goes through a shuffle. A task reads other keys only if they share row groups with its own. Contents as of
+sealed times do not change, so tasks that run later, or again, find the same.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ from persist.engine.read.results.result import BATCH_ROWS_MAX
 from persist.engine.read.results.snapshot import Snapshot
 
 NEVER_S = 1e9
-# An engine that renews its lease, and leaves maintenance to those who write.
+# An engine that renews its lease, and leaves maintenance to writers.
 LEASING = Settings(gc_interval_s=NEVER_S, tuning=Tuning(compaction_interval_s=NEVER_S))
 
 
@@ -99,7 +99,7 @@ class SparkLocation(Closes):
 
     @property
     def url(self) -> str:
-        """Where the location is; absolute."""
+        """The absolute URL of the location."""
         return self._engine.url
 
     def collections(self) -> list[str]:
@@ -108,10 +108,10 @@ class SparkLocation(Closes):
 
     @contextmanager
     def at(self, seqno: int | None = None) -> "Iterator[SparkLocation]":
-        """Return this location as it was after one record of the log, the last there is if seqno is None.
+        """Return this location after one record of the log, by default the last.
 
         Raises:
-            InvalidUsage: there is no such record yet, or that part of the log is not kept any more.
+            InvalidUsage: the log has not reached that record yet, or has dropped it.
         """
         if seqno is not None and (isinstance(seqno, bool) or not isinstance(seqno, int) or seqno < 0):
             raise InvalidUsage(
@@ -121,14 +121,14 @@ class SparkLocation(Closes):
         if seqno < 0:
             raise InvalidUsage(f"there is nothing at {self.url}: is the path right?")
         with read_engine(self.url, self._storage, seqno) as pinned:
-            here = SparkLocation(self.spark, self._engine, self._storage, pinned)
+            location_then = SparkLocation(self.spark, self._engine, self._storage, pinned)
             try:
-                yield here
+                yield location_then
             finally:
-                here._release()
+                location_then._release()
 
     def snapshot(self, collection: str, **reading: Unpack[SnapshotReading]) -> DataFrame:
-        """Return the contents of a collection as of a time, as a DataFrame; arguments and errors as of `plan`."""
+        """Return contents as of a time, as a DataFrame; arguments and errors as of `plan`."""
         return self.plan(collection, **reading).frame(self.spark)
 
     def plan(
@@ -158,7 +158,7 @@ class SparkLocation(Closes):
         rows, then = self._load(collection)
         as_of = None if as_of == "latest" else as_of
         columns = self._spelled(rows, columns, schema)
-        if then is not None:  # What can be read there can be read anywhere later, for it does not change.
+        if then is not None:  # The newest state can also read the pinned time, because sealed contents do not change.
             as_of = engine_snapshot(then, as_of, timeout_s=0).as_of
         snapshot = engine_snapshot(rows, as_of, columns=columns, form=form, schema=schema, timeout_s=timeout_s)
         return plan(self.spark, snapshot, *self._read(rows, snapshot), native)
@@ -202,17 +202,17 @@ class SparkLocation(Closes):
     ) -> Sequence[str] | None:
         """Return columns with the spelling of the collection, as the session resolves them."""
         if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
-            return columns  # Whatever else it is, whoever reads says what is wrong.
+            return columns  # The read refuses arguments of other types.
         return match_names(columns, rows.reading_schema(schema).names, folds=ignores_case(self.spark))
 
     def _read(self, rows: CollectionHandle, reading: Snapshot | Changes) -> tuple[CollectionAddress, Tombstoned]:
-        """Keep what a DataFrame reads until this is closed; return where it is, and which rows are tombstones."""
+        """Keep a reading open until this location closes; return its address and its tombstones."""
         self._reading.append(reading)
         address = CollectionAddress(self.url, self._storage, rows.name)
         return address, Tombstoned.of(rows.known(), reading.scan.schema)
 
     def close(self) -> None:
-        """Let go of what DataFrames of this location read; idempotent."""
+        """Release the parts that DataFrames of this location read; idempotent."""
         self._release()
         self._engine.close()
 
@@ -222,7 +222,7 @@ class SparkLocation(Closes):
         self._reading.clear()
 
     def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
-        """Return a collection as it is now, and as it was at the pinned point if there is one."""
+        """Return a collection as it is now, and as of the pinned point."""
         then = None if self._pinned is None else loaded(self._pinned, name)
         rows = loaded(self._engine, name)
         if then is not None and rows.id != then.id:
@@ -257,13 +257,13 @@ def snapshot(
     storage_options: Mapping[str, Any] | None = None,
     **reading: Unpack[SnapshotReading],
 ) -> DataFrame:
-    """Return the contents of a collection as of a time; other arguments and errors as of `SparkLocation.plan`.
+    """Return contents as of a time; other arguments and errors as of `SparkLocation.plan`.
 
-    No lease keeps what it reads: it is there for `Settings.grace_s` after it fell out of use. For DataFrames that are
-    to live longer, open a `location`.
+    No lease keeps its parts: the store has them for `Settings.grace_s` after they fell out of use. Open a `location`
+    for a DataFrame that lives longer.
     """
-    with _reading(spark, location, storage_options) as here:
-        return here.snapshot(collection, **reading)
+    with _reading(spark, location, storage_options) as opened:
+        return opened.snapshot(collection, **reading)
 
 
 def explain(
@@ -274,9 +274,9 @@ def explain(
     storage_options: Mapping[str, Any] | None = None,
     **reading: Unpack[SnapshotReading],
 ) -> str:
-    """Return, as text, what `snapshot` would read, by which way, and why."""
-    with _reading(spark, location, storage_options) as here:
-        return str(here.plan(collection, **reading))
+    """Return a text that explains how `snapshot` would read, and why."""
+    with _reading(spark, location, storage_options) as opened:
+        return str(opened.plan(collection, **reading))
 
 
 def changes(
@@ -290,8 +290,8 @@ def changes(
     **reading: Unpack[ChangesReading],
 ) -> DataFrame:
     """Return the updates with `start <= time < until`; see `SparkLocation.changes`, and `snapshot` for leases."""
-    with _reading(spark, location, storage_options) as here:
-        return here.changes(collection, start, until, **reading)
+    with _reading(spark, location, storage_options) as opened:
+        return opened.changes(collection, start, until, **reading)
 
 
 @contextmanager
@@ -352,14 +352,14 @@ def as_of_join(
     storage_options: Mapping[str, Any] | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> DataFrame:
-    """Return a DataFrame with the value that the key of each row had at the time of that row.
+    """Add to each row the values of its key at the time of the row.
 
     A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Nothing is
     read before an action. Memory of a task: 64 MiB of rows, and the history of their keys.
 
     Args:
         time: the column of times: integers or, if the collection has a timeline, TIMESTAMP.
-        on: the columns that stand for the key fields, in their order; None for those of the same names.
+        on: the columns to match with the key fields, in their order; None for the columns of the same names.
         columns: the value columns wanted; None for all.
         partitions: how many tasks look up; None lets Spark choose by the size of the data.
         storage_options: as for `persist.open`.
@@ -367,20 +367,20 @@ def as_of_join(
 
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: a column is missing, of another type, or in both.
-        What tasks find (`AsOfNotSealed`, `AsOfCompacted`, `NegativeMultiplicity`) comes as Spark's errors, with ours in
+        Errors in tasks (`AsOfNotSealed`, `AsOfCompacted`, `NegativeMultiplicity`) come as Spark's errors, with ours in
         their message.
     """
     prepared(df.sparkSession)
     names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
-    wanted = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
-    plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, wanted, timeout_s)
+    values = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
+    plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, values, timeout_s)
     folds = ignores_case(df.sparkSession)
     with plan.opened() as engine:
         handle = loaded(engine, collection)
         time, *on = match_names([time, *(names or handle.schema.key_names)], df.columns, folds=folds)
-        if wanted is not None:
-            wanted = tuple(match_names(wanted, handle.schema.value_names, folds=folds))
-        plan = replace(plan, time=time, on=tuple(on), columns=wanted)
+        if values is not None:
+            values = tuple(match_names(values, handle.schema.value_names, folds=folds))
+        plan = replace(plan, time=time, on=tuple(on), columns=values)
         empty = plan.joined(handle, utc_arrow_schema(df.schema).empty_table())
         added = pa.schema([empty.schema.field(name) for name in empty.column_names[len(df.columns) :]])
         schema = StructType([*df.schema.fields, *spark_schema(added).fields])

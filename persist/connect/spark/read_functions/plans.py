@@ -1,19 +1,19 @@
 """Snapshots and changes as plans of Spark's own operators; no Python runs in tasks.
 
-    snapshot  =  the rows that stand, less those of keys of which the tail takes something back    an anti join
-              +  what the tail adds                                                                its sums by record
+    snapshot  =  the standing rows, without keys with retractions in the tail    an anti join
+              +  the rows that the tail adds                                     its sums by record
     changes   =  the rows of all parts                     if no two of them can hold the same update
 
-The *tail* is the history that takes something back, and *stands* what no part of it can add to. Where each key has one
-row at most (`Part.is_single`), a record that the tail takes back is the only row of its key. So rows of that key go,
-and nothing has to be looked at but keys. In all other cases the rows of these keys are read once more, and summed up
-with the tail. Spark prunes columns, filters and parts of both. The updates of one part are consolidated, so two parts
-can only hold equal updates if both their times and their keys overlap.
+The *tail* is the history with retractions. No part of the tail can add to the *standing* rows. If each key has one row
+at most (`Part.is_single`), a record that the tail retracts is the only row of its key. So the plan drops the rows of
+that key, and compares keys only. In all other cases it reads the rows of these keys once more, and sums them up with
+the tail. Spark prunes columns, filters and parts of both. The updates of one part are consolidated, so two parts can
+only hold equal updates if both their times and their keys overlap.
 
-It is a matter of speed only: each `Route` gives the same rows. The data source reads all of it, slice by slice, where
-Spark's scan cannot, or where most keys are touched. `Route.reason` says which was taken and why.
+A `Route` changes the speed only, never the rows. The data source reads everything, slice by slice, if Spark's scan
+cannot, or if most keys are touched. `Route.reason` explains the choice.
 
-Spark verifies the checksum of each page it reads, not that of the whole blob.
+Spark verifies the checksum of each page it reads, but not the checksum of the whole blob.
 """
 
 import json
@@ -54,7 +54,7 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results.snapshot import Snapshot
 
-BROADCAST_ROWS_MAX = 4_000_000  # Of keys that are taken out: each executor holds all of them.
+BROADCAST_ROWS_MAX = 4_000_000  # Keys in an anti join: each executor holds all of them.
 BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
 Kind = Literal["count", "scan", "tail", "source"]
@@ -71,9 +71,9 @@ class Route:
     """How a snapshot is read.
 
     Attributes:
-        kind: "count" (no column is read), "scan" (of all parts), "tail" (what stands, and the tail), "source" (all by
+        kind: "count" (no column is read), "scan" (of all parts), "tail" (standing rows and the tail), "source" (only
             the data source).
-        reason: why not otherwise, in words.
+        reason: for the choice, in words.
     """
 
     kind: Kind
@@ -155,7 +155,7 @@ def plan(
         native: True to insist on Spark's own scan, False on the data source; None for whatever is faster.
 
     Raises:
-        InvalidUsage: native is True and not possible; the message says why.
+        InvalidUsage: native is True and not possible; the message has the reason.
     """
     scan, form = snapshot.scan, snapshot.form
     tail = Tail.of(scan, form)
@@ -191,7 +191,7 @@ def _count(scan: Scan) -> int:
 def _source_route(
     native: bool | None, why_not: Callable[[], str | None], why_slow: Callable[[], str | None] = lambda: None
 ) -> Route | None:
-    """Return the route by the data source if it is asked for, needed or faster; None for Spark's own scan."""
+    """Return the route if the data source reads; None for Spark's own scan."""
     if native not in (None, True, False):
         raise InvalidUsage(f"native={native!r} is none of True, False and None")
     if native is False:
@@ -207,7 +207,7 @@ def _source_route(
 def _why_not(
     spark: SparkSession, scan: Scan, form: Form, tail: Tail, address: CollectionAddress, tombstoned: Tombstoned
 ) -> str | None:
-    """Say why Spark's own scan cannot be part of reading this, None if it can."""
+    """Return why Spark's own scan cannot read this, None if it can."""
     schema, is_merged = scan.schema, bool(tail.added)
     if not tombstoned.is_all_of(scan):
         return "rows that a filter does not pass are left out"
@@ -222,16 +222,16 @@ def _why_not(
     read = list(dict.fromkeys([*scan.columns, *(schema.key_names if is_merged else ())]))
     if is_merged and (maps := [name for name in read if holds_map(schema.arrow.field(name).type)]):
         return f"Spark cannot compare maps, which the column {maps[0]!r} holds"
-    wanted = list(dict.fromkeys(tombstoned.names(read)))
-    if (reason := why_not_typed(schema, wanted, scan.all_parts)) is not None:
+    scanned = list(dict.fromkeys(tombstoned.names(read)))
+    if (reason := why_not_typed(schema, scanned, scan.all_parts)) is not None:
         return reason
-    if (reason := why_not_narrowed(scan, wanted, is_merged=is_merged)) is not None:
+    if (reason := why_not_narrowed(scan, scanned, is_merged=is_merged)) is not None:
         return reason
     return why_not_stored(spark, address.url, scan.all_parts)
 
 
 def _why_slow(scan: Scan, tail: Tail) -> str | None:
-    """Say why reading all of it in Python is faster."""
+    """Return why Python reads all of it faster; None if it does not."""
     standing, added = (sum(map(scan.rows_within, parts)) for parts in (tail.standing, tail.added))
     if added > TOUCH_FRACTION * standing:
         return f"{added:,} updates may cancel {standing:,} rows, so most keys are touched"
@@ -259,20 +259,21 @@ class _NativeFrame:
         self._names = list(dict.fromkeys([*self._scan.columns, *(self._keys if self._tail.added else ())]))
 
     def frame(self) -> DataFrame:
+        """Return the rows of the snapshot, planned from the frames of its parts."""
         standing = self._standing()
         frames = standing
         if self._tail.added:
             tail = self._summed(self._rows([*self._names, DIFF], self._tail.added))
             is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
-            gone = tail.where(is_gone).select(*map(quoted, self._keys))
-            frames = [self._joined(rows, gone, "left_anti") for rows in standing]
+            gone_keys = tail.where(is_gone).select(*map(quoted, self._keys))
+            frames = [self._joined(rows, gone_keys, "left_anti") for rows in standing]
             if self._tail.is_single:
                 frames.append(tail.where(F.col(DIFF) > 0))
             else:
-                touched = [_with_diff(self._joined(rows, gone, "left_semi"), self._names) for rows in standing]
+                touched = [_with_diff(self._joined(rows, gone_keys, "left_semi"), self._names) for rows in standing]
                 frames.append(self._checked(self._summed(_united([*touched, tail]))))
-        given = [self._given(rows) for rows in frames]
-        return narrowed(_united(given), self._scan) if given else self._spark.createDataFrame([], self._schema)
+        results = [self._given(rows) for rows in frames]
+        return narrowed(_united(results), self._scan) if results else self._spark.createDataFrame([], self._schema)
 
     def _standing(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""
@@ -284,7 +285,7 @@ class _NativeFrame:
         ]
 
     def _rows(self, names: Sequence[str], parts: Iterable[Part]) -> DataFrame:
-        """Return the rows of parts whose times are wanted, and no tombstones. Those in the log come with the plan."""
+        """Return rows within the times of the scan, without tombstones. Inline rows come with the plan."""
         scan, base = self._scan, {*map(id, self._scan.base)}
         kinds: dict[tuple[bool, bool, bool], list[Part]] = {}
         for part in parts:
@@ -302,7 +303,7 @@ class _NativeFrame:
         return _united(frames)
 
     def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
-        """Return the rows of parts whose times are wanted, and no tombstones, by Spark's own scan."""
+        """Return rows within the times of the scan, without tombstones, by Spark's own scan."""
         needed = self._tombstoned.names([*names] if is_inside else [*names, TIME])
         rows = self._tombstoned.live(part_frame(self._spark, self._address.url, self._scan.schema, needed, parts))
         if not is_inside:
@@ -326,8 +327,8 @@ class _NativeFrame:
             return rows
         record = F.to_json(F.struct(*map(quoted, self._names)))
         less = NegativeMultiplicity("{record}", -1, self._scan.as_of)
-        before, after = f"persist.errors.NegativeMultiplicity: {less}".split("{record} has multiplicity -1")
-        text = F.concat(F.lit(before), record, F.lit(" has multiplicity "), F.col(DIFF).cast("string"), F.lit(after))
+        start, end = f"persist.errors.NegativeMultiplicity: {less}".split("{record} has multiplicity -1")
+        text = F.concat(F.lit(start), record, F.lit(" has multiplicity "), F.col(DIFF).cast("string"), F.lit(end))
         return rows.withColumn(DIFF, F.when(F.col(DIFF) > 0, F.col(DIFF)).otherwise(F.raise_error(text).cast("long")))
 
     def _joined(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
@@ -337,14 +338,14 @@ class _NativeFrame:
             keys = F.broadcast(keys)
         conditions = []
         for name, alias in zip(self._keys, keys.columns, strict=True):
-            ours, theirs = rows[quoted(name)], keys[alias]
-            # What is never NULL is compared without regard to it, which is several times as fast.
+            ours, of_tail = rows[quoted(name)], keys[alias]
+            # A comparison without regard to NULL is several times as fast.
             is_nullable = any(_may_be_null(part, self._scan, name) for part in self._tail.added)
-            conditions.append(ours.eqNullSafe(theirs) if is_nullable else ours == theirs)
+            conditions.append(ours.eqNullSafe(of_tail) if is_nullable else ours == of_tail)
         return rows.join(keys, reduce(and_, conditions), how)
 
     def _given(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the columns that are wanted, each as often as it is there."""
+        """Return rows with the columns of the result, each repeated by its multiplicity."""
         if self._form == "rows" and DIFF in rows.columns:
             block, number = (unused(name, self._names) for name in ("_block", "_number"))
             within = F.least(F.lit(BLOCK).cast("long"), F.col(DIFF) - F.col(block) * BLOCK)
@@ -356,7 +357,7 @@ class _NativeFrame:
 
 
 def _or_overflow(diff: Column) -> Column:
-    """Return a diff; a task fails where it is NULL, because int64 does not hold it, whatever ANSI is set to."""
+    """Return a diff; a task fails if it is NULL, which means an overflow of int64."""
     text = "persist.errors.DiffOverflow: the diffs of one record sum to more than int64 holds"
     return F.coalesce(diff, F.raise_error(F.lit(text)).cast("long"))
 
@@ -369,12 +370,12 @@ def _with_diff(rows: DataFrame, names: Sequence[str]) -> DataFrame:
 
 def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
     lifted = part.lift(scan.schema)
-    known = part.stats.get(name if lifted is None else lifted.source(name) or "")
-    return known is None or known[2] > 0
+    stats = part.stats.get(name if lifted is None else lifted.source(name) or "")
+    return stats is None or stats[2] > 0
 
 
 def _united(frames: Iterable[DataFrame]) -> DataFrame:
-    """Return the rows of all frames, of which there is one at least, with their columns in the same order."""
+    """Return the rows of at least one frame; all have the same order of columns."""
     return reduce(lambda one, other: one.union(other), frames)
 
 
@@ -434,8 +435,7 @@ def plan_changes(
     tombstoned: Tombstoned,
     native: bool | None = None,
 ) -> PlannedChanges:
-    """Decide how changes are read; tombstoned, native and errors as of
-    `persist.connect.spark.read_functions.plans.plan`."""
+    """Decide how changes are read; other arguments and errors as of `plan`."""
 
     def why_not() -> str | None:
         if changes.transitions is not None:
@@ -467,7 +467,7 @@ def _why_no_feed(spark: SparkSession, scan: Scan, address: CollectionAddress, to
 
 
 def may_share_updates(scan: Scan) -> bool:
-    """Tell whether two parts of a scan may hold updates of the same key and time, as far as descriptors tell."""
+    """Return whether two parts may hold updates of one key and time."""
     clusters: list[list[Part]] = []
     latest = -1
     for part in sorted(scan.parts, key=lambda part: part.time_min):
@@ -486,4 +486,4 @@ def _overlap(scan: Scan, parts: Sequence[Part]) -> bool:
             return True
         bounds.append((keys[0], keys[-1]))
     bounds.sort()
-    return any(one[1] >= other[0] for one, other in pairwise(bounds))
+    return any(first[1] >= second[0] for first, second in pairwise(bounds))

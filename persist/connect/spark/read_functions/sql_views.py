@@ -1,7 +1,7 @@
-"""Collections as names in Spark SQL: a view of the latest contents, and queries that name times of their own.
+"""Collections as names in Spark SQL: views, and queries as of times.
 
-`create_views` makes temporary views, all planned on one state of the log: they do not see what is written later, so
-make them again for that.
+`create_views` makes temporary views, all planned on one state of the log. They do not see later writes: make them again
+for these.
 
 `persist.spark.sql` does what `spark.sql` cannot do with collections. A query is Spark's own. Its tables are
 collections, all at one point of the log, or at times of their own, which Spark refuses for its views. They come into
@@ -37,10 +37,10 @@ def create_views(
     schemas: Mapping[str, int] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[str]:
-    """Make, or make anew, a temporary view of the latest contents of each collection of a location.
+    """Create or replace a temporary view of the latest contents of each collection.
 
-    They show the location as it is now. What they read is kept in the store for `Settings.grace_s` after it fell out of
-    use; then make them again. Other times are read by `persist.spark.sql`, or by views of `snapshot` and `changes`.
+    They show the location as it is now. The store keeps their parts for `Settings.grace_s` after these fell out of use;
+    then make the views again. `persist.spark.sql` reads other times, as do views of `snapshot` and `changes`.
 
     Args:
         collections: some of them; None for all.
@@ -51,9 +51,9 @@ def create_views(
         the names of the views. A collection of which nothing is sealed has no contents to show, and gets none.
 
     Raises:
-        CollectionNotFound: there is none of that name.
+        CollectionNotFound: the location has no collection of that name.
         InvalidUsage: Spark would take two names for one.
-        SchemaMismatch: there is no such version, or a column of it is gone.
+        SchemaMismatch: the version does not exist, or a column of it is gone.
     """
     prepared(spark)
     storage, schemas = dict(storage_options or {}), {} if schemas is None else schemas
@@ -61,32 +61,32 @@ def create_views(
         raise InvalidUsage(f"schemas={schemas!r:.100} is no dict of versions by name: give {{'orders': 3}}")
     if isinstance(collections, str):
         raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")
-    made: list[str] = []
-    with read_engine(location, storage) as engine, SparkLocation(spark, engine, storage).at() as here:
-        known = here.collections()
-        wanted = known if collections is None else list(collections)
-        if missing := [name for name in wanted if name not in known]:
-            raise CollectionNotFound(missing[0], here.url, tuple(known))
-        if unused := [name for name in schemas if name not in wanted]:
-            raise InvalidUsage(f"schemas= names {unused[0]!r}, of which no view is made: views are of {wanted}")
-        _check_names([prefix + name for name in wanted])
-        for name in wanted:
+    views: list[str] = []
+    with read_engine(location, storage) as engine, SparkLocation(spark, engine, storage).at() as pinned:
+        existing = pinned.collections()
+        chosen = existing if collections is None else list(collections)
+        if missing := [name for name in chosen if name not in existing]:
+            raise CollectionNotFound(missing[0], pinned.url, tuple(existing))
+        if unused := [name for name in schemas if name not in chosen]:
+            raise InvalidUsage(f"schemas= names {unused[0]!r}, of which no view is made: views are of {chosen}")
+        _check_names([prefix + name for name in chosen])
+        for name in chosen:
             with suppress(AsOfNotSealed):
-                here.snapshot(name, schema=schemas.get(name)).createOrReplaceTempView(quoted(prefix + name))
-                made.append(prefix + name)
-    return made
+                pinned.snapshot(name, schema=schemas.get(name)).createOrReplaceTempView(quoted(prefix + name))
+                views.append(prefix + name)
+    return views
 
 
 def _check_names(names: Sequence[str]) -> None:
     """Raise InvalidUsage if Spark would take two names for one, because it knows no case."""
-    taken: dict[str, str] = {}
+    used: dict[str, str] = {}
     for name in names:
-        if name.lower() in taken:
+        if name.lower() in used:
             raise InvalidUsage(
-                f"{name!r} and {taken[name.lower()]!r} would both be called {name.lower()!r} in SQL. Make their views "
+                f"{name!r} and {used[name.lower()]!r} would both be called {name.lower()!r} in SQL. Make their views "
                 "one by one, with collections=[…] and a prefix= for one of them."
             )
-        taken[name.lower()] = name
+        used[name.lower()] = name
 
 
 _END = re.compile(r"\s*;(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*$", re.DOTALL)
@@ -111,14 +111,14 @@ def sql(
 
     Args:
         as_of: a time for all tables of a query that have none of their own; the latest sealed one if it is left out.
-        time: of the changes, which is sealed with them; that of the commit if it is left out.
+        time: of the changes, which the commit seals; by default the time of the commit.
 
     Returns:
-        the rows of a query as a `DataFrame`; what a statement has done as a `Changed`, which has `collection`, `rows`,
+        the rows of a query as a `DataFrame`; the result of a statement as a `Changed`, which has `collection`, `rows`,
         `seqno` and `time`.
 
     Raises:
-        InvalidUsage: a table with a time is no collection, or an argument belongs to the other kind.
+        InvalidUsage: a table with a time is not a collection, or an argument belongs to the other kind.
         AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
         PySparkException: Spark refuses the query.
         For a statement: as `persist.compute.query.execute`.
@@ -133,8 +133,8 @@ def sql(
         raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
     prepared(spark)
     storage = dict(storage_options or {})
-    with read_engine(seen_by_all(location), storage) as engine, SparkLocation(spark, engine, storage).at() as here:
-        text, tables = _tables(here, statement, as_of)
+    with read_engine(seen_by_all(location), storage) as engine, SparkLocation(spark, engine, storage).at() as pinned:
+        text, tables = _tables(pinned, statement, as_of)
     bare = f"({_END.sub('', text)}\n)"
     if not tables:  # Spark formats a text only with arguments, and so braces stand for themselves.
         return spark.sql(bare)
@@ -149,7 +149,7 @@ def _unformatted(text: str) -> str:
 
 
 def _spelled(query: str, names: Sequence[str]) -> list[str]:
-    """Return the collections whose names stand in a query; of those that differ by case only, those spelled alike."""
+    """Return the collections that a query names; if names differ by case only, the exact one."""
     words = {*words_of(query)}
     folded = {word.lower() for word in words}
     alike = Counter(name.lower() for name in names)
@@ -157,10 +157,11 @@ def _spelled(query: str, names: Sequence[str]) -> list[str]:
 
 
 def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tuple[str, dict[str, DataFrame]]:
-    """Return a query without times of tables, and the contents of all collections that it may read, by name."""
+    """Return a query without times of tables, and by name the contents that it may read."""
     names, tables = here.collections(), dict[str, DataFrame]()
 
     def named(table: TimedTable) -> str:
+        """Read a table as of its time; return its name in the query."""
         collection = collection_of(table.parts, names)
         if collection is None:
             raise table.refused(names)

@@ -1,9 +1,9 @@
-"""What Spark's own Parquet scan can read of a collection, and how: parts, schema versions, and rows without tombstones.
+"""Reads a collection with Spark's own Parquet scan: parts, schema versions, and rows without tombstones.
 
-Each check has an answer in words, None for yes: `explain` shows it where the answer is no.
+Each check returns a reason in words if the scan cannot read something, and otherwise None. `explain` shows the reason.
 
-Tombstones are left out one by one, whatever their diffs: so it makes no difference whether they are before or after
-others are summed up, and a key of which there is nothing but tombstones is touched by nothing.
+The scan leaves out every tombstone, whatever its diff, so it does not matter whether diffs are summed up before or
+after. A key with nothing but tombstones affects no other row.
 """
 
 from collections.abc import Iterable, Sequence
@@ -31,13 +31,13 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.read.planning.scan import Scan
 
-# Spark looks for more paths than this in a job, which has a task for each by default and takes 9 ms of CPU for it.
+# Spark looks for more paths than this in a job. By default that has a task for each path, at 9 ms of CPU.
 LISTED_HERE = "spark.sql.sources.parallelPartitionDiscovery.threshold"
 LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 _DAY_US = 86_400 * 10**6
 
-# Whatever the session is set to: what is missing or damaged is not silently left out, names are taken as they are, and
-# pages are held against their checksums.
+# These options override the session: Spark neither skips missing or damaged files nor expands names, and it verifies
+# the checksums of pages.
 READ_OPTIONS = {
     "__globPaths__": "false",
     "recursiveFileLookup": "true",
@@ -51,17 +51,17 @@ READ_OPTIONS = {
 
 def native_root(url: str) -> str | None:
     """Return the URL by which Hadoop knows the location at url, None if there is none."""
-    scheme, separator, rest = url.partition("://")
+    scheme, separator, path = url.partition("://")
     if not separator:
         return f"file://{url}"  # Hadoop takes a path as it is, without escapes.
     scheme = scheme.removeprefix("fsspec+")
     if scheme in ("s3", "s3a"):
-        return f"s3a://{rest}"
-    return f"{scheme}://{rest}" if scheme in ("gs", "abfs", "abfss", "hdfs") else None
+        return f"s3a://{path}"
+    return f"{scheme}://{path}" if scheme in ("gs", "abfs", "abfss", "hdfs") else None
 
 
 def why_not_stored(spark: SparkSession, url: str, parts: Sequence[Part]) -> str | None:
-    """Say why the JVM cannot read these parts. Cost: a request of the JVM's for one of them."""
+    """Return why the JVM cannot read these parts. Cost: one request of the JVM, for one of them."""
     root = native_root(url)
     if root is None:
         return f"the JVM knows no store of the kind of {url}"
@@ -76,7 +76,7 @@ def why_not_stored(spark: SparkSession, url: str, parts: Sequence[Part]) -> str 
         else:
             where = jvm.org.apache.hadoop.fs.Path(path)
             where.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()).getFileStatus(where)
-    except Exception as error:  # Whatever it is, Java's or Connect's: then it does not work.
+    except Exception as error:  # Any error, of Java or of Connect, means that the JVM cannot read the part.
         return f"the JVM cannot read {path}: {_first_line(error)}"
     return None
 
@@ -88,7 +88,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part] = ()) -> str | None:
-    """Say which column Spark's Parquet scan would read otherwise than the data source does, in any of some parts."""
+    """Return which column Spark's Parquet scan would misread in any of these parts."""
     for version in sorted({part.schema for part in parts} - {schema.version}):
         lifted = next(part for part in parts if part.schema == version).lift(schema)
         if lifted is None:
@@ -105,7 +105,7 @@ def why_not_typed(schema: CollectionSchema, names: Sequence[str], parts: Sequenc
 
 
 def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> str | None:
-    """Say which column Spark's plan cannot give out with the narrower type of an earlier version of the schema."""
+    """Return which column Spark's plan cannot return in the narrower type of an earlier schema version."""
     if scan.narrow is None:
         return None
     if (reason := why_not_typed(scan.narrow, names)) is not None:
@@ -114,7 +114,7 @@ def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> st
         wide, narrow = (schema.arrow.field(name) for schema in (scan.schema, scan.narrow))
         if wide.type == narrow.type:
             continue
-        # A join may be put after what a filter on the narrower column asks, and so after the check of its values.
+        # Spark may move a join after a filter on the narrower column, and so after the check of its values.
         if pt.is_nested(wide.type):
             return f"fields inside of the column {name!r} have wider types by now, and must fit {narrow.type}"
         is_blurred = pt.is_temporal(wide.type) and spark_schema(pa.schema([wide])) == spark_schema(pa.schema([narrow]))
@@ -124,9 +124,9 @@ def why_not_narrowed(scan: Scan, names: Sequence[str], *, is_merged: bool) -> st
 
 
 def narrowed(rows: DataFrame, scan: Scan) -> DataFrame:
-    """Return rows, of which columns of the scan get the types that it gives out; a value that does not fit is an error.
+    """Return rows in an earlier schema version; a task fails at a value that does not fit.
 
-    To be done after all that leaves rows out.
+    Call it after all filters, so that only rows of the result are checked.
     """
     if scan.narrow is None:
         return rows
@@ -148,7 +148,7 @@ def narrowed(rows: DataFrame, scan: Scan) -> DataFrame:
 
 
 def holds_map(kind: Any) -> bool:
-    """Tell whether values of a type are maps, or hold some."""
+    """Return whether values of a type are maps, or hold some."""
     if pt.is_struct(kind):
         return any(holds_map(field.type) for field in kind)
     return pt.is_map(kind) or (pt.is_nested(kind) and holds_map(kind.value_type))
@@ -172,8 +172,8 @@ def part_frame(
 ) -> DataFrame:
     """Return those columns of all rows of parts that are blobs, by Spark's own scan.
 
-    Parts of other versions of the schema are projected to this one: each version is a scan of its own. So are stamped
-    parts, if times are wanted, which only their descriptors have.
+    Each version of the schema is a scan of its own, projected to this one. Stamped parts also need a scan of their own
+    if the columns include times, which only their descriptors have.
     """
     alike: dict[tuple[int, bool], list[Part]] = {}
     for part in parts:
@@ -190,11 +190,11 @@ def _version_frame(
     parts: Sequence[Part],
     file: str | None = None,
 ) -> DataFrame:
-    """Return the same of parts of one version, with names and types of the schema; perhaps with that of the file."""
+    """Return rows of parts of one version in a schema; file names a column of file names."""
     if parts[0].stamped and TIME in names:
         return _stamped_frame(spark, url, schema, names, parts)
     root, lifted = native_root(url), parts[0].lift(schema)
-    wanted = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
+    target = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
     stored = [*names] if lifted is None else lifted.names(names) or [DIFF]
     of_parts = schema if lifted is None else lifted.stored
     types = spark_schema(pa.schema([of_parts.arrow.field(name) for name in stored]))
@@ -206,7 +206,7 @@ def _version_frame(
     if lifted is None and file is None:
         return read
     columns = [] if file is None else [F.element_at(F.split(F.input_file_name(), "/"), -1).alias(file)]
-    for field in wanted.fields:
+    for field in target.fields:
         source = field.name if lifted is None else lifted.source(field.name)
         if source is None:
             assert lifted is not None, "a part of the same version has all columns"
@@ -220,10 +220,10 @@ def _version_frame(
 def _stamped_frame(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
-    """Return the same of stamped parts: each file's name says which time its rows have."""
-    others = [name for name in names if name != TIME]
+    """Return rows of stamped parts, whose time depends on the name of their file."""
+    stored = [name for name in names if name != TIME]
     file, of_file = unused("_file", names), unused("_of_file", names)
-    rows = _version_frame(spark, url, schema, others or [DIFF], parts, file)
+    rows = _version_frame(spark, url, schema, stored or [DIFF], parts, file)
     files = pa.array([part.blob.rpartition("/")[2] for part in parts])
     times = pa.array([part.time_min for part in parts], pa.int64())
     stamps = local_frame(spark, pa.table({of_file: files, TIME: times}))
@@ -238,17 +238,17 @@ def local_frame(spark: SparkSession, table: pa.Table) -> DataFrame:
 
 
 def unused(name: str, names: Iterable[str]) -> str:
-    """Return a name like that one that none of names is, whatever the case of its letters."""
-    taken = {other.lower() for other in names}
-    while name.lower() in taken:
+    """Return a name that differs from all names, whatever the case; underscores make it unique."""
+    lower_names = {existing.lower() for existing in names}
+    while name.lower() in lower_names:
         name += "_"
     return name
 
 
 def _literal(value: pa.Scalar, field: StructField) -> Column:
     """Return a value as Spark has it. Python has no moments before the year 1 or after 9999, and its own time zone."""
-    held = pa.table({field.name: pa.repeat(value, 1)})
-    scalar = as_spark_expects(held, StructType([field])).column(0)[0]
+    one_row = pa.table({field.name: pa.repeat(value, 1)})
+    scalar = as_spark_expects(one_row, StructType([field])).column(0)[0]
     if not scalar.is_valid:
         return F.lit(None)
     if pt.is_date(scalar.type):
@@ -265,10 +265,10 @@ def _literal(value: pa.Scalar, field: StructField) -> Column:
 
 @dataclass(frozen=True)
 class Tombstoned:
-    """Which rows are tombstones, of collections that have some; all rows are live without a form.
+    """Recognises the tombstones of a collection; without a form, all rows are live.
 
     Attributes:
-        column: that says so; None where there is none.
+        column: the column that marks tombstones; None if the collection has no tombstones.
     """
 
     schema: CollectionSchema
@@ -276,7 +276,7 @@ class Tombstoned:
 
     @classmethod
     def of(cls, contents: CollectionState, schema: CollectionSchema) -> "Tombstoned":
-        """Return which rows of contents, read with a version of their schema, are tombstones."""
+        """Return the tombstones of contents that are read with a version of their schema."""
         form = load_form(contents, schema, resolves=False)
         return cls(schema, form if form is not None and form.tombstone is not None else None)
 
@@ -286,18 +286,18 @@ class Tombstoned:
 
     @property
     def filter(self) -> pc.Expression | None:
-        """What Arrow leaves tombstones out by; None where there is no such column."""
+        """The Arrow expression for live rows; None without a column of tombstones."""
         return live_filter(self.schema, self.form)
 
     def is_all_of(self, scan: Scan) -> bool:
-        """Tell whether a scan leaves tombstones out and nothing else."""
+        """Return whether a scan leaves tombstones out and nothing else."""
         live = self.filter
         if live is None or scan.filter is None:
             return live is None and scan.filter is None
         return bool(scan.filter.equals(live))
 
     def names(self, names: list[str]) -> list[str]:
-        """Return names, and that of the column that says which rows are tombstones."""
+        """Return names, and the name of the column that marks tombstones."""
         return names if self.column is None or self.column in names else [*names, self.column]
 
     def live(self, rows: DataFrame) -> DataFrame:

@@ -1,8 +1,8 @@
-"""Conditions on records, as SQL text or columns of Spark: which records are meant is not left to casts that round.
+"""Conditions on records, as SQL text or columns of Spark, without casts that round.
 
-Spark compares a BIGINT with a DOUBLE as DOUBLE, and text that is no number is NULL if ANSI is off: a condition would
-then find records that it does not name. So a cast that Spark has put in by itself is refused unless all values are the
-same after it. Spark Connect shows no plan; there the casts are Spark's.
+Spark compares a BIGINT with a DOUBLE as DOUBLE. Text that is not a number becomes NULL if ANSI is off. A condition
+would then match records that it does not name. So a cast that Spark has added is refused unless all values are the same
+after it. Spark Connect shows no plan, so there Spark's casts remain.
 """
 
 import json
@@ -25,10 +25,10 @@ from persist.core.errors import InvalidUsage
 
 @dataclass(frozen=True)
 class Condition:
-    """Which records are meant: those for which it is true, and neither false nor NULL.
+    """A condition that selects the records for which it is true, and neither false nor NULL.
 
     Attributes:
-        text: it, for messages and for the digest of what a token names.
+        text: of the condition, for messages and for the digest of a write with a token.
     """
 
     column: Column
@@ -44,7 +44,7 @@ class Condition:
         raise InvalidUsage(f'{given!r:.80} is no condition: give SQL text such as "amount > 5", or a column of Spark')
 
     def raised(self, df: DataFrame) -> Column:
-        """Return a column of longs that fails the task, naming a row of df for which this is not true."""
+        """Return a column that fails the task and names a row that breaks the condition."""
         refusal = (
             f"persist.errors.InvalidUsage: where={self.text} is not true for all rows of the DataFrame, so they would "
             "come beside what is there and not in its place: leave them out, or widen the condition. Nothing was "
@@ -54,23 +54,23 @@ class Condition:
         return F.raise_error(F.concat(F.lit(refusal), row)).cast("long")
 
     def filter(self, records: DataFrame) -> DataFrame:
-        """Return the records that are meant.
+        """Return the records that fulfil the condition.
 
         Raises:
             InvalidUsage: Spark would compare values that are not the same after a cast of its own.
         """
-        found = records.where(self.column)
-        if isinstance(found, ClassicDataFrame):
-            plan: Any = found._jdf.queryExecution().analyzed()
-            jvm: Any = found.sparkSession._jvm
+        matching = records.where(self.column)
+        if isinstance(matching, ClassicDataFrame):
+            plan: Any = matching._jdf.queryExecution().analyzed()
+            jvm: Any = matching.sparkSession._jvm
             self._check(plan.condition(), jvm.org.apache.spark.sql.catalyst.expressions.Cast.USER_SPECIFIED_CAST())
-        return found
+        return matching
 
     def _check(self, term: Any, by_user: Any, above: str = "") -> None:
-        """Raise InvalidUsage if a term has a cast that nobody wrote, and that not all values survive.
+        """Raise InvalidUsage if Spark has added a cast to a term that changes some values.
 
         Args:
-            above: the kind of the term around it. Arithmetic with floats is what somebody has written.
+            above: the kind of the term around it. Casts of numbers in arithmetic are allowed.
         """
         name = term.getClass().getSimpleName()
         if name == "Cast" and not term.getTagValue(by_user).isDefined():
@@ -91,7 +91,7 @@ class Condition:
 
 
 def _expressions(plan: Any) -> Iterator[Any]:
-    """Yield the expressions of a plan, without those of the views in it, which are data as tables are."""
+    """Yield the expressions of a plan, without the insides of its views, which count as tables."""
     if plan.getClass().getSimpleName() != "View":
         yield from _items(plan.expressions())
         for child in _items(plan.children()):
@@ -123,14 +123,14 @@ def _is_far(term: Any) -> bool:
     if name in _RANGES and term.foldable():
         try:
             value = term.eval(None)
-        except Py4JError:  # Spark says what is wrong with it.
+        except Py4JError:  # Spark itself reports the error.
             return False
         return value is not None and not _RANGES[name][0] <= value <= _RANGES[name][1]
     return any(map(_is_far, _items(term.children())))
 
 
 def _items(found: Any) -> Iterator[Any]:
-    """Yield what a sequence of Scala has."""
+    """Yield the items of a Scala sequence."""
     for at in range(found.size()):
         yield found.apply(at)
 
@@ -149,11 +149,11 @@ def _kind(term: Any) -> T.DataType:
 _SUBQUERIES = ("ScalarSubquery", "ListQuery", "Exists")
 _ARITHMETIC = ("Add", "Subtract", "Multiply", "Divide", "IntegralDivide", "Remainder", "Pmod")
 _DIGITS = {T.ByteType: 3, T.ShortType: 5, T.IntegerType: 10, T.LongType: 19}
-_EXACT_DIGITS = {T.FloatType: 6, T.DoubleType: 15}  # Numbers of so many digits are told apart.
+_EXACT_DIGITS = {T.FloatType: 6, T.DoubleType: 15}  # Numbers of so many digits stay distinct.
 
 
 def _keeps_all(source: T.DataType, target: T.DataType, term: Any) -> bool:
-    """Return whether all values of a type are told apart after a cast to another one."""
+    """Return whether all values of a type stay distinct after a cast to another one."""
     if source.simpleString() == target.simpleString() or isinstance(target, T.StringType):
         return True
     if isinstance(source, T.FloatType) and isinstance(target, T.DoubleType):
@@ -168,7 +168,7 @@ def _keeps_all(source: T.DataType, target: T.DataType, term: Any) -> bool:
 
 
 def _digits(kind: T.DataType) -> tuple[int, int]:
-    """Return how many digits a whole number or decimal has, and how many of them after the point; 0 for others."""
+    """Return the digits and decimal places of a numeric type; 0 for other types."""
     if isinstance(kind, T.DecimalType):
         return kind.precision, kind.scale
     return _DIGITS.get(type(kind), 0), 0
@@ -188,16 +188,16 @@ def _keeps_constant(source: T.DataType, target: T.DataType, term: Any) -> bool:
     if isinstance(source, T.DecimalType) and type(target) in _EXACT_DIGITS:
         return True
     try:
-        given, value = term.child().eval(None), term.eval(None)
-    except Py4JError:  # Spark says what is wrong with it.
+        original, value = term.child().eval(None), term.eval(None)
+    except Py4JError:  # Spark itself reports the error.
         return True
-    if given is None or value is None:
-        return given is None
+    if original is None or value is None:
+        return original is None
     if isinstance(source, T.NumericType) and isinstance(target, T.NumericType):
-        return _number(given) == _number(value)
+        return _number(original) == _number(value)
     if not isinstance(source, T.StringType):
         return _keeps_all(source, target, term)
-    text = str(given.toString()).strip()
+    text = str(original.toString()).strip()
     if isinstance(target, T.DateType):
         return bool(_DAY.fullmatch(text))
     if isinstance(target, T.TimestampType | T.TimestampNTZType):

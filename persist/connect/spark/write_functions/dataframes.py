@@ -1,7 +1,7 @@
 """`persist.spark.write` and `persist.spark.delete`: batch writes whose rows Spark ranges and sorts by key beforehand.
 
-What is there before a commit that replaces or deletes it is read by the data source, and retracted by the same tasks
-that upload what is new.
+To replace or delete records, the data source reads them before the commit. The tasks that upload new rows also upload
+their retractions.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -77,32 +77,32 @@ def write(
     allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Write a DataFrame to a collection as one commit, its rows ranged and sorted by key on the way.
+    """Write a DataFrame to a collection as one commit, ranged and sorted by key.
 
-    `df.write.format("persist")` does the same with rows as they come: Spark cannot be asked there for an order, so that
-    is left to the caller. Parts that do not overlap in key need not be merged before they are read. It takes a shuffle
-    and a sort; to choose the ranges, Spark computes df twice, so cache it if that is dear. Where all keys are one, or
-    Spark does not order them as parts do (values within values), rows are not ranged, and parts may overlap.
+    `df.write.format("persist")` does the same with rows as they come: a data source cannot choose their order, so the
+    caller does. Parts that do not overlap in key need not be merged before they are read. Ranging takes a shuffle and a
+    sort; to choose the ranges, Spark computes df twice, so cache it if that is dear. Rows are not ranged, and parts may
+    overlap, if all rows have one key, or if Spark orders keys otherwise than parts do (nested values).
 
     Args:
-        df: updates, with columns `_time` and `_diff`; or plain rows, see time. The other columns are those of the
+        df: updates, with columns `_time` and `_diff`; or plain rows, see time. It also has the columns of the
             collection, in any order.
-        mode: "append" adds the rows. "overwrite" makes the contents those of df: the difference from what was sealed
-            last is written as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
+        mode: "append" adds the rows. "overwrite" makes the contents equal to df: it writes the difference from the last
+            sealed contents as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
             "upsert" does so for the keys of df alone. "error" refuses a collection that exists. None means "upsert" if
             key names columns and df has no `_diff`, and otherwise "append".
-        key: create the collection, with the columns of df and these as its key ([] for none), if there is none; the
-            location, too. If it is there, its key must be this one.
-        timeline: of one that is created, as for `Client.write`.
-        where: to overwrite only the records for which this condition is true, as it must be for all rows of df: SQL
-            text, such as "day = '2026-11-21'", or a column.
+        key: the key of the collection, [] for none. A missing collection is created with the columns of df, and so is
+            a missing location. An existing collection must have this key.
+        timeline: of a new collection, as for `Client.write`.
+        where: to overwrite only the records for which this condition is true: SQL text, such as
+            "day = '2026-11-21'", or a column. It must be true for all rows of df.
         multiset: let keys have several rows when it overwrites; a row that df has twice has multiplicity 2 then.
-        time: of every row; None, for rows without `_time`, means that of the commit, which seals after it. Text that
-            does not begin with a day is the name of the column with the time of each row. To overwrite, of the
-            difference; None means that of the commit. If the collection has a
-            timeline, times may be moments, and timestamps in columns, `_time` too; they must be exact.
+        time: of every row, or of the difference if mode overwrites. None, for rows without `_time`, means the time of
+            the commit, which seals after it. Text that does not begin with a day is the name of the column with the
+            time of each row. On a timeline, times may be moments, and columns (also `_time`) may have timestamps; they
+            must be exact.
         seal: the upper to seal to in the same commit, beyond all that is written; `Antichain()` is complete for ever.
-            None means not to seal, where times are named; to overwrite, it means time + 1.
+            None means not to seal if times are named; to overwrite, it means time + 1.
         token: names this write, so that doing it again does nothing; see `Collection.write`. When it was done before,
             df is computed all the same, to see that it is the same: nothing is uploaded.
         partitions: how many tasks write. None lets Spark choose by the size of the data, up to
@@ -113,10 +113,10 @@ def write(
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper, FrontierRegression: a time or the seal is behind upper; nothing was written.
-        UpperMismatch, UpdatesBeyondUpper: overwriting at a time that is given, and another writer has sealed or added
+        UpperMismatch, UpdatesBeyondUpper: overwriting at a fixed time, and another writer has sealed or added
             updates meanwhile. Without a time, the difference is made anew then, and df is computed again.
         DuplicateKeys: overwriting, and rows of df repeat a key.
-        Errors that tasks find, such as keys that come twice, or `_diff` 0, come as Spark's, with ours in its message.
+        Errors in tasks, such as keys that come twice, or `_diff` 0, come as Spark's, with ours in its message.
     """
     df = rename(df, RESERVED)
     chosen = choose_mode(mode, has_key=bool(key), has_diffs="_diff" in df.columns)
@@ -163,7 +163,7 @@ def write(
 
 
 def _check_nested_keys(df: DataFrame, target: Target) -> None:
-    """Raise DuplicateKeys if rows repeat a key that is partly nested, so that Spark does not sort by all of it."""
+    """Raise DuplicateKeys if rows repeat a partly nested key, which Spark cannot sort by."""
     keys = [*target.schema.key_names]
     if any(pa.types.is_nested(target.schema.arrow.field(name).type) for name in keys):
         repeated = df.groupBy(*map(quoted, keys)).count().where("count > 1").drop("count").limit(10).collect()
@@ -184,8 +184,8 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     marker = unused("_is_new", schema.arrow.names) if planned.digest_by or one_per_key else None
     rows, by = Rows(schema), planned.digest_by
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
-    both = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
-    uploaded = _upload_pushing(ranged(both, schema, partitions), task)
+    updates = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
+    uploaded = _upload_pushing(ranged(updates, schema, partitions), task)
     is_single = one_per_key and condition is None
     planned.commit([part.as_single() if is_single else part for part in uploaded.parts], uploaded.digest)
 
@@ -206,10 +206,10 @@ def _overwrite_on_driver(df: DataFrame, write: DataFrameWrite, condition: Condit
 
 
 def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, condition: Condition | None) -> DataFrame:
-    """Return new rows counted 1 and present ones counted -1; marker names a column that tells them apart."""
-    one = F.lit(1).cast("long")
+    """Return new rows with diff 1 and present rows with diff -1; marker is true for new rows."""
+    once = F.lit(1).cast("long")
     new = df.withColumn(
-        "_diff", one if condition is None else F.when(condition.column, one).otherwise(condition.raised(df))
+        "_diff", once if condition is None else F.when(condition.column, once).otherwise(condition.raised(df))
     )
     new = new if marker is None else new.withColumn(marker, F.lit(True))
     present = retracted(df.sparkSession, planned, condition)
@@ -217,24 +217,24 @@ def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, cond
         return new
     if planned.where == SAME_KEYS:
         names = planned.target.schema.key_names
-        others = [unused(f"_key{n}", present.columns) for n in range(len(names))]
-        keys = df.select(*(F.col(quoted(name)).alias(other) for name, other in zip(names, others, strict=True)))
-        same = [F.col(quoted(name)).eqNullSafe(F.col(other)) for name, other in zip(names, others, strict=True)]
+        aliases = [unused(f"_key{n}", present.columns) for n in range(len(names))]
+        keys = df.select(*(F.col(quoted(name)).alias(alias) for name, alias in zip(names, aliases, strict=True)))
+        same = [F.col(quoted(name)).eqNullSafe(F.col(alias)) for name, alias in zip(names, aliases, strict=True)]
         present = present.join(keys, reduce(and_, same), "left_semi")
     present = present if marker is None else present.withColumn(marker, F.lit(False))
     return reduce(DataFrame.unionByName, [new, present])
 
 
 def _upload_pushing(df: DataFrame, task: UploadTask) -> Uploaded:
-    """Upload rows, of which the data source reads only those that may fulfil a condition."""
+    """Upload rows, and let the data source skip present rows that cannot fulfil the condition."""
     with set_for_now(df.sparkSession, PUSHES_FILTERS, str(is_pushed(df)).lower()):
         return upload_by_tasks(df, task)
 
 
 def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
-    """Return the records of the last sealed time, those that fulfil a condition, with the opposite of their diffs.
+    """Return the last sealed records that fulfil a condition, with negated diffs.
 
-    Each is there once, or twice where the opposite is none. None if nothing was sealed yet.
+    A record comes twice if int64 cannot hold its negated diff. None if nothing was sealed yet.
     """
     as_of = present_time(planned)
     if as_of is None:
@@ -262,16 +262,16 @@ def delete(
     allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> None:
-    """Retract what is there, at a time, which is sealed with it; what is not there is no error.
+    """Retract records at one time, and seal it; a key without records is not an error.
 
-    It is one commit, and history stays; see `Collection.delete`. Of a keyed collection, events that delete keys are
-    added, and nothing is sealed.
+    It is one commit, and history stays; see `Collection.delete`. A keyed collection instead gets events that delete
+    keys, and nothing is sealed.
 
     Args:
-        what: a condition on the records, as SQL text (`"amount > 5"`) or a column; or a DataFrame of keys, with the key
-            columns and no others: all records with one of them. Of a keyed collection, a DataFrame of keys, with the
-            columns of order_by where events are ordered.
-        time: of the retractions; None means that of the commit.
+        what: a condition on the records, as SQL text (`"amount > 5"`) or a column. Or a DataFrame with exactly the key
+            columns: all records with one of these keys. A keyed collection needs a DataFrame of keys, which also has
+            the columns of order_by if the events are ordered.
+        time: of the retractions; None means the time of the commit.
         token: names this deletion, so that doing it again does nothing.
         partitions: how many tasks write; None lets Spark choose.
         allow_future: take a time more than a day ahead of the clock; see `Collection.write`.
@@ -280,8 +280,8 @@ def delete(
     Raises:
         CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper: the time is sealed.
-        UpperMismatch, UpdatesBeyondUpper: somebody else has sealed or added updates meanwhile, and time is given.
-            Without one, it is done anew on what is there then.
+        UpperMismatch, UpdatesBeyondUpper: another writer has sealed or added updates meanwhile, and time is fixed.
+            Without a time, the deletion begins again on the new contents.
     """
     options = write_options(
         location, collection, time, None, token, partitions, storage_options, allow_future=allow_future
@@ -302,6 +302,7 @@ def delete(
     digest = _digest(keys, schema) if keys is not None and planned.is_compared else 0
 
     def attempt(planned: PlannedWrite) -> None:
+        """Upload and commit the retractions, as of the plan."""
         present = None if planned.is_done else retracted(spark, planned, condition)
         if present is None:
             planned.commit_deletion([], digest)
@@ -335,23 +336,24 @@ def _fields(schema: CollectionSchema) -> pa.Schema:
 
 def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     """Return keys, each once, with the names and types of the collection."""
-    wanted = pa.schema([schema.arrow.field(name) for name in schema.key_names])
-    if not wanted.names:
+    fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
+    if not fields.names:
         raise InvalidUsage("the collection has no key columns: delete by a condition")
-    renamed = rename(keys, wanted.names)
-    if sorted(renamed.columns) != sorted(wanted.names):
-        raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {wanted.names}")
-    if any(holds_map(field.type) for field in wanted):
-        raise InvalidUsage(f"the key {wanted.names} holds a map, which Spark cannot compare: delete by a condition")
-    return cast_exactly(renamed, wanted).distinct()
+    renamed = rename(keys, fields.names)
+    if sorted(renamed.columns) != sorted(fields.names):
+        raise SchemaMismatch(f"the DataFrame of keys has the columns {keys.columns}, and the key is {fields.names}")
+    if any(holds_map(field.type) for field in fields):
+        raise InvalidUsage(f"the key {fields.names} holds a map, which Spark cannot compare: delete by a condition")
+    return cast_exactly(renamed, fields).distinct()
 
 
 def _with_keys(present: DataFrame, keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     """Return the present records with one of the keys, NULL and NaN among them."""
     # Under other names, because Spark confuses columns of frames that come from the same one.
-    others = [unused(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
-    equal = [F.col(quoted(name)).eqNullSafe(F.col(other)) for name, other in zip(schema.key_names, others, strict=True)]
-    return present.join(keys.toDF(*others), reduce(and_, equal), "left_semi")
+    aliases = [unused(f"_key_{at}", schema.arrow.names) for at in range(len(schema.key_names))]
+    pairs = zip(schema.key_names, aliases, strict=True)
+    equal = [F.col(quoted(name)).eqNullSafe(F.col(alias)) for name, alias in pairs]
+    return present.join(keys.toDF(*aliases), reduce(and_, equal), "left_semi")
 
 
 def _digest(keys: DataFrame, schema: CollectionSchema) -> int:
@@ -368,10 +370,10 @@ class _KeysDigest:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         total = 0
         names = [*self.schema.key_names]
-        wanted = pa.schema([self.schema.arrow.field(name) for name in names])
+        fields = pa.schema([self.schema.arrow.field(name) for name in names])
         with surfaced_errors():
             for batch in batches:
-                keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), wanted).cast(wanted))
-                ones = int64_array(np.ones(len(keys), np.int64))
-                total += compute_digest(keys.append_column("_diff", ones), names)
+                keys = canonical(as_collection_expects(pa.Table.from_batches([batch]), fields).cast(fields))
+                diffs = int64_array(np.ones(len(keys), np.int64))
+                total += compute_digest(keys.append_column("_diff", diffs), names)
         yield pa.record_batch({"digest": pa.array([total % DIGEST_MODULUS], pa.decimal128(20, 0))})

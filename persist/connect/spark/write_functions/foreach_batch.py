@@ -54,30 +54,29 @@ def foreach_batch_writer(
 ) -> Callable[[DataFrame, int], None]:
     """Return a function for `writeStream.foreachBatch`, which writes to many collections at once, exactly once.
 
-    One record adds a micro-batch to all of the collections, so nobody sees it in one and not in another. They keep in
-    step: plain rows get one time in all of them, that of the commit. Updates seal all of them to the same time, by the
-    largest one of the batch. Copied checkpoints and the like are noticed as
-    `persist.connect.spark.data_source.writers` says. A batch that is run again does nothing, if any of the collections
-    has it.
+    One record adds a micro-batch to all of the collections, so readers see it in all or in none. The collections keep
+    in step: plain rows get the time of the commit in all of them. Updates seal all of them to the same time, by the
+    largest time of the batch. Copied checkpoints and similar faults are noticed; see
+    `persist.connect.spark.data_source.writers`. A batch that runs again does nothing if any of the collections has it.
 
     A keyed collection takes events; it is then the only one. Large batches of events are resolved by tasks, as by
     `persist.spark.upsert`.
 
     Args:
         location: where the collections are.
-        writes: for each collection's name a function from the batch to what is written of it: plain rows, or updates
-            with `_time` and `_diff`, in all of them alike. If there are several, the batch is cached meanwhile.
+        writes: for each collection's name a function from the batch to the rows to write. All return plain rows, or
+            all return updates with `_time` and `_diff`. If there are several, the batch is cached meanwhile.
         seal, watermark, late, late_collection: for updates and events, as the options of the same names (the last one
             is `late_collection`) for streaming writes.
-        query_id: names the query; None takes the id that Spark gives it. Needed if one query uses several such
-            functions for one collection, and under Spark Connect, which does not tell; there, two runs of a query at
-            the same time are not noticed.
+        query_id: names the query; None takes Spark's id. Needed if one query uses several such functions for one
+            collection, and under Spark Connect, which hides the id. There, simultaneous runs of a query are not
+            noticed.
         first_batch: the number of the batch at which a query that wrote elsewhere before goes on here.
         allow_future: on a timeline, take times that are more than a day ahead of the clock.
         storage_options: as for `persist.open`.
 
     Raises:
-        InvalidUsage: the arguments contradict each other. What concerns the collections is raised by the query.
+        InvalidUsage: the arguments contradict each other. The query raises errors of the collections.
     """
     if not writes or not all(isinstance(name, str) and callable(of) for name, of in writes.items()):
         raise InvalidUsage(f"writes={writes!r:.200} does not map names of collections to functions: give at least one")
@@ -85,8 +84,8 @@ def foreach_batch_writer(
         check_text("query_id", query_id)
     check_whole("watermark", watermark, 0, TIME_MAX)
     check_whole("first_batch", first_batch, 0, COUNT_MAX)
-    asked: dict[str, Any] = {"seal": seal, "watermark": watermark, "late": late, "late_collection": late_collection}
-    times: Callable[..., BatchTimes] = partial(BatchTimes.of, **asked, allow_future=allow_future)
+    rules: dict[str, Any] = {"seal": seal, "watermark": watermark, "late": late, "late_collection": late_collection}
+    times: Callable[..., BatchTimes] = partial(BatchTimes.of, **rules, allow_future=allow_future)
     times(False, is_keyed=True)
     place = seen_by_all(location)
     return _Writer(place, dict(writes), times, query_id, first_batch, dict(storage_options or {})).write
@@ -109,7 +108,7 @@ class _Writer:
     def opened(self, query: str) -> Engine:
         """Return the engine of all batches of a query: only the first batch finds nothing decoded.
 
-        It is closed after an error, and when the function is no longer used.
+        It closes after an error, and with the last reference to the function.
         """
         engine = self.engines.get(query)
         if engine is None or engine.is_closed:
@@ -182,13 +181,13 @@ class _Writer:
         times: BatchTimes,
         mark: Mark,
     ) -> list[Share]:
-        """Run a job for each collection; what they have stored is deleted if one fails."""
+        """Run a job for each collection; if one fails, delete the parts of all."""
         time = None
         if times.is_plain:
             uppers = [state.upper for state in states]
             if END in uppers:
                 raise UpdateNotBeyondUpper(max(to_time(upper) or 0 for upper in uppers), Antichain())
-            time = 0  # Until they get that of the commit.
+            time = 0  # The commit replaces it by its own time.
         tasks = {}
         for (name, frame), state in zip(frames.items(), states, strict=True):
             rows = Rows(targets[name].schema, time, folds=ignores_case(frame.sparkSession))
@@ -218,7 +217,7 @@ class _Writer:
 
     def _mark(self, df: DataFrame, batch: int) -> Mark:
         query = run = None
-        with suppress(PySparkException):  # Spark Connect does not tell.
+        with suppress(PySparkException):  # Spark Connect hides the query.
             context = df.sparkSession.sparkContext
             query = context.getLocalProperty("sql.streaming.queryId")
             run = context.getLocalProperty("spark.jobGroup.id")

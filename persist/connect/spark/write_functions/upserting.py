@@ -1,8 +1,8 @@
-"""`persist.spark.upsert`: a DataFrame of events, to the driver if it is small, and resolved by tasks if it is large.
+"""`persist.spark.upsert`: the driver upserts a small DataFrame of events, and tasks resolve a large one.
 
 A batch that fits on the driver is upserted there: a shuffle and a Python worker per task cost more than the look-ups.
-A large one is shuffled once, by ranges of keys that Spark cuts so that each has about equally many events, wherever
-these lie among the keys; each task then has all events of its keys, and reads of the collection what may hold them.
+Spark shuffles a large batch once, by ranges of keys with about equally many events. Each task then has all events of
+its keys, and reads the parts of the collection that may hold these keys.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -41,7 +41,7 @@ from persist.engine.write.operations import AtCommit, times_together
 from persist.engine.write.retrying import commit_with_retry
 
 PARTITIONS_MAX = 100_000
-ON_DRIVER_BYTES_MAX = 64 << 20  # Of events; a task that has more says so, and sends none.
+ON_DRIVER_BYTES_MAX = 64 << 20  # Bytes of events; a task that has more sends only their size.
 Where = Literal["auto", "driver", "tasks"]
 
 
@@ -60,19 +60,19 @@ def upsert(
     allow_future: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> pa.Table | None:
-    """Give the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
+    """Add the events of a DataFrame to a keyed collection, and perhaps seal; see `Collection.upsert`.
 
-    If two events of a key are equal in time and in `order_by`, the collection's `ties` says which of them counts. With
-    "last" that is the later row of df, as `collect` shows it. After a shuffle Spark promises no order of rows: then
-    create the collection with ties="greatest", which needs none, or with `order_by`.
+    If two events of a key are equal in time and in `order_by`, the collection's `ties` decides which of them counts.
+    With "last" that is the later row of df, as `collect` shows it. After a shuffle Spark promises no order of rows:
+    then create the collection with ties="greatest", which needs none, or with `order_by`.
 
-    With a seal, it is one commit; only if somebody else adds events or seals meanwhile, or events are waiting already,
-    the events are one commit and the seal that resolves them another. To choose by size, and to choose the ranges,
-    Spark may compute df up to three times, so cache it if that is dear.
+    With a seal, it is one commit. If another writer adds events or seals meanwhile, or if events are waiting already,
+    the seal that resolves them is a second commit. To choose by size, and to choose the ranges, Spark
+    may compute df up to three times, so cache it if that is dear.
 
     Args:
-        df: the columns of the key, those of the value or, if the collection has a machine, of its events; perhaps
-            `_time`; and perhaps `_deleted`. Events without a time get that of the commit, which seals them.
+        df: the columns of the key and of the value or, if the collection has a machine, of its events; perhaps `_time`;
+            and perhaps `_deleted`. Events without a time get the time of the commit, which seals them.
         time: of all events; text that does not begin with a day is the name of the column with the time of each. If the
             collection has a timeline, times may be moments, and timestamps in columns; they must be exact.
         seal: the upper to seal to; `Antichain()` is complete for ever. None means not to seal.
@@ -82,7 +82,7 @@ def upsert(
         partitions: how many tasks there are; None lets Spark choose.
         machine: of the collection, if it is none of those in the box.
         late: what to do with events at sealed times and below the late bound: "raise" refuses all, "collect" leaves
-            them out and gives them back. If another writer makes more of them late meanwhile, tasks begin again.
+            them out and returns them. If another writer makes more of them late meanwhile, tasks begin again.
         allow_future: take a time or a seal more than a day ahead of the clock; see `Collection.write`.
         storage_options: as for `persist.open`.
 
@@ -92,7 +92,7 @@ def upsert(
     Raises:
         CollectionNotFound, NotKeyed, SchemaMismatch, InvalidUsage: it does not fit; nothing was written.
         UpdateNotBeyondUpper, FrontierRegression, LateEvents: an event or the seal is late; nothing was written.
-        Errors that tasks find, such as a key that is NULL, come as Spark's, with ours in its message.
+        Errors in tasks, such as a key that is NULL, come as Spark's, with ours in its message.
     """
     check_choice("where", where, get_args(Where))
     check_choice("late", late, get_args(Late))
@@ -115,6 +115,7 @@ def upsert(
         at_commit = time is None and "_time" not in df.columns
 
         def plan_again(error: PersistError) -> None:
+            """Plan on the new contents, unless the error is the caller's."""
             nonlocal work
             is_late = at_commit and not isinstance(error, LateEvents)
             if not (collects or is_late):
@@ -131,7 +132,7 @@ def upsert(
 
 
 def _timed(work: KeyedWork) -> KeyedWork:
-    """Return work with the time that a commit would give now, sealed: tasks resolve events by their times."""
+    """Return work at the time of a commit now, since tasks need times to resolve events."""
     id_ = work.target.id
     asks = {id_: AtCommit(id_, work.target.schema.timeline)}
     time = times_together(asks, {id_: work.contents.upper}, SystemClock().wall_ms())[id_]
@@ -140,7 +141,7 @@ def _timed(work: KeyedWork) -> KeyedWork:
 
 
 def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | None:
-    """Have tasks store events, or what they amount to, and commit it; return those that are late."""
+    """Let tasks store events, or the updates that they cause, and commit; return late events."""
     if work.can_resolve:
         stored = run(frame, work, resolves=True)
         if commit_resolved(engine, work, stored):
@@ -151,10 +152,10 @@ def _by_tasks(engine: Engine, work: KeyedWork, frame: DataFrame) -> pa.Table | N
 
 
 def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
-    """Return df with all rows of a key in one partition, in ranges of keys with about equally many rows.
+    """Return df in ranges of keys with about equally many rows.
 
-    They are in no order within a partition: tasks order events by more than Spark does, and in a fraction of the time.
-    Where their order may count, a column `_seq` tells it.
+    All rows of a key are in one partition, in no order. Tasks order events by more than Spark does, and in a fraction
+    of the time. A column `_seq` has the order of df if that may count.
     """
     schema = work.target.schema
     if work.needs_order:
@@ -167,21 +168,21 @@ def by_key(df: DataFrame, work: KeyedWork, partitions: int | None) -> DataFrame:
 
 @dataclass(frozen=True)
 class _Task:
-    """What each task of the job does with the events of its keys. Memory: all of them, several times."""
+    """The work of each task with the events of its keys. Memory: all of them, several times."""
 
     work: KeyedWork
     resolves: bool
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with surfaced_errors():
-            held = [batch for batch in batches if batch.num_rows]
-            if held:
-                stored = self.work.stored(pa.Table.from_batches(held), resolves=self.resolves)
+            nonempty = [batch for batch in batches if batch.num_rows]
+            if nonempty:
+                stored = self.work.stored(pa.Table.from_batches(nonempty), resolves=self.resolves)
                 yield pa.record_batch({"stored": pa.array([msgspec.json.encode(stored)], pa.binary())})
 
 
 def run(df: DataFrame, work: KeyedWork, *, resolves: bool) -> Stored:
-    """Run the job that stores what comes of events; only one attempt of each task counts."""
+    """Run the job that stores events or their updates; only one attempt of each task counts."""
     rows = map_in_tasks(df, _Task(work, resolves).__call__, "stored binary").collect()
     answers = [msgspec.json.decode(row.stored, type=Stored) for row in rows]
     return Stored.together(answers)
