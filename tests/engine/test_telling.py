@@ -59,7 +59,7 @@ def test_two_who_describe_at_once_notice_each_other(client: persist.Client, orde
     seen, seen_there = orders.about, client.about
     orders.describe("first", expected=seen).result()
     client.describe("first", expected=seen_there).result()
-    with pytest.raises(persist.errors.DescriptionMoved, match="version 0, and there is version 1"):
+    with pytest.raises(persist.errors.DescriptionMoved, match="in version 0, and are in version 1 now"):
         orders.describe("second", expected=seen).result()
     with pytest.raises(persist.errors.DescriptionMoved):
         client.describe("second", expected=seen_there).result()

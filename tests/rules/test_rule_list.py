@@ -17,6 +17,7 @@ NOT_MODULES = {
     "persist.unavailable.NAME",
     "persist.__version__",
     "persist.upsert",  # Its name before it was `persist.events`.
+    "persist.shop.orders",  # A table in Spark SQL.
 }
 DOCUMENTS = re.compile(r"\b(?:DESIGN|FINDINGS|STYLE|DEVELOPERS)\b")
 

@@ -38,7 +38,7 @@ COLLECTION_READS = {
 COLLECTION_WRITES = {
     "advance_late_bound", "allow_compaction", "compact", "delete", "describe", "drop", "drop_index", "erase", "evolve",
     "follow", "hold", "index", "overwrite", "publish", "rename", "restore",
-    "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "upsert", "write",
+    "retain", "seal", "seal_to", "unpublish", "tag", "transition", "untag", "update", "upsert", "write",
 }  # fmt: skip
 
 KEY = {"k": pa.int64()}

@@ -168,7 +168,7 @@ def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which
         blob.dates[record_key(59)] = NOW_S  # The present, as far as the store tells it.
         blob.full = ("checkpoint/", CLOCK_KEY)
         with opened(blob, **FEW) as client:
-            with pytest.raises(StoreFull, match="to delete more, a little must be written first"):
+            with pytest.raises(StoreFull, match="deleting more needs a small write first"):
                 client.gc()
             assert floor(client) == expected
         assert keys(blob, "log/")[0] == record_key(0), "no checkpoint says yet where the log begins"
@@ -178,7 +178,7 @@ def test_where_records_alone_are_dated_none_goes_that_follows_a_checkpoint_which
 def test_a_round_for_which_there_was_no_room_says_so_whatever_it_was_for(sixty: Copy, full: str) -> None:
     blob = aged(sixty, {15: 5000, 31: 4900, 47: 4800})
     blob.full = (full,)
-    with opened(blob, **FEW) as client, pytest.raises(StoreFull, match=f"there is no room: no room for {full}"):
+    with opened(blob, **FEW) as client, pytest.raises(StoreFull, match=f"the store is full: no room for {full}"):
         client.gc()
 
 

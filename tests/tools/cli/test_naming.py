@@ -71,7 +71,8 @@ def test_a_collection_that_keeps_its_name_writes_no_record(place: str) -> None:
     with persist.open(place) as client:
         before = client.seqno
         assert client.load("orders").rename("orders").result() == before
-        renamed, back = client.load("orders").rename("sales"), client.load("orders").rename("orders")
+        orders = client.load("orders")
+        renamed, back = orders.rename("sales"), orders.rename("orders")
         assert (renamed.result(), back.result()) == (before + 1, before + 2)
 
 
