@@ -231,5 +231,5 @@ def _change(collection: Collection, statement: Definition) -> None:
         collection.describe(change.comments[""]).result()
     elif change.comments:
         collection.describe(columns=change.comments).result()
-    elif change.evolution is None:
+    elif statement.verb == "DROP":
         collection.drop().result()

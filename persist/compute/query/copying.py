@@ -46,13 +46,13 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
         )
     duckdb = required(DUCKDB)
     source, target = parts
-    failed: list[PersistError] = []
+    failed: list[Exception] = []
     with QueryResult(engine, _query(source), None, variables=variables) as result, duckdb.connect() as connection:
 
         def batches() -> Iterator[pa.RecordBatch]:
             try:
                 yield from result.to_batches()
-            except PersistError as error:  # DuckDB has only a text of its own for it.
+            except (PersistError, pa.ArrowException) as error:  # DuckDB has only a text of its own for it.
                 failed.append(error)
                 raise
 
@@ -63,6 +63,10 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
             statements = connection.extract_statements(copied)
             if len(statements) != 1:
                 raise InvalidUsage(f"there are {len(statements)} statements: give one")
+            if re.search(r"\breturn_(?:files|stats)\b", target, re.IGNORECASE):
+                raise InvalidUsage(
+                    "leave RETURN_FILES and RETURN_STATS out: COPY returns its file and its count of rows"
+                )
             (rows,) = connection.execute(statements[0]).fetchone()
         except duckdb.Error as error:
             if failed:
@@ -76,7 +80,7 @@ def _query(source: str) -> str:
     """Return the query of the rows that a COPY names before its TO."""
     source = source.strip()
     if source.startswith("("):
-        return source[1:-1]
+        return source[1 : source.rindex(")")]
     match = _TABLE.fullmatch(source)
     if match is None:
         raise InvalidUsage(f"COPY {source!r:.100} names no table: write COPY table TO … or COPY (query) TO …")

@@ -18,7 +18,7 @@ from persist.compute.query.copying import is_copy
 from persist.compute.query.parsing import refuse_statement
 from persist.compute.query.result import QUERY_LIMITS, check_arrow_types, sealed_connection
 from persist.compute.query.statement_text import is_statement, split_text
-from persist.compute.query.tables import MAIN, Path, parts_of, path_of, table_at, why_refused
+from persist.compute.query.tables import MAIN, Path, parts_of, path_of, table_at, why_refused, words_of
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
 from persist.core.state_rules.contents import CollectionState
@@ -122,6 +122,8 @@ class Definition:
         with sealed_connection(QUERY_LIMITS) as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(path[:1])}")
             self._run(connection, path)
+            if "collate" in {*map(str.lower, words_of(self.rest))}:
+                raise _refuse(name, "COLLATE")
             for kind, names, text in connection.execute(_CONSTRAINTS).fetchall():
                 if kind not in ("PRIMARY KEY", "NOT NULL"):
                     raise _refuse(name, text)

@@ -103,7 +103,7 @@ class StatementText:
 
     def _name(self, text: str) -> str:
         """Return the alias in a text, or else the name of the table."""
-        words = parts_of(text.strip())
+        words = parts_of(re.sub(r"--[^\n]*|/\*.*?\*/", " ", text, flags=re.DOTALL).strip())
         return words[-1] if words else self.table[-1]
 
     def new_rows(self, table: str) -> str:

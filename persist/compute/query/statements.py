@@ -12,7 +12,7 @@ INSERT … ON CONFLICT of several rows of one key.
 """
 
 import re
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -297,7 +297,14 @@ def load_rows(
 
 def is_read(sql: str, table: Path) -> bool:
     """Return whether a statement names the table that it changes once more."""
-    return sum(whole_path(path) == whole_path(table) for path in every_path(sql)) > 1
+    paths = [*every_path(sql)]
+    return sum(whole_path(path) == whole_path(table) for path in paths) > 1 or is_hidden(sql, table[-1], paths)
+
+
+def is_hidden(sql: str, name: str, paths: Iterable[Path]) -> bool:
+    """Return whether more than paths may name a table: FROM 't', query('FROM t'), and the text behind E'\\''."""
+    name, seen = sql_name(name), sum(sql_name(part) == sql_name(name) for path in paths for part in path)
+    return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", sql_name(sql))) > seen
 
 
 def note_failures(read: ReadRows, failed: list[PersistError]) -> ReadRows:

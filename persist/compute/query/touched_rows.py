@@ -10,6 +10,7 @@ DuckDB compares integers, texts and times of one type as the look-up does. Other
 """
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ import pyarrow.compute as pc
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.statement_text import StatementText, Touched
-from persist.compute.query.tables import DUCKDB, Path, path_of, quoted, register, words_of
+from persist.compute.query.tables import DUCKDB, Path, path_of, quoted, register
 from persist.engine.collection.keyed_events import ReadRows
 from persist.engine.read.results.result import required
 
@@ -28,7 +29,7 @@ KEYS_MAX = 10_000_000
 _ROWS = "the stored rows"
 _CHANGING = {
     *("random", "uuid", "gen_random_uuid", "uuidv4", "uuidv7", "nextval", "currval", "setseed"),
-    *("limit", "fetch", "sample", "tablesample"),
+    *("limit", "fetch", "sample", "tablesample", "collate"),  # A collation finds more rows equal than a look-up.
 }
 _COMPARABLE = {
     *("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER", "UBIGINT"),
@@ -45,7 +46,7 @@ def read_touched(
         connection: has all tables of the statement; its own table may lack rows.
         schema: of the collection.
     """
-    if {*map(sql_name, words_of(sql))} & _CHANGING:
+    if {*re.findall(r"\w+", sql_name(sql))} & _CHANGING:  # Also in texts, which may be SQL for query().
         return None
     duckdb = required(DUCKDB)
     try:
@@ -150,11 +151,14 @@ def _values(
     keys = schema.key_names
     if keys and {*keys} <= usable.keys():
         columns = ", ".join(f"{usable[name]} AS {quoted(name)}" for name in keys)
-        query = f"SELECT DISTINCT {columns} FROM {source}\nLIMIT {KEYS_MAX + 1}"
+        given = " AND ".join(f"{usable[name]} IS NOT NULL" for name in keys)  # NULL equals no key.
+        query = f"SELECT DISTINCT {columns} FROM {source}\nWHERE {given} LIMIT {KEYS_MAX + 1}"
         table = _table(connection, query, schema, keys)
         return table if len(table) <= KEYS_MAX else None
     for name, text in usable.items():
-        query = f"SELECT DISTINCT {text} AS {quoted(name)} FROM {source}\nLIMIT {VALUES_MAX + 1}"
+        query = (
+            f"SELECT DISTINCT {text} AS {quoted(name)} FROM {source}\nWHERE {text} IS NOT NULL LIMIT {VALUES_MAX + 1}"
+        )
         values = _table(connection, query, schema, [name])
         if len(values) <= VALUES_MAX:
             return pc.field(name).isin(values[name].drop_null().combine_chunks())

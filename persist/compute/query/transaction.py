@@ -24,6 +24,7 @@ from persist.compute.query.statements import (
     check_each_row_once,
     execute,
     index_key,
+    is_hidden,
     is_read,
     make_table,
     note_failures,
@@ -94,14 +95,20 @@ class _Table:
         """Load rows that are not loaded yet; None loads all."""
         if self.is_whole:
             return
-        self.is_whole = rows is None
         new, began = ("the rows to load",), path_of(self.began)
         connection.execute(f"CREATE OR REPLACE TABLE {path_of(new)} AS FROM {began} LIMIT 0")
         add_rows(connection, new, self.handle, self.read(None) if rows is None else rows)
         # A row is loaded in all its copies, or not at all.
         connection.execute(f"CREATE OR REPLACE TEMP TABLE missing AS FROM {path_of(new)} EXCEPT ALL FROM {began}")
-        for path in (began, path_of(self.path)):
-            connection.execute(f"INSERT INTO {path} FROM missing")
+        connection.execute("BEGIN")  # A block may go on after an error, from a savepoint.
+        try:
+            for path in (began, path_of(self.path)):
+                connection.execute(f"INSERT INTO {path} FROM missing")
+        except BaseException:
+            connection.execute("ROLLBACK")
+            raise
+        connection.execute("COMMIT")
+        self.is_whole = rows is None
 
 
 class Transaction:
@@ -132,8 +139,14 @@ class Transaction:
 
     def ask(self, sql: str) -> QueryResult:
         """Return the answer of a query, with the changes of the transaction. Raises as `QueryResult`."""
-        for changed in self._changed.values():
-            changed.load(self._connection, None)
+        timer = later(self._limits.timeout_s, self.interrupt, "time")
+        try:
+            for changed in self._changed.values():
+                changed.load(self._connection, None)
+        except required(DUCKDB).Error as error:
+            raise InvalidUsage(f"DuckDB cannot load the changes of the block: {why_refused(error)}") from error
+        finally:
+            timer.cancel()
         changes = {
             name: read_table(self._connection, changed.path, changed.handle) for name, changed in self._changed.items()
         }
@@ -166,6 +179,9 @@ class Transaction:
                 reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in read_tables.values()
                 if reads_itself:
                     changed.load(connection, None)
+                for other in self._tables.values():
+                    if other is not changed and is_hidden(sql, other.path[-1], ()):
+                        other.load(connection, None)
                 for path, table in read_tables.items():
                     self._add(connection, path, table, stack)
                 add_functions(connection, sql)
@@ -183,6 +199,7 @@ class Transaction:
                 raise InvalidUsage(
                     f"DuckDB refuses the statement: {why_refused(error)}. The collections are {list_some(names)}"
                 ) from error
+        self._read.add(handle.name)  # The rows that it did not find count, too.
         if count:
             self._changed.setdefault(handle.name, changed)
         return count

@@ -1,7 +1,9 @@
 """Statements read the rows that they may touch, and have the effect that DuckDB has on the whole table."""
 
 import random
+import uuid
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
@@ -238,3 +240,71 @@ def test_equal_rows_of_a_source_agree(sql: str) -> None:
         source.write([(1, 6)], time=1, seal=2).result()
         with pytest.raises(persist.InvalidUsage, match="several rows for the one with id=1"):
             execute(client.engine, sql)
+
+
+@pytest.fixture
+def five() -> Any:
+    """A client with `t`, five rows; `log`, which is empty; and `s`, whose key is NULL once."""
+    with persist.open(f"memory://{uuid.uuid4().hex}", settings=QUIET) as client:
+        t = client.create_or_load("t", key={"id": pa.int64()}, value={"v": pa.string()})
+        t.write([((i, "aBcde"[i - 1]), 0, 1) for i in range(1, 6)], seal=1).result()
+        log = client.create_or_load("log", key={"n": pa.int64()})
+        log.seal(1).result()
+        s = client.create_or_load("s", key={"w": pa.string()}, value={"id": pa.int64()})
+        s.write([(("A", 1), 0, 1), (("b", None), 0, 1), (("C", 7), 0, 1)], seal=1).result()
+        yield client
+
+
+def count(client: persist.Client, name: str) -> int:
+    return client.load(name).snapshot().count()
+
+
+@pytest.mark.parametrize(
+    ("sql", "touched"),
+    [
+        ("INSERT INTO t SELECT id + 10, v FROM 't'", 5),
+        ("UPDATE t SET v = 'hit' WHERE id IN (SELECT max(id) FROM query_table('t'))", 1),
+        ("UPDATE t SET v = 'hit' WHERE v <> E'\\'' AND id IN (SELECT max(id) FROM t) AND 'x' = 'x'", 1),
+        ("DELETE FROM t USING (SELECT w COLLATE NOCASE AS w FROM s) s WHERE t.v = s.w", 3),
+        ("UPDATE t AS o /* hi */ SET v = s.w FROM s WHERE o.id = s.id", 1),
+    ],
+)
+def test_a_table_that_a_statement_reads_in_another_way_is_whole(five: persist.Client, sql: str, touched: int) -> None:
+    assert execute(five.engine, sql).rows == touched
+
+
+def test_a_null_in_the_source_equals_no_key(five: persist.Client) -> None:
+    five.sql("CREATE TABLE p (id BIGINT PRIMARY KEY, v VARCHAR)")
+    five.sql("INSERT INTO p VALUES (1, 'a')")
+    assert execute(five.engine, "MERGE INTO p USING s ON p.id = s.id WHEN MATCHED THEN UPDATE SET v = w").rows == 1
+
+
+def test_a_block_sees_all_rows_of_what_it_changed(five: persist.Client) -> None:
+    with closing(Transaction(five.engine, QueryLimits())) as block:
+        block.execute("UPDATE t SET v = 'z' WHERE id = 1")
+        block.execute("INSERT INTO log SELECT count(*) FROM t")
+        block.commit()
+    assert [*five.load("log").snapshot().rows()] == [(5, None)]
+
+
+def test_a_serializable_block_has_read_what_it_did_not_find(five: persist.Client) -> None:
+    with closing(Transaction(five.engine, QueryLimits())) as block:
+        assert block.execute("DELETE FROM t WHERE id = 100") == 0
+        block.execute("INSERT INTO log VALUES (1)")
+        five.load("t").write([((100, "new"), 5, 1)], seal=6).result()
+        with pytest.raises(persist.errors.UpperMismatch):
+            block.commit(is_serializable=True)
+    assert count(five, "log") == 0
+
+
+def test_a_statement_that_fails_leaves_the_rows_of_a_block(five: persist.Client) -> None:
+    five.sql("CREATE TABLE k (id BIGINT PRIMARY KEY, v VARCHAR)")
+    five.sql("INSERT INTO k VALUES (1, 'a'), (2, 'b'), (3, 'c')")
+    with closing(Transaction(five.engine, QueryLimits())) as block:
+        block.execute("INSERT OR REPLACE INTO k VALUES (1, 'z')")
+        block.execute("INSERT INTO k VALUES (2, 'dup')")
+        with pytest.raises(persist.InvalidUsage):
+            block.execute("UPDATE k SET v = 'q' WHERE id IN (2, 3)")
+        with pytest.raises(persist.PersistError):
+            block.commit()
+    assert count(five, "k") == 3
