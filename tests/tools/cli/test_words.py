@@ -88,7 +88,7 @@ SPARK: dict[str, tuple[list[Callable[..., Any]], set[str]]] = {
         {"collection", "partitions", "hold", "max_updates_per_trigger", "max_times_per_trigger"},
     ),
     "write": (
-        [Collection.write, Collection.upsert, Collection.overwrite, persist.open],
+        [persist.Client.write, Collection.write, Collection.upsert, Collection.overwrite, persist.open],
         {"collection", "late_collection"},
     ),
     "streaming write": (
