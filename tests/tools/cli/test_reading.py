@@ -108,7 +108,7 @@ def test_a_file_that_is_not_finished_does_not_appear(place: str, tmp_path: Path,
     assert [path.name for path in tmp_path.iterdir()] == ["location"]
     assert main(["read", place, "orders", "--output", str(tmp_path / "no" / "a.csv")]) == 2
     assert main(["read", place, "orders", "--output", "a.xyz"]) == 2
-    assert "say --format" in capsys.readouterr().err
+    assert "add --format" in capsys.readouterr().err
 
 
 def test_what_is_written_to_a_pipe_leaves_the_pipe_where_it_is(place: str, tmp_path: Path) -> None:
