@@ -22,7 +22,7 @@ A driver without Python (`spark-sql`, Spark Connect) starts this module as a pro
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -39,6 +39,7 @@ from pyspark.sql.types import StructField, StructType
 from persist.api.client import Client
 from persist.api.client import open as open_client
 from persist.api.collection import Collection
+from persist.codecs.nested import quote_name
 from persist.codecs.types.schema import CollectionSchema
 from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.data_source.writers import DataFrameWrite, present_time
@@ -148,7 +149,8 @@ class _Callbacks:
         try:
             planner = Planner(spark, location, storage)
             rows = None if frame is None else DataFrame(frame, spark)
-            answer = _CALLS[name](planner, rows, options) if name in _WRITES else _CALLS[name](planner, options)
+            method = getattr(planner, name)
+            answer = method(options) if rows is None else method(rows, options)
         except PersistError as error:
             return f"!{type(error).__name__}: {error}"
         except PySparkException as error:
@@ -219,7 +221,7 @@ class Planner:
                 frame = self._empty(opened.schema)
                 frame = frame.withColumns({"_time": F.lit(0).cast("long"), "_diff": F.lit(1).cast("long")})
             else:
-                frame = opened.at.changes(options["name"], start, until, schema=options["version"])
+                frame = opened.at.changes(options["name"], start, until, schema=options["version"], timeout_s=0)
             timeline = opened.handle.timeline
         moment = F.lit(None).cast("timestamp") if timeline is None else _moment(timeline)
         names = opened.schema.names
@@ -328,23 +330,23 @@ class Planner:
             except CollectionNotFound:
                 return False
             for change in options["changes"]:
-                column = ".".join(change.get("column", ()))
+                path = change.get("column", ())
+                column = ".".join(map(quote_name, path))
                 match change["kind"]:
                     case "add":
                         if not change["nullable"]:
                             raise InvalidUsage(f"collections do not check NOT NULL: leave it out of {column!r}")
                         evolution["add"][column] = _stored_type(change["type"])
                         if change["comment"]:
-                            comments[column] = change["comment"]
+                            comments[".".join(path)] = change["comment"]
                     case "type":
                         evolution["widen"][column] = _stored_type(change["type"])
                     case "rename":
-                        evolution["rename"][column] = ".".join([*change["column"][:-1], change["name"]])
+                        evolution["rename"][column] = ".".join(map(quote_name, [*path[:-1], change["name"]]))
                     case "drop":
-                        if not change["if_exists"] or column in collection.schema.names:
-                            evolution["drop"].append(column)
+                        evolution["drop"].append(column)
                     case "comment":
-                        comments[column] = change["comment"]
+                        comments[".".join(path)] = change["comment"]
                     case "property" if change["name"] == "comment":
                         comment = change["value"] or ""
                     case "property" if change["name"] in _PROPERTIES:
@@ -433,18 +435,9 @@ def _columns(schema: CollectionSchema) -> StructType:
     return spark_schema(pa.schema([schema.arrow.field(name) for name in schema.names]))
 
 
-def _stored_type(kind: str) -> pa.DataType:
-    field = StructField(
-        "column",
-        StructType.fromJson(
-            json.loads(
-                f'{{"type":"struct","fields":[{{"name":"column","type":{kind},"nullable":true,"metadata":{{}}}}]}}'
-            )
-        )
-        .fields[0]
-        .dataType,
-    )
-    return to_stored_schema(StructType([field]), creates=True).field(0).type
+def _stored_type(schema: str) -> pa.DataType:
+    """Return the type of the one column of a schema."""
+    return to_stored_schema(StructType.fromJson(json.loads(schema)), creates=True).field(0).type
 
 
 def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | None]:
@@ -469,9 +462,9 @@ def _state(handle: CollectionHandle, kind: str, named: Any) -> dict[str, int | N
 
 def _moment(timeline: Timeline) -> Column:
     """Return the moment of `_time`, in microseconds."""
-    fine, time = timeline.per_second, F.col("_time").cast("long")
-    micros = time * (1_000_000 // fine) if fine <= 1_000_000 else F.floor(time / (fine // 1_000_000)).cast("long")
-    return F.timestamp_micros(micros)
+    fine = timeline.per_second
+    micros = f"_time * {1_000_000 // fine}" if fine <= 1_000_000 else f"_time DIV {fine // 1_000_000}"
+    return F.timestamp_micros(F.expr(micros))
 
 
 def _range(handle: CollectionHandle, options: Mapping[str, Any]) -> tuple[int, int]:
@@ -495,27 +488,6 @@ def _bound(handle: CollectionHandle, kind: str, named: Any, *, is_before: bool) 
     time = int(named) if str(named).isdigit() else _state(handle, "version", named)["as_of"]
     assert time is not None, "a text names a time, or raises"
     return time if is_before else time + 1
-
-
-_CALLS: dict[str, Callable[..., Any]] = {
-    name: getattr(Planner, name)
-    for name in (
-        "names",
-        "describe",
-        "read",
-        "changes",
-        "insert",
-        "overwrite",
-        "apply",
-        "create",
-        "alter",
-        "drop",
-        "rename",
-        "stream",
-        "stream_options",
-    )
-}
-_WRITES = {"insert", "overwrite", "apply"}
 
 
 def main() -> None:

@@ -162,6 +162,27 @@ def test_tables_are_altered_renamed_and_dropped(shop: SparkSession, place: str) 
     assert rows(shop, "SHOW TABLES IN shop") == []
 
 
+def test_fields_inside_are_altered_and_names_may_have_dots(shop: SparkSession, place: str) -> None:
+    shop.sql("CREATE TABLE shop.t (id BIGINT, a STRUCT<city: STRING, n: INT>, PRIMARY KEY (id)) USING persist")
+    shop.sql("INSERT INTO shop.t SELECT 1L, named_struct('city', 'x', 'n', 2)")
+    shop.sql("ALTER TABLE shop.t ADD COLUMNS (a.zip STRING, `d.e` INT)")
+    shop.sql("ALTER TABLE shop.t RENAME COLUMN a.city TO town")
+    shop.sql("ALTER TABLE shop.t ALTER COLUMN a.n TYPE BIGINT")
+    shop.sql("ALTER TABLE shop.t DROP COLUMN IF EXISTS a.zip, a.nothing")
+    assert rows(shop, "SELECT id, to_json(a), `d.e` FROM shop.t") == [(1, '{"town":"x","n":2}', None)]
+
+
+def test_moments_of_changes_are_exact_where_times_are_nanoseconds(shop: SparkSession, place: str) -> None:
+    time = 1_795_918_218_417_999_999
+    with persist.open(place) as client:
+        fine = client.create_or_load("fine", key={"id": pa.int64()}, timeline="ns")
+        fine.write([((1, None), time, 1)], seal=time + 1).result()
+    query = f"SELECT unix_micros(_commit_timestamp) FROM shop.fine CHANGES FROM VERSION {time} TO VERSION {time}"
+    assert rows(shop, query) == [(time // 1000,)]
+    with pytest.raises(AnalysisException, match="AsOfNotSealed"):
+        rows(shop, f"SELECT id FROM shop.fine CHANGES FROM VERSION {time} TO VERSION {time + 9}")
+
+
 def test_a_table_is_created_from_a_query(shop: SparkSession, place: str) -> None:
     make_orders(place)
     shop.sql("CREATE TABLE shop.copy USING persist TBLPROPERTIES (key = 'id') AS SELECT * FROM shop.orders")

@@ -3,6 +3,8 @@ package dev.persist.spark;
 import java.util.HashMap;
 import java.util.Map;
 import org.apache.spark.sql.connector.catalog.TableChange;
+import org.apache.spark.sql.types.DataType;
+import org.apache.spark.sql.types.StructType;
 
 /** The changes of ALTER TABLE as JSON: an object with "kind", "column" (its path) and what the kind needs. */
 final class Changes {
@@ -17,18 +19,17 @@ final class Changes {
       if (add.defaultValue() != null)
         throw PersistException.of("collections have no DEFAULT: leave it out of " + String.join(".", add.fieldNames()));
       described.put("kind", "add");
-      described.put("type", add.dataType().json());
+      described.put("type", typed(add.dataType()));
       described.put("nullable", add.isNullable());
       described.put("comment", add.comment());
     } else if (change instanceof TableChange.RenameColumn rename) {
       described.put("kind", "rename");
       described.put("name", rename.newName());
-    } else if (change instanceof TableChange.DeleteColumn drop) {
+    } else if (change instanceof TableChange.DeleteColumn) {
       described.put("kind", "drop");
-      described.put("if_exists", drop.ifExists());
     } else if (change instanceof TableChange.UpdateColumnType type) {
       described.put("kind", "type");
-      described.put("type", type.newDataType().json());
+      described.put("type", typed(type.newDataType()));
     } else if (change instanceof TableChange.UpdateColumnComment comment) {
       described.put("kind", "comment");
       described.put("comment", comment.newComment());
@@ -45,5 +46,10 @@ final class Changes {
           + ": ALTER TABLE can ADD, RENAME and DROP columns, change a TYPE or COMMENT, and set TBLPROPERTIES");
     }
     return described;
+  }
+
+  /** Return a type as the JSON of a schema with one column. */
+  private static String typed(DataType type) {
+    return new StructType().add("column", type).json();
   }
 }
