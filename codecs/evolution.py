@@ -50,8 +50,10 @@ from persist.codecs.nested import (
     reshape_column,
 )
 from persist.codecs.order.ordering import canonical
-from persist.codecs.types.arrow_types import is_flat, scalar_from_json, scalar_to_json
+from persist.codecs.types.arrow_types import JSON, is_flat, scalar_from_json, scalar_to_json, type_name
 from persist.codecs.types.casts import cast_column
+from persist.codecs.types.documents import check_documents
+from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.values import to_field
 from persist.codecs.types.widening import is_wider, is_written_alike, widened_column
@@ -176,7 +178,7 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
         Column(id_, field.name, _newest_type(schema, field, last.get(id_)), field.nullable)
         for id_, field in zip(schema.ids, schema.declared, strict=True)
     ]
-    if all(column.kind == kind for column, kind in zip(columns, schema.types, strict=False)):
+    if all(column.kind == f.type for column, f in zip(columns, schema.declared, strict=True)):
         return schema
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
@@ -197,7 +199,7 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
 def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[CollectionSchema, str] | None) -> pa.DataType:
     """Return the newest type of a column; `last` is its newest version, and its name there."""
     if last is None or not pt.is_nested(field.type):
-        return field.type if last is None else last[0].arrow.field(last[1]).type
+        return field.type if last is None else last[0].declared.field(last[1]).type
     # The last version of each field, because it may have been dropped before the last version of the column.
     widest = {node.number: node.kind for node in column_nodes(schema, field.name) if not node.inner}
     return changed_node(column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
@@ -366,31 +368,6 @@ def only_adds(before: CollectionSchema, after: CollectionSchema) -> bool:
     )
 
 
-def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[str]:
-    """Say how a version of a schema differs from an earlier one, column by column."""
-    old, new = ({i: column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
-    differences: list[tuple[str, Node | None, Node | None]] = []
-    for id_, node in new.items():
-        was = old.get(id_)
-        if was is None or was.name != node.name or (was.kind != node.kind and not (was.inner and node.inner)):
-            differences.append((node.name, was, node))
-        if was is not None:
-            differences += find_differences(was, node)
-    differences += [(node.name, node, None) for id_, node in old.items() if id_ not in new]
-    changes = [f"{path!r} ({now.kind}) was added" for path, was, now in differences if was is None and now is not None]
-    changes += [f"{path!r} ({was.kind}) was dropped" for path, was, now in differences if was and now is None]
-    shared = [(path, was, now) for path, was, now in differences if was is not None and now is not None]
-    changes += [f"{was.name!r} was renamed to {path!r}" for path, was, now in shared if was.name != now.name]
-    changes += [
-        f"{path!r} was widened from {was.kind} to {now.kind}"
-        for path, was, now in shared
-        if was.kind != now.kind and not (was.inner and now.inner)
-    ]
-    if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
-        changes.append(f"the columns are in the order {list(after.names)}")
-    return changes or ["nothing"]
-
-
 class Column(NamedTuple):
     """A column of the next version."""
 
@@ -553,23 +530,28 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         raise SchemaMismatch(
             f"column {name!r} is of type {kind}, and only flat columns can have a default: leave it out"
         )
+    declared, kind = kind, stored_type(kind)
     try:
         if isinstance(value, pa.Scalar):
             array = cast_column(pa.chunked_array([pa.array([value])]), kind, name)
         else:
             array = to_field([value], kind, "the default")
+        if declared == JSON:
+            check_documents(array, name)
         scalar = canonical(pa.table({"default": array})).column(0)[0]
         return scalar_from_json(scalar_to_json(scalar), kind)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         # Python cannot show every value that Arrow holds.
         text = f"of type {value.type}" if isinstance(value, pa.Scalar) else f"{value!r:.100}"
         reason = str(error).rpartition(": ")[2] if isinstance(error, InvalidUpdate) else str(error)
-        raise SchemaMismatch(f"the default {text} does not fit column {name!r} of type {kind}: {reason}") from error
+        raise SchemaMismatch(
+            f"the default {text} does not fit column {name!r} of type {type_name(declared)}: {reason}"
+        ) from error
 
 
 def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
     """Return the default that a column has with a wider type. Never through Python, which holds less than Arrow."""
-    if old.type == kind:
+    if old.type == (kind := stored_type(kind)):
         return old
     try:
         return widened_column(pa.chunked_array([pa.repeat(old, 1)]), kind)[0]

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from persist.codecs.errors import SchemaMismatch, did_you_mean
-from persist.codecs.types.arrow_types import children, inner_arrays, rebuilt, with_children
+from persist.codecs.types.arrow_types import children, inner_arrays, rebuilt, type_name, with_children
 from persist.codecs.types.schema import CollectionSchema
 
 COLUMN = -1  # The number of the column itself.
@@ -66,7 +66,7 @@ def step_names(kind: pa.DataType) -> list[str]:
 
 def column_node(schema: CollectionSchema, name: str) -> Node:
     """Return the node of a column."""
-    return schema.derived(_nested_nodes).get(name) or Node(COLUMN, name, schema.arrow.field(name).type)
+    return schema.derived(_nested_nodes).get(name) or Node(COLUMN, name, schema.declared.field(name).type)
 
 
 def _nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
@@ -433,3 +433,34 @@ def changes_by_path(before: Node, after: Node) -> dict[str, Any]:
 
     compare(before, after, quote_name(before.name))
     return {"add": add, "drop": drop, "rename": rename, "widen": widen}
+
+
+def changes_between(before: CollectionSchema, after: CollectionSchema) -> list[str]:
+    """Say how a version of a schema differs from an earlier one, column by column."""
+    old, new = ({i: column_node(s, n) for i, n in zip(s.ids, s.names, strict=True)} for s in (before, after))
+    differences: list[tuple[str, Node | None, Node | None]] = []
+    for id_, node in new.items():
+        was = old.get(id_)
+        if was is None or was.name != node.name or (was.kind != node.kind and not (was.inner and node.inner)):
+            differences.append((node.name, was, node))
+        if was is not None:
+            differences += find_differences(was, node)
+    differences += [(node.name, node, None) for id_, node in old.items() if id_ not in new]
+    changes = [
+        f"{path!r} ({type_name(now.kind)}) was added"
+        for path, was, now in differences
+        if was is None and now is not None
+    ]
+    changes += [
+        f"{path!r} ({type_name(was.kind)}) was dropped" for path, was, now in differences if was and now is None
+    ]
+    shared = [(path, was, now) for path, was, now in differences if was is not None and now is not None]
+    changes += [f"{was.name!r} was renamed to {path!r}" for path, was, now in shared if was.name != now.name]
+    changes += [
+        f"{path!r} was widened from {was.kind} to {now.kind}"
+        for path, was, now in shared
+        if was.kind != now.kind and not (was.inner and now.inner)
+    ]
+    if [i for i in before.ids if i in new] != [i for i in after.ids if i in old]:
+        changes.append(f"the columns are in the order {list(after.names)}")
+    return changes or ["nothing"]

@@ -28,6 +28,7 @@ from .blob.protocol import MemoryBlob as MemoryBlob
 from .blob.stores.file import FileBlob as FileBlob
 from .blob.stores.fsspec import FsspecBlob as FsspecBlob
 from .blob.stores.s3 import S3Blob as S3Blob
+from .codecs.types.arrow_types import JSON as JSON
 from .codecs.types.codec import (
     Binary as Binary,
 )

@@ -6,10 +6,10 @@ their JSON is. A value is read back by its type. Rejected: Arrow's IPC form of t
 and has several forms for one type.
 
 Not supported, with the reason: intervals and `null` (Arrow cannot order them), extension types (Arrow does not define
-their meaning), and types that Parquet cannot hold: structs without fields, fixed sizes of 0, decimals with a scale
-below 0 or above their precision, decimal32 and decimal64 (Parquet returns decimal128). Unions, run-end and dictionary
-encodings are not types but encodings, and Parquet returns views without "view"; `python_types` uses the encoded type
-where it can.
+their meaning; JSON is the exception), and types that Parquet cannot hold: structs without fields, fixed sizes of 0,
+decimals with a scale below 0 or above their precision, decimal32 and decimal64 (Parquet returns decimal128). Unions,
+run-end and dictionary encodings are not types but encodings, and Parquet returns views without "view"; `python_types`
+uses the encoded type where it can.
 """
 
 import base64
@@ -24,6 +24,8 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import SchemaMismatch
 
+# Documents of JSON, stored and compared as text. A type of whole value columns: inside of others they are plain text.
+JSON: pa.DataType = pa.json_(pa.string())
 Json = None | bool | int | float | str | list[Any] | dict[str, Any]
 
 DEPTH_MAX = 16
@@ -53,12 +55,17 @@ _FIXED_SIZE_MAX = 2**31 - 1
 
 def type_to_json(t: pa.DataType) -> Json:
     """Return the one readable form of a supported type; raises ValueError for any other type."""
-    return _to_json(t, 1)
+    return "json" if t == JSON else _to_json(t, 1)
 
 
 def type_from_json(j: Json) -> pa.DataType:
     """Return the plain type with the JSON form `j`; raises ValueError for an invalid form."""
-    return _from_json(j, 1)
+    return JSON if j == "json" else _from_json(j, 1)
+
+
+def type_name(t: pa.DataType) -> str:
+    """Return a type's name for messages."""
+    return "json" if t == JSON else str(t)
 
 
 def check_type(t: pa.DataType, where: str) -> None:

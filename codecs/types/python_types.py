@@ -14,7 +14,8 @@ TypedDicts become structs; `T | None`, string and integer enums are supported, a
 other type.
 
 Encodings are not types: a dictionary-encoded or run-end encoded type is stored as the type of its values, a view as the
-type without "view", a small decimal as decimal128, a UUID as its 16 bytes and Arrow's JSON as text.
+type without "view", a small decimal as decimal128, and a UUID as its 16 bytes. Arrow's JSON is a type of
+whole columns, and text inside of others.
 """
 
 import dataclasses
@@ -32,7 +33,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.arrow_types import children, is_flat, type_from_json, with_children
+from persist.codecs.types.arrow_types import JSON, children, is_flat, type_from_json, with_children
 
 _PYTHON: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -95,7 +96,9 @@ def arrow_type(given: Any, where: str) -> pa.DataType:
         SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
     """
     try:
-        return stored_type(_converted(given))
+        converted = _converted(given)
+        is_json = getattr(converted, "extension_name", None) == JSON.extension_name
+        return JSON if is_json else stored_type(converted)
     except _Unknown as error:
         raise SchemaMismatch(
             f"{where} has {given!r:.80} for a type{error}: give the name of a type of Arrow, such as int64, float64, "

@@ -3,6 +3,7 @@
 Invariants:
 - every field has a plain supported type (see `arrow_types`) and carries no metadata; it is nullable unless it was
   declared not null, and its inner fields are always nullable;
+- a value column may be declared as JSON: everywhere else it is a column of strings;
 - names are unique over key and value, and none of them is `_time` or `_diff`;
 - a codec side is one field, named "key" or "value", of the codec's Arrow type; a unit side has no field;
 - two schemas are equal exactly when their written forms are: codec objects are not compared, names and
@@ -25,12 +26,14 @@ import pyarrow as pa
 
 from persist.codecs.errors import CodecMismatch, SchemaMismatch, did_you_mean
 from persist.codecs.types.arrow_types import (
+    JSON,
     Json,
     check_type,
     children,
     is_flat,
     leaf_types,
     type_from_json,
+    type_name,
     type_to_json,
 )
 from persist.codecs.types.codec import BUILT_IN, Codec, Unit, check_codec
@@ -148,6 +151,7 @@ class CollectionSchema:
         key_names, value_names: column names per side, in order; `names` is both.
         columns: the names in `order`; faces that show the collection as a table take these.
         required: the names of the columns that were declared not null: writes of NULL are refused there.
+        json: the names of the columns that hold documents of JSON: writes of other texts are refused there.
         declared: the fields of key and value, as the user declared them.
         arrow: the key's fields, the value's, then `_time` and `_diff` (int64, not nullable). Required columns are
             nullable there, as in parts: readers need not know.
@@ -172,6 +176,7 @@ class CollectionSchema:
     names: tuple[str, ...] = field(init=False, repr=False, compare=False)
     columns: tuple[str, ...] = field(init=False, repr=False, compare=False)
     required: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    json: tuple[str, ...] = field(init=False, repr=False, compare=False)
     declared: pa.Schema = field(init=False, repr=False, compare=False)
     arrow: pa.Schema = field(init=False, repr=False, compare=False)
     types: tuple[pa.DataType, ...] = field(init=False, repr=False, compare=False)
@@ -183,9 +188,8 @@ class CollectionSchema:
         lines = [f"CollectionSchema, version {self.version}, times in {self.timeline or 'numbers'}"]
         for name in self.columns:
             marks = [*(["key"] if name in self.key_names else []), *(["required"] if name in self.required else [])]
-            lines.append(
-                f"  {name:{width}}  {self.arrow.field(name).type}{' ' * bool(marks)} {' '.join(marks)}".rstrip()
-            )
+            kind = type_name(self.declared.field(name).type)
+            lines.append(f"  {name:{width}}  {kind}{' ' * bool(marks)} {' '.join(marks)}".rstrip())
         return "\n".join(lines)
 
     def __post_init__(self) -> None:
@@ -199,8 +203,14 @@ class CollectionSchema:
         if self.order and sorted(self.order) != sorted(names):
             raise SchemaMismatch(f"order={list(self.order)} is no order of the columns {list(names)}")
         declared = (*self.key.fields, *self.value.fields)
+        if of_key := [f.name for f in self.key.fields if f.type == JSON]:
+            raise SchemaMismatch(
+                f"key field {of_key[0]!r} is of type json, and one document can be written in several ways: declare "
+                "it as string, if its text is the key"
+            )
         ends = [pa.field(TIME, pa.int64(), nullable=False), pa.field(DIFF, pa.int64(), nullable=False)]
-        arrow = pa.schema([*(f.with_nullable(True) for f in declared), *ends])
+        stored = (f.with_type(pa.string()) if f.type == JSON else f for f in declared)
+        arrow = pa.schema([*(f.with_nullable(True) for f in stored), *ends])
         ids, inner = self.ids or tuple(range(len(names))), dict(self.inner)
         numbers = [inner.get(id_, ()) for id_ in ids]
         worked_out = {
@@ -211,6 +221,7 @@ class CollectionSchema:
             "names": names,
             "columns": self.order or names,
             "required": tuple(f.name for f in declared if not f.nullable),
+            "json": tuple(f.name for f in declared if f.type == JSON),
             "declared": pa.schema(declared),
             "arrow": arrow,
             "types": tuple(arrow.types),
@@ -469,8 +480,8 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
         return []
     if given.codec_name != stored.codec_name or not (given.fields and stored.fields):
         return [f"the {side} is stored as {_described(stored)}, given as {_described(given)}"]
-    ours = {f.name: f.type for f in given.fields}
-    stored_types = {f.name: f.type for f in stored.fields}
+    ours = {f.name: type_name(f.type) for f in given.fields}
+    stored_types = {f.name: type_name(f.type) for f in stored.fields}
     differences = [f"{side} field {n!r} ({stored_types[n]}) is missing" for n in stored_types if n not in ours]
     differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in stored_types]
     differences += [
@@ -494,7 +505,7 @@ def _described(side: Side) -> str:
         return "unit (no column)"
     if side.codec_name is not None:
         return f"codec {side.codec_name!r} version {side.codec_version}"
-    told = [f"{f.name}: {f.type}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
+    told = [f"{f.name}: {type_name(f.type)}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
     return "fields {" + ", ".join(told) + "}"
 
 

@@ -1,7 +1,7 @@
 """Wider types: which hold every value of another one, and columns that get them.
 
 Integers become wider integers, floats and decimals; floats, decimals, strings and binary become wider ones of their
-kind; times get finer units.
+kind; times get finer units. A document of JSON is a string.
 """
 
 from typing import Any
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.schema import TIME_UNITS
 
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
@@ -33,6 +34,8 @@ def is_wider(narrow: pa.DataType, wide: pa.DataType) -> bool:
 
     Times in finer units must lie within some centuries of 1970: `may_overflow`.
     """
+    if JSON in (narrow, wide):
+        return narrow == JSON and bool(pt.is_string(wide))
     if pt.is_integer(narrow) and pt.is_integer(wide):
         is_signed = pt.is_signed_integer(wide)
         if pt.is_signed_integer(narrow) and not is_signed:

@@ -27,6 +27,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.python_types import stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut, to_array, to_field, to_values
 
@@ -162,7 +163,8 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
     if side.codec_name is not None:
         return [_encoded(columns[0], side, name)]
     return [
-        to_field(values, f.type, f"{name} field {f.name!r}") for values, f in zip(columns, side.fields, strict=True)
+        to_field(values, stored_type(f.type), f"{name} field {f.name!r}")
+        for values, f in zip(columns, side.fields, strict=True)
     ]
 
 

@@ -27,6 +27,7 @@ from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.arrays import copied, int64_array
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.casts import cast_column
+from persist.codecs.types.documents import check_documents
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import TableStream, as_table, opened
@@ -85,14 +86,14 @@ def to_updates(
         table, times, diffs = from_tuples(_iterable(data), schema, convert)
         if times:
             _check_listed_times(times)
-        check_required(table, schema)
+        check_declared(table, schema)
         if 0 in diffs:
             table = _without_zero_diffs(table)
     else:
         table = _with_times(table, moments)
         table = canonical(_conformed(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
-        check_required(table, schema)
+        check_declared(table, schema)
         _check_encoded(table, schema)
         if _may_have_zero(_no_nulls(table.column(DIFF), DIFF)):
             table = _without_zero_diffs(table)
@@ -145,8 +146,10 @@ def _check_encoded(table: pa.Table, schema: CollectionSchema) -> None:
             side.codec.check_stored(table.column(side.fields[0].name))
 
 
-def check_required(table: pa.Table, schema: CollectionSchema) -> None:
-    """Raise InvalidUpdate if a column that was declared as not null has a NULL; the message names it and the row."""
+def check_declared(table: pa.Table, schema: CollectionSchema) -> None:
+    """Raise InvalidUpdate if a column declared as not null has a NULL, or one declared as JSON another text."""
+    for name in schema.json:
+        check_documents(table.column(name), name)
     for name in schema.required:
         column = table.column(name)
         if column.null_count:

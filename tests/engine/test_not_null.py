@@ -109,7 +109,7 @@ def test_a_field_of_another_name_is_refused(client: persist.Client) -> None:
 def test_an_examination_finds_a_null_where_there_must_be_none(
     client: persist.Client, orders: persist.Collection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("persist.codecs.updates.updates.check_required", lambda table, schema: None)
+    monkeypatch.setattr("persist.codecs.updates.updates.check_declared", lambda table, schema: None)
     table = pa.table({"k": [1, 2], "v": ["a", None], "w": [1.0, 2.0], "_time": [0, 0], "_diff": [1, 1]})
     orders.write(table, seal=1).result()
     report = client.fsck()

@@ -204,6 +204,7 @@ def test_golden_files_hold_every_type_and_codec() -> None:
     assert not {"list", "large_list", "fixed_size_list", "struct", "map"} - found, PROCEDURE
     assert not BUILT_IN.keys() - found, PROCEDURE
     assert "not null" in found, PROCEDURE
+    assert any(["document", "json"] in ((each["value"] or {}).get("fields") or []) for each in schemas), PROCEDURE
 
 
 def test_reading_golden_files_changes_nothing() -> None:

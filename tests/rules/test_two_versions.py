@@ -36,6 +36,7 @@ LAST = {
     9: "5d0d406f81a72829ac6fcfeaa34ab4cf93e9d18c",
     10: "75b9aa7387941c3db6a495e4f4fc554508eff46b",
     11: "566dfb8f4846e68c079f636f29c39ee5dc6f696d",
+    12: "03b748acec3868c9eab67390bc47d67506e1df29",
 }
 
 WORKER = """

@@ -61,7 +61,7 @@ def table_about(contents: CollectionState) -> TableAbout:
     """Return what a collection is as a table."""
     schema, _, table = contents.name.rpartition(".")
     known = contents.schema
-    columns = pa.schema([known.arrow.field(name) for name in known.columns])
+    columns = pa.schema([known.declared.field(name) for name in known.columns])
     key = () if contents.keyed is None else known.key_names
     return TableAbout(schema or MAIN, table, contents.view is not None, key, columns)
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.catalog import declare, table_about
 from persist.compute.query.copying import is_copy
@@ -134,7 +135,7 @@ class Definition:
                     raise _refuse(name, f"{column} … {default}")
             relation = connection.sql(f"FROM {path_of(path)} LIMIT 0")
             check_arrow_types(relation)
-            fields = [field.with_nullable(field.name not in not_null) for field in relation.to_arrow_table().schema]
+            fields = [field.with_nullable(field.name not in not_null) for field in _fields_of(relation)]
         return pa.schema(fields), key
 
     def change_table(self, contents: CollectionState) -> "TableChange":
@@ -163,7 +164,7 @@ class Definition:
                 return TableChange(comments={n: text for n, text in after.comments.items() if sql_name(n) == column})
             if after.table != before.table:
                 return TableChange(name=after.table if about.schema == MAIN else f"{about.schema}.{after.table}")
-            types = {} if about.is_view else connection.sql(f"FROM {path_of(path)} LIMIT 0").to_arrow_table().schema
+            types = pa.schema([] if about.is_view else _fields_of(connection.sql(f"FROM {path_of(path)} LIMIT 0")))
             return TableChange(evolution=self._evolution(before.columns, after.columns, types))
 
     def _evolution(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
@@ -206,6 +207,12 @@ class Definition:
             raise InvalidUsage(f"DuckDB refuses the statement: {' '.join(why.split())}") from error
         if len(statements) != 1:
             raise InvalidUsage(f"there are {len(statements)} statements: give one, which is one commit")
+
+
+def _fields_of(relation: Any) -> list[pa.Field]:
+    """Return the columns of an empty table, for which Arrow has types; it has text for JSON."""
+    kinds = zip(relation.types, relation.to_arrow_table().schema, strict=True)
+    return [field.with_type(JSON) if str(kind) == "JSON" else field for kind, field in kinds]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,14 @@ from persist.connect.envelopes.assembly import Events
 from persist.connect.envelopes.binlog import canal, maxwell
 from persist.connect.envelopes.debezium import debezium
 from persist.connect.envelopes.json_numbers import NumberGuess, exact_fields
-from persist.connect.envelopes.json_rows import describe_error, in_order, parse, sifted, suspects
+from persist.connect.envelopes.json_rows import (
+    describe_error,
+    in_order,
+    parse,
+    sifted,
+    suspects,
+    with_texts_of_documents,
+)
 from persist.connect.envelopes.messages import Unreadable, decode_samples, list_values
 from persist.connect.envelopes.plain import plain
 
@@ -28,4 +35,5 @@ __all__ = [
     "plain",
     "sifted",
     "suspects",
+    "with_texts_of_documents",
 ]

@@ -13,7 +13,7 @@ in the worst case.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -202,6 +202,44 @@ def _joined(texts: pa.Array) -> pa.Buffer:
     if not np.frombuffer(stream, np.uint8).all():
         raise Unreadable("it is not JSON: it holds a zero byte")
     return stream
+
+
+def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
+    """Return objects in which documents of mixed shape are texts: in some members, all that is not text or null.
+
+    A text there is the text of a document. Objects that cannot be read stay as they are.
+    """
+    if not names:
+        return texts
+    decode = _documents_decoder(tuple(names)).decode
+    return pa.array([_with_texts(text, decode) for text in texts.to_pylist()], pa.large_binary())
+
+
+def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+    try:
+        values = [memoryview(value) for value in msgspec.structs.astuple(decode(text))]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return text
+    documents = [value for value in values if len(value) and bytes(value[:1]) not in (b'"', b"n")]
+    if not documents:
+        return text
+    start = _address(text)
+    pieces, end = [], 0
+    for begin, value in sorted((_address(value) - start, bytes(value)) for value in documents):
+        pieces += [text[end:begin], msgspec.json.encode(value.decode())]
+        end = begin + len(value)
+    return b"".join([*pieces, text[end:]])
+
+
+def _address(view: bytes | memoryview) -> int:
+    return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
+
+
+@lru_cache(maxsize=64)
+def _documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+    members = [(f"m{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
+    rename = {f"m{at}": name for at, name in enumerate(names)}
+    return msgspec.json.Decoder(msgspec.defstruct("Documents", members, rename=rename, gc=False))
 
 
 def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:

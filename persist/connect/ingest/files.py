@@ -306,12 +306,14 @@ class Files:
         if source.format == "json" and drift == "refuse" and not {*empty} - {*types}:
             return columns  # A line is refused by itself.
         file_types = (
-            infer_types(source, types) if source.format == "json" else dict.fromkeys(read_names(source), pa.null())
+            infer_types(source, columns.declared_types)
+            if source.format == "json"
+            else dict.fromkeys(read_names(source), pa.null())
         )
         inner = self._fields_inside(source, columns)
         more = [name for name in file_types if name not in types]
         if more and (drift == "add" or {*empty} & {*more}):
-            file_types = infer_types(source, types)
+            file_types = infer_types(source, columns.declared_types)
         added = {
             name: file_types[name]
             for name in more
@@ -341,7 +343,7 @@ class Files:
         nested = {name: kind for name, kind in columns.types.items() if pa.types.is_nested(kind)}
         if not nested or source.format == "csv" or self.config.drift == "refuse":
             return {}
-        flat = {name: kind for name, kind in (columns.types | columns.optional_fields).items() if name not in nested}
+        flat = {name: kind for name, kind in columns.declared_types.items() if name not in nested}
         types = infer_types(source, flat)
         return {
             path: kind

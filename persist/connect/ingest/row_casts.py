@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.types.arrow_types import children, inner_arrays, is_flat, is_text, rebuilt, with_children
+from persist.codecs.types.arrow_types import JSON, children, inner_arrays, is_flat, is_text, rebuilt, with_children
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import cut
@@ -118,7 +118,7 @@ def cast_texts(column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.Ch
 
 def wire_type(wanted: pa.DataType) -> pa.DataType:
     """Return the type that JSON is read as, such as text for moments."""
-    if pat.is_temporal(wanted) or pat.is_large_string(wanted):
+    if pat.is_temporal(wanted) or pat.is_large_string(wanted) or wanted == JSON:
         return pa.string()
     if pat.is_float16(wanted):
         return pa.float64()

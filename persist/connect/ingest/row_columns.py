@@ -13,7 +13,9 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.nested import align_fields, find_new_fields
+from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.casts import cast_column
+from persist.codecs.types.documents import check_documents
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.texts import parse_column
 from persist.codecs.updates.inputs import DELETED
@@ -55,6 +57,12 @@ class RowColumns:
         if self.time_column is not None:
             types.setdefault(self.time_column, pa.int64())
         return types
+
+    @property
+    def declared_types(self) -> dict[str, pa.DataType]:
+        """The types of the columns as they are declared, and of the mark."""
+        documents = {name: JSON for name in self.schema.json if name in self.types}
+        return self.types | documents | self.optional_fields
 
     @property
     def optional_fields(self) -> dict[str, pa.DataType]:
@@ -125,6 +133,8 @@ class RowColumns:
         if self._is_time(name):
             return cast_each(column, self._time_cast(is_text), kind, name)
         cast = cast_texts if is_text else cast_column
+        if name in self.schema.json:
+            return cast_each(column, lambda piece: _cast_documents(piece, name, cast), kind, name)
         return cast_each(column, lambda piece: cast(piece, kind, name), kind, name)
 
     def _time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
@@ -170,6 +180,14 @@ class RowColumns:
         if 0 <= time <= TIME_MAX:
             return f"its time {time} is sealed: times from {self.upper} on can be written"
         return f"its time {time} is none: times go from 0 to {TIME_MAX}"
+
+
+def _cast_documents(
+    piece: pa.ChunkedArray, name: str, cast: Callable[[pa.ChunkedArray, pa.DataType, str], pa.ChunkedArray]
+) -> pa.ChunkedArray:
+    documents = cast(piece, pa.string(), name)
+    check_documents(documents, name)
+    return documents
 
 
 def _rows_where(flags: pa.ChunkedArray) -> list[int]:

@@ -22,10 +22,10 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import align_fields, find_new_fields, quote_name
-from persist.codecs.types.arrow_types import children, is_flat
+from persist.codecs.types.arrow_types import children, is_flat, type_name
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import lacks_columns
-from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects
+from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects, with_texts_of_documents
 from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, wire_type
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_csv import csv_pieces, read_header
@@ -178,6 +178,7 @@ class _Lines:
 
     def read(self, texts: pa.Array) -> pa.Table:
         """Parse JSON texts of rows."""
+        texts = with_texts_of_documents(texts, self._columns.schema.json)
         table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
             if name not in self._fields.names and name not in self._columns.ignored:
@@ -193,7 +194,8 @@ class _Lines:
         return table
 
     def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        return suspects(texts, self._fields) | self._lacking(texts)
+        documents = with_texts_of_documents(texts, self._columns.schema.json)
+        return suspects(documents, self._fields) | self._lacking(texts)
 
     def _lacking(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
         """Return bool[texts]: the lines that lack a column; with a table, only rows with NULL count."""
@@ -209,10 +211,10 @@ class _Lines:
     def _lacks(self, line: bytes) -> list[str]:
         """Return the columns that a line needs and lacks; none if it cannot be read."""
         try:
-            values = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
-        except msgspec.MsgspecError:
+            values = _members(line)
+        except (ValueError, RecursionError):
             return []
-        is_deletion = DELETED in self._fields.names and bytes(values.get(DELETED, b"")) == b"true"
+        is_deletion = DELETED in self._fields.names and values.get(DELETED) == b"true"
         return [name for name in self._columns.required_names(is_deletion=is_deletion) if name not in values]
 
     def reason(self, line: bytes, why: str) -> str:
@@ -238,17 +240,29 @@ class _Lines:
             return f"it has the field {self._columns.refuse_name(more[0])}"
         if lacking := self._lacks(line):
             return f"it {lacks_columns(lacking, 'null')}"
-        values = msgspec.json.decode(line, type=dict[str, msgspec.Raw])
+        line = with_texts_of_documents(pa.array([line], pa.large_binary()), self._columns.schema.json)[0].as_py()
+        values = _members(line)
         for field in self._fields:
             if (value := values.get(field.name)) is not None:
-                alone = pa.array([b"{%s: %s}" % (json.dumps(field.name).encode(), bytes(value))], pa.large_binary())
+                alone = pa.array([b"{%s: %s}" % (json.dumps(field.name).encode(), value)], pa.large_binary())
                 try:
                     parse(alone, pa.schema([field]))
                 except (Unreadable, pa.ArrowException):
-                    kind = self._columns.types.get(field.name, field.type)
+                    kind = type_name(self._columns.declared_types.get(field.name, field.type))
                     rounds = " without rounding" if "round" in why else ""
-                    return f"column {field.name!r}: {bytes(value).decode()[:80]} is no {kind}{rounds}"
+                    return f"column {field.name!r}: {value.decode()[:80]} is no {kind}{rounds}"
         return why
+
+
+def _members(line: bytes) -> dict[str, bytes]:
+    """Return the members of an object as they are written; raises ValueError if it is none."""
+    try:
+        return {name: bytes(value) for name, value in msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()}
+    except msgspec.MsgspecError:  # It does not read NaN and infinities, which columns of floats hold.
+        document = json.loads(line)
+        if not isinstance(document, dict):
+            raise ValueError("it is no object") from None
+        return {name: json.dumps(value).encode() for name, value in document.items()}
 
 
 class _Twice(ValueError):

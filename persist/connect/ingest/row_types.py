@@ -8,16 +8,24 @@ code, so it stays text. A column without a value has the type null, until a late
 
 from collections.abc import Iterator, Mapping
 from itertools import count
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.types.arrow_types import children, leaf_arrays, with_children
+from persist.codecs.types.arrow_types import JSON, children, leaf_arrays, with_children
 from persist.codecs.types.texts import parse_column
 from persist.codecs.types.values import cut
-from persist.connect.envelopes import NumberGuess, Unreadable, describe_error, exact_fields, parse
+from persist.connect.envelopes import (
+    NumberGuess,
+    Unreadable,
+    describe_error,
+    exact_fields,
+    parse,
+    with_texts_of_documents,
+)
 from persist.connect.ingest.row_casts import wire_type
 from persist.connect.ingest.row_csv import find_line, read_header, text_batches
 from persist.connect.ingest.row_files import check_once, json_blocks
@@ -142,7 +150,7 @@ def _is_all(values: pa.Array, kind: pa.DataType) -> bool:
 def _json_schema(file: RowFile, known: Mapping[str, pa.DataType]) -> pa.Schema:
     schema = pa.schema([])
     wires = pa.schema([(name, wire_type(kind)) for name, kind in known.items()])
-    for numbers, texts in json_blocks(file):
+    for numbers, texts in _blocks(file, known):
         try:
             block_schema = parse(texts, wires, "infer").schema
         except (Unreadable, pa.ArrowException, UnicodeDecodeError) as error:
@@ -158,10 +166,16 @@ def _json_schema(file: RowFile, known: Mapping[str, pa.DataType]) -> pa.Schema:
             ) from None
     schema = pa.schema([field for field in schema if field.name not in known])
     try:
-        schema = exact_fields(schema, lambda: (texts for _, texts in json_blocks(file)))
+        schema = exact_fields(schema, lambda: (texts for _, texts in _blocks(file, known)))
     except InvalidUsage as error:
         raise InvalidUsage(f"{file.name}: {error}") from None
     return pa.schema([*known.items(), *_with_moments(schema, file)])
+
+
+def _blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
+    """Yield lines as `json_blocks`, with the texts of documents in columns of JSON."""
+    documents = [name for name, kind in known.items() if kind == JSON]
+    return ((numbers, with_texts_of_documents(texts, documents)) for numbers, texts in json_blocks(file))
 
 
 def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:

@@ -12,18 +12,22 @@ such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars
                | operand [ "not" ] "like" text
                | operand "is" [ "not" ] "null"
                | operand
-    operand    = column | literal
+    operand    = column | literal | value
+    value      = column { ( "->" | "->>" ) path }                       of a column of JSON, as DuckDB computes it
+               | ( "json_extract" | "json_extract_string" ) "(" value "," path ")"
+    path       = text such as 'name' or '$.items[0].name', or a number of an item
     column     = a name, in double quotes if it is no plain word
     literal    = a number, 'text', true, false, null
 
 Text that is compared with a column of another type, such as a timestamp, is read as a value of that type. A comparison
-with NULL is neither true nor false, as in SQL.
+with NULL is neither true nor false, as in SQL. Values of documents are texts.
 """
 
 import operator
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -33,6 +37,7 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.schema import CollectionSchema
+from persist.core.expression.documents import check_path, document_value
 from persist.core.expression.term import Call, Col, Lit, Term
 
 _FILTERS: dict[str, Callable[..., pc.Expression]] = {
@@ -54,16 +59,19 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
     "contains": pc.match_substring,
+    "json_extract": partial(document_value, "json_extract"),
+    "json_extract_string": partial(document_value, "json_extract_string"),
 }
 _TOKEN = re.compile(
     r"""\s*(?:(?P<number>-?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)|(?P<text>'(?:[^']|'')*')|(?P<quoted>"(?:[^"]|"")+")
-    |(?P<word>[^\W\d]\w*)|(?P<sign><=|>=|<>|!=|==|[=<>(),]))""",
+    |(?P<word>[^\W\d]\w*)|(?P<sign>->>|->|<=|>=|<>|!=|==|[=<>(),]))""",
     re.VERBOSE,
 )
 _COMPARED = {
     "=": "equal", "==": "equal", "!=": "not_equal", "<>": "not_equal", "<": "less", "<=": "less_equal", ">": "greater",
     ">=": "greater_equal",
 }  # fmt: skip
+_EXTRACTS = {"->": "json_extract", "->>": "json_extract_string"}
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
 DEPTH_MAX = 100
 DIGITS_MAX = 76  # For whole numbers: decimal256 has so many.
@@ -83,6 +91,7 @@ class _Operand:
     column: str | None
     value: Any = None
     type: pa.DataType | None = None
+    path: tuple[tuple[str, str | int], ...] = ()  # Functions of JSON that are applied to it, and their paths.
 
 
 def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
@@ -122,6 +131,7 @@ class _Parser:
     def __init__(self, text: str, schema: CollectionSchema) -> None:
         self._text = text
         self._types = {name: schema.arrow.field(name).type for name in schema.names}
+        self._json = schema.json
         self._tokens = [*_tokens(text)]
         self._next = 0
         self._depth = 0
@@ -211,7 +221,10 @@ class _Parser:
 
     def _term(self, operand: _Operand, other: _Operand | None = None) -> Term:
         if operand.column is not None:
-            return Col(operand.column)
+            term: Term = Col(operand.column)
+            for function, path in operand.path:
+                term = Call(function, (term,), (path,))
+            return term
         return Lit(self._value(operand, None if other is None else other.type))
 
     def _flag(self, operand: _Operand) -> Term:
@@ -220,7 +233,7 @@ class _Parser:
                 f"the condition {self._text!r:.200} is {operand.value} of all rows, whatever they hold: leave it out "
                 'for all of them, or compare a column, such as "amount > 5". overwrite([]) deletes all'
             )
-        if operand.column is None or not pat.is_boolean(self._types[operand.column]):
+        if operand.column is None or operand.type is None or not pat.is_boolean(operand.type):
             raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")
         return Col(operand.column)
 
@@ -243,6 +256,33 @@ class _Parser:
             ) from None
 
     def _operand(self) -> _Operand:
+        if self._token.text in _EXTRACTS.values() and self._tokens[self._next + 1].text == "(":
+            function = self._advance().text
+            self._need("(")
+            operand = self._operand()
+            self._need(",")
+            operand = self._extracted(operand, function)
+            self._need(")")
+        else:
+            operand = self._plain_operand()
+        while self._token.kind == "sign" and self._token.text in _EXTRACTS:
+            operand = self._extracted(operand, _EXTRACTS[self._advance().text])
+        return operand
+
+    def _extracted(self, operand: _Operand, function: str) -> _Operand:
+        """Return a value of a document, whose path comes next."""
+        if operand.column not in self._json:
+            raise InvalidUsage(
+                f"the condition {self._text!r:.200} looks into {operand.column or operand.value!r}, which is no column "
+                f"of type json; these are {[*self._json]}"
+            )
+        if self._token.kind not in ("text", "number"):
+            raise self._unexpected("a path, such as 'name' or '$.items[0].name'")
+        path = self._plain_operand().value
+        check_path(function, path)
+        return replace(operand, type=pa.string(), path=(*operand.path, (function, path)))
+
+    def _plain_operand(self) -> _Operand:
         token = self._token
         if token.kind == "number":
             self._advance()

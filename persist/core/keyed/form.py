@@ -217,7 +217,7 @@ def _check_flat(name: str, fields: dict[str, pa.DataType], what: str, whose: str
 def _check_tombstone(keyed: Keyed, schema: CollectionSchema) -> None:
     if keyed.tombstone is None:
         return
-    fields = {field.name: field.type for field in schema.value.fields}
+    fields = {name: schema.arrow.field(name).type for name in schema.value_names}
     _check_flat(keyed.tombstone, fields, "tombstone", "the collection")
     kind = fields[keyed.tombstone]
     if keyed.tombstone_value is not None and not (pat.is_string(kind) or pat.is_large_string(kind)):

@@ -29,6 +29,12 @@ def rows_text(parts: Sequence[Part], noun: str) -> str:
     return format_count(sum(part.rows for part in parts), noun)
 
 
+def _has_documents(schema: dict[str, Any]) -> bool:
+    """Return whether a written schema has columns of JSON."""
+    side = schema.get("value") or {}
+    return any(kind == "json" for _, kind, *_ in side.get("fields", ()))
+
+
 class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, tag_field="kind"):
     """The base of all kinds of mutations; `tag` is the name of a kind on storage.
 
@@ -51,6 +57,8 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def format_needed(self) -> int:
         """The least number of a location's format with which a record may hold it; schemas may need a greater one."""
         schema = getattr(self, "schema", None)
+        if isinstance(schema, dict) and _has_documents(schema):
+            return 13
         return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
 
     def sentence(self, name: str, time: TimeText) -> str:

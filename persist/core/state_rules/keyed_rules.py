@@ -72,7 +72,7 @@ def created(step: kinds.Create) -> CollectionState:
 
 def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
     """Raise ValueError if a stored declaration does not fit the schema that is stored with it."""
-    fields = {field.name: field.type for field in schema.value.fields}
+    fields = {name: schema.arrow.field(name).type for name in schema.value_names}
     events = fields if keyed.fields is None else {name: type_from_json(kind) for name, kind in keyed.fields}
     if not schema.key_names:
         raise ValueError("a keyed collection has no key columns")

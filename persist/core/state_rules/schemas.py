@@ -14,8 +14,8 @@ from typing import Any
 import msgspec
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import changes_between, check_next, only_adds
-from persist.codecs.nested import Node, all_ids, column_node, find_differences
+from persist.codecs.evolution import check_next, only_adds
+from persist.codecs.nested import Node, all_ids, changes_between, column_node, find_differences
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import from_stored, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import changes_between
+from persist.codecs.nested import changes_between
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import Antichain, to_antichain, to_stored
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound

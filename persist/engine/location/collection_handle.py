@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import changes_between
+from persist.codecs.nested import changes_between
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows

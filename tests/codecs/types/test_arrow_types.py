@@ -58,7 +58,7 @@ UNSUPPORTED = [
     pa.large_list_view(pa.int8()),
     pa.month_day_nano_interval(),
     pa.uuid(),
-    pa.json_(),
+    pa.list_(pa.json_()),
     pa.run_end_encoded(pa.int16(), pa.string()),
     pa.dense_union([pa.field("a", pa.int8())]),
     pa.decimal32(3, 1),

@@ -353,3 +353,47 @@ def test_a_column_that_no_row_of_a_file_has_is_a_warning(
     files = {"jsonl": ('{"id": 1, "v": 1}\n', '{"id": 2}\n'), "csv": ("id,v\n1,1\n", "id\n2\n")}[ending]
     taken((ending, files[0]), (ending, files[1]))
     assert [record.message for record in caplog.records if "these are NULL: v" in record.message]
+
+
+def test_documents_of_mixed_shape_go_into_one_column_as_they_are_written(taken: Taken) -> None:
+    lines = [
+        '{"id": 1, "payload": {"a": 1.50, "b": [1, {"c": "é"}]}, "n": 1}',
+        '{"payload": [1,2], "id": 2, "n": 2}',
+        '{"id": 3, "payload": 7.0}',
+        '{"id": 4, "payload": null}',
+        '{"id": 5, "payload": "{\\"q\\": 1}"}',
+    ]
+    expected = ['{"a": 1.50, "b": [1, {"c": "é"}]}', "[1,2]", "7.0", None, '{"q": 1}']
+    rows = taken(("json", "\n".join(lines)), columns={"payload": "json"})
+    assert [row["payload"] for row in rows] == expected
+    more = taken(("json", lines[0]), ("json", '{"id": 6, "payload": {}, "new": "x"}'), columns={"payload": "json"},
+                 drift="add", changed="ignore")  # fmt: skip
+    assert {"id": 6, "payload": "{}", "n": None, "new": "x"} in more
+    assert taken(("csv", ""), ("csv", ""), ("csv", 'id,payload\n7,"{""a"":1}"\n'), drift="add", changed="ignore")[-1][
+        "payload"
+    ] == '{"a":1}'  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (
+            '{"id": 1, "payload": "nope"}',
+            "line 1: column 'payload': it has 'nope' in column 'payload', which is no JSON",
+        ),
+        ('{"id": 1, "payload": {"a": NaN}}', "line 1: column 'payload': .* is no json"),
+        ('{"id": 1, "payload": {"a": 1}, "payload": 2}', "line 1: it has the field 'payload' twice"),
+        ('{"id": 1, "payload": {"a": 1}, "more": 2}', "line 1: it has the field 'more'"),
+    ],
+)
+def test_a_line_without_a_document_is_refused_by_its_reason(taken: Taken, line: str, reason: str) -> None:
+    taken(("json", '{"id": 0, "payload": [true]}'), columns={"payload": "json"})
+    with pytest.raises(persist.InvalidUsage, match=reason):
+        taken(("json", '{"id": 0, "payload": [true]}'), ("json", line), columns={"payload": "json"}, changed="ignore")
+
+
+@pytest.mark.parametrize("line", ['{"v": NaN}', '{"v": -Infinity}'])
+def test_a_line_with_nan_and_without_its_key_is_refused(taken: Taken, line: str) -> None:
+    assert taken(("json", '{"id": 1, "v": 1.5}\n{"id": 2, "v": Infinity}'))[1] == {"id": 2, "v": float("inf")}
+    with pytest.raises(persist.InvalidUsage, match="line 1: it lacks"):
+        taken(("json", '{"id": 1, "v": 1.5}'), ("json", line), changed="ignore")

@@ -52,6 +52,7 @@ UTC = datetime.UTC
 STRUCT = pa.struct([("x", pa.int16()), ("y", pa.list_(pa.string()))])
 FIELDS: dict[str, tuple[pa.DataType, Any]] = {
     "bool": (pa.bool_(), True),
+    "document": (persist.JSON, '{"a": [1, null]}'),
     "int8": (pa.int8(), -(2**7)),
     "int16": (pa.int16(), -(2**15)),
     "int32": (pa.int32(), -(2**31)),

@@ -96,7 +96,13 @@ class PersistDataSource(DataSource):
                 schema = handle.reading_schema(requested)
                 self._version = schema.version
                 names = schema.columns if options.columns is None else schema.distinct("columns", options.columns)
-                fields = {field.name: field for field in (*schema.arrow, *schema.declared)}
+                fields = {
+                    field.name: field
+                    for field in (
+                        *schema.arrow,
+                        *(field.with_type(schema.arrow.field(field.name).type) for field in schema.declared),
+                    )
+                }
                 extra = _EXTRA[options.form]
                 if options.form == "upserts":
                     keyed_form(handle)

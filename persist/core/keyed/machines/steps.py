@@ -255,7 +255,10 @@ class Checked:
         """Return the value fields, and these once more as a struct."""
         if not schema.value_names:
             raise SchemaMismatch("a collection without value columns has no row before a change to check.")
-        return (*schema.value.fields, pa.field(BEFORE, pa.struct(list(schema.value.fields))))
+        return (
+            *schema.value.fields,
+            pa.field(BEFORE, pa.struct([schema.arrow.field(name) for name in schema.value_names])),
+        )
 
     def may_refuse(self, schema: CollectionSchema) -> bool:
         """Tell whether a difference is refused."""

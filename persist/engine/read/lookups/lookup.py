@@ -334,7 +334,7 @@ def _has_comparable_values(schema: CollectionSchema) -> bool:
 
     Times with a zone compare by its clocks, which show the same twice when they are put back.
     """
-    kinds = [field.type for field in schema.value.fields]
+    kinds = schema.types[len(schema.key_names) :]
     has_zones = any(pat.is_timestamp(kind) and kind.tz is not None for kind in kinds)
     is_changed = any(pat.is_decimal(kind) and kind.scale == 0 for kind in kinds)  # Those of whole numbers become int.
     return schema.value.codec_name is None and all(map(is_flat, kinds)) and not has_zones and not is_changed

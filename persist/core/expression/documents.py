@@ -1,0 +1,55 @@
+"""Values inside of JSON documents, as functions that Arrow calls in filters and DuckDB computes."""
+
+from functools import cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.core.errors import InvalidUsage
+from persist.core.expression.sql_functions import computed_by_duckdb
+
+
+def document_value(function: str, document: pc.Expression, path: str | int) -> pc.Expression:
+    """Return the expression of a value inside of documents, as text.
+
+    Args:
+        function: json_extract or json_extract_string.
+        path: as DuckDB takes it.
+    """
+    _register(function)
+    return pc.Expression._call(f"persist_{function}", [document, pc.scalar(_literal(path))])
+
+
+def check_path(function: str, path: str | int) -> None:
+    """Raise InvalidUsage unless DuckDB takes a path."""
+    if not isinstance(path, str | int):
+        raise InvalidUsage(f"{path!r} is no path into a JSON document: an item has a whole number")
+    try:
+        _extract(function, pa.array(["{}"]), _literal(path))
+    except ValueError as error:
+        raise InvalidUsage(f"{path!r:.100} is no path into a JSON document: {error}") from error
+
+
+def _literal(path: str | int) -> str:
+    return str(path) if isinstance(path, int) else "'" + path.replace("'", "''") + "'"
+
+
+def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
+    return computed_by_duckdb(f'{function}("$1", {literal})', documents, pa.string())
+
+
+@cache
+def _register(function: str) -> None:
+    """Register a function with Arrow, once for each process."""
+
+    def compute(_: Any, document: Any, literal: pa.Scalar) -> Any:
+        is_scalar = isinstance(document, pa.Scalar)
+        values = _extract(
+            function, pa.array([document.as_py()], pa.string()) if is_scalar else document, literal.as_py()
+        )
+        return values[0] if is_scalar else values
+
+    text = {"summary": f"{function} of DuckDB", "description": "A value inside of a JSON document, as text."}
+    inputs = {"document": pa.string(), "path": pa.string()}
+    pc.register_scalar_function(compute, f"persist_{function}", text, inputs, pa.string())

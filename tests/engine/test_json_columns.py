@@ -1,0 +1,201 @@
+"""Columns of JSON documents: declared, checked, compared as text, and looked into by conditions, SQL and views."""
+
+import json
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+from persist.codecs.errors import InvalidUpdate
+from persist.codecs.types.documents import check_documents
+from persist.core.expression.filters import parse_where
+from persist.errors import InvalidUsage, SchemaMismatch
+from tests.support.tiers import examples
+
+BAD = ['{"a":NaN}', "nan", "Infinity", "1 2", '{"a":1,}', "/*c*/1", "", '"\\ud800"', "01", "{'a':1}", "tru", "[" * 9999]
+GOOD = ['{"a": 1, "b": {"c": "x"}}', "[1,2.5]", '"text"', "7", "null", ' {"a":2}', '{"a":1,"a":2}', "1e999"]
+
+
+def client() -> persist.Client:
+    return persist.open(persist.MemoryBlob())
+
+
+def documents(client: persist.Client) -> persist.Collection:
+    collection = client.create_or_load("events", key={"id": int}, value={"n": int, "payload": persist.JSON})
+    collection.write([((at, (at, text)), 0, 1) for at, text in enumerate(GOOD)], seal=1).result()
+    return collection
+
+
+def test_a_column_of_json_is_stored_as_text_and_keeps_its_type() -> None:
+    with client() as here:
+        documents(here)
+        again = here.load("events")
+        assert again.schema.json == ("payload",)
+        assert again.snapshot().to_arrow()["payload"].to_pylist() == GOOD
+        assert again.schema.to_json()["value"] == {"fields": [["n", "int64"], ["payload", "json"]]}
+        assert "payload  json" in repr(again.schema)
+        frame = pa.table({"id": [1], "payload": pa.array(["1"], pa.json_())})
+        here.write("copied", frame, key=["id"]).result()
+        assert here.load("copied").schema.json == ("payload",)
+        value = {"n": int, "payload": "json"}
+        assert here.create_or_load("events", key={"id": int}, value=value).schema.json == ("payload",)
+        with pytest.raises(SchemaMismatch, match="stored as json, given as string"):
+            here.create_or_load("events", key={"id": int}, value=value | {"payload": str})
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_what_is_no_document_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidUpdate, match=r"update 1 has .* in column 'payload', which is no JSON document"):
+        check_documents(pa.chunked_array([GOOD[:1], [bad]]), "payload")
+
+
+def test_every_write_checks_documents() -> None:
+    with client() as here:
+        plain, bad = documents(here), '{"a":NaN}'
+        keyed = here.create_or_load("keyed", key={"id": int}, value={"payload": persist.JSON}, keyed=persist.Keyed())
+        keyed.upsert([{"id": 1, "payload": "1"}]).result()
+        table = pa.table({"id": [9, 10], "n": [1, 1], "payload": ["1", bad]})
+        writes: list[Callable[[], persist.CommitFuture]] = [
+            lambda: plain.write(table),
+            lambda: plain.write([((9, (1, bad)), 5, 1)]),
+            lambda: plain.write([{"id": 9, "n": 1, "payload": bad}]),
+            lambda: plain.upsert([{"id": 9, "n": 1, "payload": bad}]),
+            lambda: plain.update([{"id": 1, "payload": bad}]),
+            lambda: keyed.upsert([{"id": 9, "payload": bad}]),
+            lambda: keyed.update([{"id": 1, "payload": bad}]),
+        ]
+        for write in writes:
+            with pytest.raises(InvalidUsage, match="no JSON document"):
+                write().result()
+        assert plain.snapshot().to_arrow()["payload"].to_pylist() == GOOD
+        assert keyed.snapshot().to_arrow()["payload"].to_pylist() == ["1"]
+
+
+def test_what_is_no_document_is_refused_by_statements() -> None:
+    with client() as here:
+        documents(here)
+        for sql in ("UPDATE events SET payload = '{' WHERE id = 1", "INSERT INTO events VALUES (99, 1, 'NaN')"):
+            with pytest.raises(InvalidUsage, match="JSON"):
+                here.sql(sql)
+        here.sql("UPDATE events SET payload = '{\"a\": 3}' WHERE id = 1")
+        assert here.sql("SELECT payload->>'a' AS a FROM events WHERE id = 1").to_pylist() == [{"a": "3"}]
+
+
+def test_conditions_look_into_documents_as_duckdb_does() -> None:
+    with client() as here:
+        collection = documents(here)
+        for where in (
+            "(payload->>'a') = '1'",
+            "(payload ->> '$.b.c') = 'x'",
+            "(payload->'b'->>'c') = 'x' and n < 5",
+            "json_extract_string(payload, '$.a') in ('1', '2')",
+            "json_extract(payload, '$.b') = '{\"c\":\"x\"}'",
+            "(payload->>0) = '1' or (payload->1) = '2.5'",
+            "(payload->>'a') is not null",
+            "not ((payload->>'a') = '1')",
+            "(payload->>'it''s') is null",
+        ):
+            expected = sorted(row["id"] for row in here.sql(f"SELECT id FROM events WHERE {where}").to_pylist())
+            tight = re.sub(r"\((payload ?->[^)]*)\)", r"\1", where)
+            assert sorted(collection.snapshot(where=tight).to_arrow()["id"].to_pylist()) == expected, where
+        collection.delete(where="payload->>'a' = '1'").result()
+        assert 0 not in collection.snapshot().to_arrow()["id"].to_pylist()
+
+
+def test_conditions_look_into_columns_of_json_alone() -> None:
+    with client() as here:
+        collection = documents(here)
+        with pytest.raises(InvalidUsage, match="no column of type json"):
+            collection.snapshot(where="n->>'a' = '1'")
+        with pytest.raises(InvalidUsage, match="no path"):
+            collection.snapshot(where="payload->>'$.[' = '1'")
+        with pytest.raises(InvalidUsage, match="wanted is a path"):
+            collection.snapshot(where="payload->>n = '1'")
+
+
+def test_views_look_into_documents() -> None:
+    with client() as here:
+        documents(here)
+        view = here.create_view("by_a", "SELECT payload->>'a' AS a, count(*) AS rows FROM events GROUP BY 1")
+        view.refresh()
+        rows = {(row["a"], row["rows"]) for row in view.snapshot().to_pylist()}
+        assert rows == {("1", 1), ("2", 2), (None, 5)} or rows == {("1", 2), ("2", 1), (None, 5)}
+
+
+def test_json_evolves_and_a_key_has_none() -> None:
+    with client() as here:
+        collection = documents(here)
+        collection.evolve(add={"extra": persist.JSON}, defaults={"extra": "{}"}, rename={"payload": "document"})
+        assert here.load("events").schema.json == ("document", "extra")
+        assert {*collection.snapshot().to_arrow()["extra"].to_pylist()} == {"{}"}
+        with pytest.raises(InvalidUsage, match="no JSON document"):
+            collection.write([((9, (1, "1", "x")), 5, 1)]).result()
+        with pytest.raises(SchemaMismatch, match="does not fit column 'more' of type json"):
+            collection.evolve(add={"more": persist.JSON}, defaults={"more": "{"})
+        collection.evolve(add={"text": str})
+        with pytest.raises(SchemaMismatch, match="does not hold all of its values"):
+            collection.evolve(widen={"text": persist.JSON})
+        collection.evolve(widen={"document": str})
+        assert here.load("events").schema.json == ("extra",)
+        assert sorted(collection.snapshot().to_arrow()["document"].to_pylist()) == sorted(GOOD)
+        with pytest.raises(SchemaMismatch, match="type json"):
+            here.create_or_load("by document", key={"document": persist.JSON}, value=None)
+
+
+def test_statements_make_columns_of_json() -> None:
+    with client() as here:
+        here.sql("CREATE TABLE events (id BIGINT PRIMARY KEY, payload JSON)")
+        here.sql("ALTER TABLE events ADD COLUMN more JSON")
+        assert here.load("events").schema.json == ("payload", "more")
+        kinds = here.sql("SELECT data_type FROM information_schema.columns WHERE table_name = 'events'").to_pylist()
+        assert [kind["data_type"] for kind in kinds] == ["BIGINT", "JSON", "JSON"]
+
+
+def test_a_plan_with_a_condition_on_documents_goes_to_another_process() -> None:
+    with client() as here:
+        collection = documents(here)
+        filter_ = parse_where("payload->>'a' = '2'", collection.schema)
+        again = pickle.loads(pickle.dumps(filter_))
+        assert collection.snapshot().to_arrow().filter(again)["id"].to_pylist() == [5]
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=examples(60))
+@given(ANY, st.data())
+def test_a_text_is_a_document_as_pythons_parser_and_duckdb_say(value: object, data: st.DataObject) -> None:
+    text = json.dumps(value)
+    at = data.draw(st.integers(0, len(text)))
+    for candidate in (text, text[:at], text[:at] + data.draw(st.sampled_from('{}[]",:0\\nN ')) + text[at:]):
+        try:
+            json.loads(candidate, parse_constant=lambda name: int("not JSON: " + name))
+            is_document = True
+        except ValueError:
+            is_document = False
+        try:
+            check_documents(pa.array([candidate]), "payload")
+        except InvalidUpdate:
+            assert not is_document or "\\ud" in candidate, candidate
+        else:
+            assert is_document
+            assert duckdb.execute("SELECT json_valid(?)", [candidate]).fetchone() == (True,)
+
+
+def test_published_tables_have_documents_as_text(tmp_path: Path) -> None:
+    deltalake = pytest.importorskip("deltalake")
+    with persist.open(tmp_path) as here:
+        published = documents(here).publish("delta")
+        fields = {field.name: field.type.type for field in deltalake.DeltaTable(published.url).schema().fields}
+        assert fields["payload"] == "string"
