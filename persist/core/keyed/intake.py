@@ -215,13 +215,15 @@ def _of_tuples(
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
         raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
-    keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
     values = [None if is_unit else row[1] for row in rows]
     updates = [((row[0], value), time, 1) for row, value, time in zip(rows, values, times, strict=True)]
+    if not deleted.any():
+        return to_updates(updates, taken, moments=timeline), deleted
     comes = [*compress(updates, ~deleted)]
     goes = [((key, None), time, 1) for (key, _), time, _ in compress(updates, deleted)]
     live = to_updates(comes, taken, moments=timeline) if comes else taken.arrow.empty_table()
-    deleted_rows = to_updates(goes, keys_only, moments=timeline) if goes else keys_only.arrow.empty_table()
+    keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
+    deleted_rows = to_updates(goes, keys_only, moments=timeline)
     live_and_deleted = pa.concat_tables([live, _with_nulls(deleted_rows, taken)]).combine_chunks()
     order = np.argsort(np.concatenate([np.flatnonzero(~deleted), np.flatnonzero(deleted)]), kind="stable")
     return live_and_deleted.take(int64_array(order)), deleted
