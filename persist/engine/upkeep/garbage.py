@@ -291,7 +291,7 @@ class _Round:
         for _ in range(ROUNDS_MAX):
             try:
                 if not self._is_dry:
-                    self._follower.prove_known()
+                    self._follower.past.prove_known(self._follower.state)
                 collect()
                 return
             except (MissingBlob, Indeterminate) as error:
@@ -567,7 +567,7 @@ class _Round:
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)
         while some := [*islice(entries, DELETE_MAX)]:
             if not self._is_dry:
-                self._follower.prove_known()
+                self._follower.past.prove_known(self._follower.state)
                 check([entry.key for entry in some])
                 delete_all(self._blob, [entry.key for entry in some])
             self._deleted += [entry.key for entry in some]
