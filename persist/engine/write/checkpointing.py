@@ -48,7 +48,7 @@ class Checkpointing:
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
             seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
-            if seqno in recent:
+            if seqno is not None and seqno in recent:
                 with suppress(PersistError):  # The next caller gets the error.
                     self._follower.past.verify(seqno, recent[seqno].commit)
         finally:
