@@ -14,7 +14,7 @@ from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, behind
-from persist.compute.sql.draft import Catalog, drafted, has_groups, steps_to_drop
+from persist.compute.sql.draft import Catalog, drafted, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
 from persist.compute.sql.reasons import reasons
 from persist.compute.sql.redefine import load_dependents, redefinition
@@ -36,10 +36,10 @@ from persist.core.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.core.names import owner_of_groups
 from persist.core.progress import limited
 from persist.core.state_rules.contents import definition_number
 from persist.engine.collection.failures import failures_told
+from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
@@ -335,7 +335,7 @@ class LiveView:
     def _begin_anew(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
         view = self.handle
-        readers = [reader.name for reader in load_dependents(self.engine, view) if not owner_of_groups(reader.name)]
+        readers = [reader.name for reader in load_dependents(self.engine, view)]
         if readers:
             raise InvalidUsage(
                 f"view {view.name!r} cannot begin anew as long as {readers[0]!r} reads it: drop that "
@@ -345,9 +345,8 @@ class LiveView:
         catalog.remove(view.name)
         keeps_groups = has_groups(self.definition)
         draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
-        names = {**draft.names, view.id: view.name}
-        names |= {id_: catalog.by_id(id_).name for id_ in self.definition.inputs}
-        self.engine.submit("redefine", (*steps_to_drop(view, self.definition), *draft.steps), names).result()
+        drops, names = steps_to_drop(self.engine, [view.contents()])
+        self.engine.submit("redefine", (*drops, *draft.steps), names | {**draft.names}).result()
         with self._lock:
             self._stop()
             self.definition = draft.definition
