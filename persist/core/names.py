@@ -135,12 +135,12 @@ def groups_prefix(view: str) -> str:
     return f"{GROUPS_PREFIX}{view}."
 
 
-def owner_of(name: str) -> str | None:
+def find_owner(name: str) -> str | None:
     """Return the id of the owner of an arrangement; None if a collection of this name is none."""
     return name.split(".")[2] if name.startswith(ARRANGEMENT_PREFIXES) else None
 
 
-def reader_of(hold: str) -> str | None:
+def find_reader(hold: str) -> str | None:
     """Return the id of the view or index that has a hold of this name; None if it is another's hold."""
     return hold.partition(" ")[2] if hold.startswith(DERIVED_HOLDS) else None
 

@@ -45,7 +45,7 @@ from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Words
-from persist.core.names import GROUPS_PREFIX, LIBRARY_HOLDS, VIEW_HOLD, owner_of, reader_of, view_hold
+from persist.core.names import GROUPS_PREFIX, LIBRARY_HOLDS, VIEW_HOLD, find_owner, find_reader, view_hold
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
@@ -89,10 +89,10 @@ def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool
     """
     dependents = []
     for hold in view.contents().holds:
-        if hold.startswith(VIEW_HOLD) and (id_ := reader_of(hold)) is not None:
+        if hold.startswith(VIEW_HOLD) and (id_ := find_reader(hold)) is not None:
             with suppress(CollectionNotFound):  # It is dropped just now.
                 dependents.append(loaded_by_id(engine, id_, id_))
-    return [view for view in dependents if with_groups or owner_of(view.name) is None]
+    return [view for view in dependents if with_groups or find_owner(view.name) is None]
 
 
 def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
@@ -108,7 +108,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         return None
     dependents = load_dependents(engine, view, with_groups=True)
     names = {dependent.id: dependent.name for dependent in dependents}
-    every = [changed, *(load_dependent(below, names.get(owner_of(below.name) or "")) for below in dependents)]
+    every = [changed, *(load_dependent(below, names.get(find_owner(below.name) or "")) for below in dependents)]
     if any(dependent.id in draft.definition.inputs for dependent in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
@@ -367,7 +367,7 @@ def _check_untied(view: Dependent) -> None:
 def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return the start of a view: its old one, if its inputs still have that time."""
     inputs = (made[id_].readable if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
-    sinces = (readable.since for readable in inputs if owner_of(readable.name) is None)  # Groups have no past.
+    sinces = (readable.since for readable in inputs if find_owner(readable.name) is None)  # Groups have no past.
     start = view.definition.start
     return start if start > max(sinces, default=0) else None
 

@@ -50,7 +50,7 @@ from persist.core.log.framing import FORMAT, FORMAT_MIN, BlobRef
 from persist.core.log.keys import check_unused, is_upload, shared_folders
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.log.records import Record
-from persist.core.names import check_name, is_id, owner_of, reader_of
+from persist.core.names import check_name, find_owner, find_reader, is_id
 from persist.core.state_rules.annotations import check_note
 from persist.core.state_rules.collection_rules import CollectionStep, Condition, Holds, Planned, apply_step, gathered
 from persist.core.state_rules.contents import CollectionState
@@ -273,9 +273,9 @@ class Changing:
 
     def _find_reader(self, hold: str) -> CollectionEntry | None:
         """Return the view of a hold; for a hold of an arrangement, its owner."""
-        reader = reader_of(hold)
+        reader = find_reader(hold)
         entry = None if reader is None else self.entries.now(reader)
-        owner = None if entry is None else owner_of(entry.name)
+        owner = None if entry is None else find_owner(entry.name)
         return entry if owner is None else self.entries.now(owner)
 
     def _release_all(self, lease: str) -> None:

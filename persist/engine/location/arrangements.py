@@ -1,4 +1,4 @@
-"""Arrangements: hidden collections that hold what another collection holds, so that it is found or computed for less.
+"""Arrangements: hidden collections with the contents of other collections, for reads and refreshes at less cost.
 
     owner         name                                                      content
     a collection  .index.<id of the owner>.<ids of columns>                 its records, in the order of these columns
@@ -6,17 +6,17 @@
 
 Invariants:
 
-- An arrangement has a definition, as a view has (`CollectionState.view`). Its `inputs` are the ids of all that it
-  reads. On each of these it has one permanent hold, called after its id. The hold keeps what the next refresh reads.
-- It can only be read as of its last sealed time: each of its commits gives up the past. A reader at another time adds
-  or subtracts the changes in between.
-- Its name says whose it is, so nothing has to list the arrangements of an owner. Listings leave it out, and errors
-  name its owner.
-- The commit that drops the owner drops it, too. The same holds for a view that begins anew.
-- Nothing is erased from an arrangement. The record of an erasure drops it, and it is made again from what is left.
+- An arrangement has a definition, as a view has (`CollectionState.view`). The `inputs` of the definition are the ids of
+  the collections that the arrangement reads.
+- It has one permanent hold on each of these, called after its id. The hold keeps the input of its next refresh.
+- Only its last sealed time is readable. A reader at another time adds or subtracts the changes in between.
+- Its name has the id of the owner, so no collection lists its arrangements. Listings leave an arrangement out, and
+  errors name its owner.
+- A commit that drops the owner also drops the arrangement. A commit that makes a view anew does the same.
+- An erasure erases nothing from an arrangement. Its record drops the arrangement, and a later commit makes it again.
 
-An index is a hint, which is refreshed when that pays (`persist.compute.index`). The groups of a view are its state, so
-they move in its commits (`persist.compute.sql.groups`).
+An index is a hint: a client refreshes it when that pays (`persist.compute.index`). The groups of a view are its state,
+and move in its commits (`persist.compute.sql.groups`).
 """
 
 from collections.abc import Sequence
@@ -45,17 +45,14 @@ def list_arrangements(
 
 
 def steps_to_drop(engine: Engine, dropped: Sequence[CollectionState]) -> tuple[list[Step], dict[str, str]]:
-    """Return the steps that drop collections, views or arrangements, and the names of what they concern, by id.
-
-    Their arrangements go with them, and they release what they read and what stays.
-    """
+    """Return the steps that drop collections, with their arrangements and holds, and names for errors, by id."""
     every, names = {contents.id: contents for contents in dropped}, dict[str, str]()
     for owner in dropped:
         owned = list_arrangements(engine, owner.id)
         every |= {contents.id: contents for contents in owned}
         for contents in (owner, *owned):
             names |= dict.fromkeys((*_inputs(contents), contents.id), owner.name)
-    # What reads others is dropped before them.
+    # A reader is dropped before its inputs.
     order = sorted(every.values(), key=lambda contents: -len(every.keys() & _inputs(contents)))
     steps: list[Step] = [kinds.Destroy(contents.id) for contents in order]
     for contents in order:
