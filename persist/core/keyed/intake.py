@@ -23,7 +23,7 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import TableStream, as_table, opened
-from persist.codecs.updates.tuples import out_of_place
+from persist.codecs.updates.tuples import is_named, out_of_place
 from persist.codecs.updates.updates import Stamp, stamped, to_updates
 from persist.core.keyed.events import event_fields, events_schema, is_tombstone, marked
 from persist.core.keyed.form import find_machine, is_counted
@@ -95,6 +95,8 @@ def to_events(
     if columns is not None:
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
     data = opened(data)
+    first = data[0] if isinstance(data, (list, tuple)) and data else None
+    are_tuples = isinstance(first, (list, tuple)) and not is_named(first)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
         for piece in data.tables(taken_schema):
@@ -102,7 +104,7 @@ def to_events(
             pieces.append(_of_table(piece, taken_schema, schema, form, stamp, timeline, needed))
         none = taken_schema.arrow.empty_table().drop_columns(["_diff"])
         events = joined_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
-    elif (table := as_table(data, _with_deleted(taken_schema))) is not None:
+    elif not are_tuples and (table := as_table(data, _with_deleted(taken_schema))) is not None:
         stamp = stamp or _missing(TIME not in table.column_names)
         events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
