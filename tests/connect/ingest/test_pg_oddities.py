@@ -193,7 +193,9 @@ def test_an_error_names_the_transaction_the_table_the_column_and_the_value(datab
     database.ingest()
     database.run("INSERT INTO t VALUES (1, '2020-01-01')")
     database.run("INSERT INTO t VALUES (2, '0044-03-15 BC')")
-    with pytest.raises(persist.InvalidUsage, match=r"LSN [0-9A-F]+/[0-9A-F]+: a value of t\.d .*'0044-03-15 BC'.*as_text"):
+    with pytest.raises(
+        persist.InvalidUsage, match=r"LSN [0-9A-F]+/[0-9A-F]+: a value of t\.d .*'0044-03-15 BC'.*as_text"
+    ):
         database.ingest()
 
 
