@@ -164,9 +164,7 @@ def _of_dicts(values: Iterator[Any], schema: CollectionSchema | None) -> Iterato
 
 def _batches(data: Any, schema: CollectionSchema | None) -> Iterator[pa.Table]:
     if isinstance(data, pa.RecordBatchReader):
-        if data in _READ:
-            raise InvalidUsage(f"{cut(data)} was read before, and can be read once only. Make a new reader.")
-        _READ.add(data)
+        _claim(data)
     _check_columns(data)
     try:
         for batch in pa.RecordBatchReader.from_stream(data):
@@ -253,12 +251,33 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
 
 
 def with_first(data: Any) -> tuple[Any, Any]:
-    """Return an object with the columns of data, and data to read in its place: an iterator loses its first element."""
+    """Return an object with the columns of data, and data to read in its place: a stream is read up to its first row.
+
+    The object is a table without rows if data is a stream without any.
+    """
+    if isinstance(data, pa.RecordBatchReader):
+        _claim(data)
+        batches, first = iter(data), data.schema.empty_table().to_batches()
+        while not sum(map(len, first)) and (batch := next(batches, None)) is not None:
+            first = [batch]
+        columns = pa.Table.from_batches(first, data.schema)
+        return columns, pa.RecordBatchReader.from_batches(data.schema, itertools.chain(first, batches))
     if not isinstance(data, Iterator) or _is_arrow(data):
         return data, data
-    first = [*itertools.islice(data, 1)]
-    columns = first[0] if first and _is_table(first[0]) else first
-    return columns, itertools.chain(first, data)
+    elements: list[Any] = []
+    for element in data:
+        elements.append(element)
+        if not _is_table(element) or getattr(element, "shape", (1,))[0]:
+            break
+    columns = elements[-1] if elements and _is_table(elements[-1]) else elements
+    return columns, itertools.chain(elements, data)
+
+
+def _claim(reader: pa.RecordBatchReader) -> None:
+    """Raise InvalidUsage if a reader was read before."""
+    if reader in _READ:
+        raise InvalidUsage(f"{cut(reader)} was read before, and can be read once only. Make a new reader.")
+    _READ.add(reader)
 
 
 def _stored_type(kind: pa.DataType) -> pa.DataType:

@@ -16,7 +16,7 @@ from persist.connect.envelopes.json_rows import (
     suspects,
     with_texts_of_documents,
 )
-from persist.connect.envelopes.messages import Unreadable, decode_samples, list_values
+from persist.connect.envelopes.messages import Unreadable
 from persist.connect.envelopes.plain import plain
 
 __all__ = [
@@ -25,11 +25,9 @@ __all__ = [
     "Unreadable",
     "canal",
     "debezium",
-    "decode_samples",
     "describe_error",
     "exact_fields",
     "in_order",
-    "list_values",
     "maxwell",
     "parse",
     "plain",

@@ -42,7 +42,7 @@ from persist.codecs.order.ordering import combined, order_keys
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log.fields import KeyedForm
 
-GROUP = "_group"
+GROUP = "\tgroup"  # No column of a collection has a control character in its name.
 DELETED = "_deleted"
 SEQ = "_seq"
 
@@ -54,11 +54,11 @@ class Touched:
     Attributes:
         schema: of the collection.
         groups: how many keys there are. They are numbered from 0, and each has at least one event.
-        present: the key and value columns of `schema`, and `_group`, int64 and ascending: the rows that each key has
+        present: the key and value columns of `schema`, and `GROUP`, int64 and ascending: the rows that each key has
             before the first of its events, with repetitions. A key that holds nothing has no row. With a tombstone
             column, tombstones are rows like any other.
         events: the key columns, the `event_fields`, `_time` (int64), `_deleted` (bool, without NULL: whether the key is
-            deleted; then all event fields may be NULL) and `_group`. They are sorted by group, then time, then a
+            deleted; then all event fields may be NULL) and `GROUP`. They are sorted by group, then time, then a
             declared `order_by`, then arrival, or the values of events with ties="greatest" (deletions first). No two
             rows are in doubt about their order.
     """

@@ -26,12 +26,12 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.python_types import arrow_type
-from persist.connect.envelopes import Events, canal, debezium, decode_samples, list_values, maxwell, plain
+from persist.connect.envelopes import Events, canal, debezium, maxwell, plain
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
+from persist.connect.ingest.kafka.drift import find_drift
 from persist.connect.ingest.kafka.positions import Positions
 from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
-from persist.connect.ingest.row_files import find_unknown_fields
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, Unavailable
@@ -189,18 +189,19 @@ class Kafka:
                 f"{self.name}: {len(messages):,} messages of the topic {route.topic!r}, from offset {first['offset']} "
                 f"of partition {first['partition']} on, cannot be read for {collection.name!r}: {error}"
             ) from None
-        self._warn_of_drift(route, _sample_rows(route, messages), collection)
+        self._warn_of_drift(route, messages, collection)
         rows = events.table if is_keyed else events.table.drop_columns(DELETED)
         at = events.rejected["message"]
         return rows, _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
 
-    def _warn_of_drift(self, route: Route, rows: list[dict[str, Any]], collection: Collection) -> None:
+    def _warn_of_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
         """Warn once of each member without a column, and of each column that rows lack."""
         schema = collection.schema
         used = {*route.metadata, *(path.partition(".")[0] for path in route.metadata.values())}
-        kind = pa.struct([schema.arrow.field(name) for name in schema.names])
-        more = {path for row in rows for path in find_unknown_fields(row, kind) if path.partition(".")[0] not in used}
-        less = {name for name in schema.value_names if name not in used and any(name not in row for row in rows)}
+        fields = pa.schema([schema.arrow.field(name) for name in schema.names])
+        more, less = find_drift(route, messages["value"], fields)
+        more = {path for path in more if path.partition(".")[0] not in used}
+        less = {name for name in less if name in schema.value_names and name not in used}
         what = ("members that no column takes: they are left out", "rows without these columns, which are NULL there")
         for names, text in ((more, what[0]), (less, what[1])):
             if new := {(route.collection, name) for name in names} - self._warned:
@@ -270,21 +271,6 @@ def _events(
     if route.format in ("maxwell", "canal"):
         return (maxwell if route.format == "maxwell" else canal)(messages, table=route.table, **more)
     return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
-
-
-def _sample_rows(route: Route, messages: pa.Table) -> list[dict[str, Any]]:
-    """Return the rows in some of the messages of a route."""
-    documents = decode_samples(messages["value"].combine_chunks().drop_null())
-    documents = [value["payload"] if {"schema", "payload"} == value.keys() else value for value in documents]
-    if route.format in ("maxwell", "canal"):
-        of_table = (value for value in documents if isinstance(value, dict))
-        documents = [
-            value for value in of_table if route.table in (None, f"{value.get('database')}.{value.get('table')}")
-        ]
-    places = {"json": (), "debezium": ("after",)}.get(route.format, ("data",))
-    values = list_values(documents, *places)
-    rows = [row for value in values for row in (value if isinstance(value, list) else [value])]
-    return [row for row in rows if isinstance(row, dict)]
 
 
 def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:
