@@ -23,6 +23,7 @@ FOREIGN_PRIVATES = {
     ("persist.blob.stores.fsspec", "_strip_protocol"): "fsspec has no other name for the path of a URL",
     ("persist.blob.stores.fsspec", "_get_kwargs_from_urls"): "the same for the options in a URL",
     ("persist.blob.stores.fsspec", "_pipe_file"): "its signature alone shows whether that release can create",
+    ("persist.core.expression.documents", "_call"): "as Arrow documents calls of functions that it was given",
     ("persist.services.publish.iceberg", "_supported_endpoints"): "the requests that pyiceberg's REST catalog takes",
     ("persist.services.publish.catalog", "_InclusiveMetricsEvaluator"): "pyiceberg's pruning has no other name",
     ("persist.services.publish.iceberg", "_session"): "its connection, with its credentials",
