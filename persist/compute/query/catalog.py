@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query.parsing import every_node
+from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import MAIN, path_of, quoted
 from persist.core.errors import InvalidUsage
 from persist.core.state_rules.contents import CollectionState
@@ -68,7 +68,7 @@ def table_about(contents: CollectionState) -> TableAbout:
 
 def asks_what_there_is(parsed: Any) -> bool:
     """Return whether a parsed query asks for tables, columns or the like."""
-    for node in every_node(parsed):
+    for node in walk_parts(parsed):
         kind, name = node.get("type"), str(node.get("table_name") or "")
         if kind == "TABLE_FUNCTION":
             name = str(node["function"]["function_name"])
@@ -103,7 +103,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
         check_sql_names(about.name, about.columns)
         path = path_of((about.schema, about.table))
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(about.schema)}")
-        kinds = {field.name: _type_of(connection, field.type) for field in about.columns}
+        kinds = {field.name: name_duckdb_type(connection, field.type) for field in about.columns}
         if about.is_view:
             shown = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in kinds.items())
             connection.execute(f"CREATE VIEW {path} AS SELECT {shown} WHERE false")
@@ -112,7 +112,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
             connection.execute(f"CREATE TABLE {path} ({shown})")
 
 
-def _type_of(connection: Any, kind: pa.DataType) -> str:
+def name_duckdb_type(connection: Any, kind: pa.DataType) -> str:
     """Return what DuckDB calls a type; VARIANT of one that it does not have."""
     try:
         return str(connection.from_arrow(pa.schema({"x": kind}).empty_table()).types[0])

@@ -13,10 +13,17 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
-import pyarrow as pa
-
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import Path, add_functions, check_lengths, is_time_window, quoted, windowed_table
+from persist.compute.query import (
+    Path,
+    add_functions,
+    check_lengths,
+    is_time_window,
+    name_duckdb_type,
+    quoted,
+    walk_parts,
+    windowed_table,
+)
 from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
 from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
 from persist.core.errors import InvalidUsage
@@ -82,10 +89,7 @@ def _declare_type(kind: str | Unreadable, connection: Any) -> str:
     """Return the type of a column of a table that queries are bound to."""
     if isinstance(kind, str):
         return to_duckdb(kind)
-    if kind.arrow is not None:
-        with suppress(Exception):  # DuckDB does not have all types, and has errors of several kinds for that.
-            return str(connection.from_arrow(pa.schema({"x": kind.arrow}).empty_table()).types[0])
-    return "VARIANT"
+    return "VARIANT" if kind.arrow is None else name_duckdb_type(connection, kind.arrow)
 
 
 def find_tables(sql: str) -> dict[Path, int]:
@@ -112,16 +116,6 @@ def names_column(sql: str, name: str) -> bool:
         node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name
         for node in walk_parts(parsed(sql))
     )
-
-
-def walk_parts(parsed_query: Any) -> Iterator[dict[str, Any]]:
-    """Yield all parts of a parsed query."""
-    pending = [parsed_query]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            yield node
-        pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def parsed(sql: str) -> Any:
