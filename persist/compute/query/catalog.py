@@ -103,7 +103,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
         check_sql_names(about.name, about.columns)
         path = path_of((about.schema, about.table))
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(about.schema)}")
-        kinds = {field.name: name_duckdb_type(connection, field.type) for field in about.columns}
+        kinds = {field.name: _type_of(connection, field.type) for field in about.columns}
         if about.is_view:
             shown = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in kinds.items())
             connection.execute(f"CREATE VIEW {path} AS SELECT {shown} WHERE false")
@@ -112,7 +112,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
             connection.execute(f"CREATE TABLE {path} ({shown})")
 
 
-def name_duckdb_type(connection: Any, kind: pa.DataType) -> str:
+def _type_of(connection: Any, kind: pa.DataType) -> str:
     """Return what DuckDB calls a type; VARIANT of one that it does not have."""
     try:
         return str(connection.from_arrow(pa.schema({"x": kind}).empty_table()).types[0])

@@ -89,9 +89,6 @@ class QueryLimits:
                 raise InvalidUsage(f"QueryLimits({name}={value!r}) is not a number of at least {least:,}")
 
 
-QUERY_LIMITS = QueryLimits()
-
-
 class QueryResult(ArrowResult):
     """The answer of a query: read it as Arrow, pandas, Polars or batches, as often as wanted, until it is closed.
 

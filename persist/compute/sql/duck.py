@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from functools import cache, lru_cache
 from typing import Any, TypeAlias
 
+import pyarrow as pa
+
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query import (
     Path,
     add_functions,
     check_lengths,
     is_time_window,
-    name_duckdb_type,
     quoted,
     walk_parts,
     windowed_table,
@@ -89,7 +90,10 @@ def _declare_type(kind: str | Unreadable, connection: Any) -> str:
     """Return the type of a column of a table that queries are bound to."""
     if isinstance(kind, str):
         return to_duckdb(kind)
-    return "VARIANT" if kind.arrow is None else name_duckdb_type(connection, kind.arrow)
+    if kind.arrow is not None:
+        with suppress(Exception):  # DuckDB does not have all types, and has errors of several kinds for that.
+            return str(connection.from_arrow(pa.schema({"x": kind.arrow}).empty_table()).types[0])
+    return "VARIANT"
 
 
 def find_tables(sql: str) -> dict[Path, int]:
