@@ -17,7 +17,6 @@ An error reaches the client as its class and message, never with a traceback, or
 """
 
 import contextlib
-import logging
 import resource
 import threading
 import time
@@ -44,10 +43,11 @@ from persist.blob.served import (
 )
 from persist.blob.threads import DaemonThreads
 from persist.blob.written_errors import WrittenError
-from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.written_errors import ERRORS
-from persist.services.serve.messages import Address, decode_message, encode_fields
-from persist.services.serve.rights import RIGHTS, NotAllowed, Tokens
+from persist.services.serve.error_codes import encode_error, without_location
+from persist.services.serve.messages import Address, decode_message, encode_fields, join_host_port
+from persist.services.serve.rights import RIGHTS, Tokens
 
 try:
     import grpc
@@ -66,7 +66,6 @@ ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients limit as well.
 DATA_HEADER, METADATA, DATA_BODY = 2, 3, 1000  # Fields of FlightData.
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 
-logger = logging.getLogger(__name__)
 Method = Callable[[Iterator[bytes], "grpc.ServicerContext"], Iterable[bytes]]
 
 
@@ -232,28 +231,13 @@ def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes
 
 def _map_error(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
     """Return the status and the message of an error for a client."""
-    code = grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, CollectionNotFound):
-        code = grpc.StatusCode.NOT_FOUND
-    elif isinstance(error, NotAllowed):
-        code = grpc.StatusCode.PERMISSION_DENIED
-    elif isinstance(error, InvalidUsage | ValueError):
-        code = grpc.StatusCode.INVALID_ARGUMENT
-    elif not isinstance(error, PersistError):
-        logger.exception("a call failed", exc_info=error)
-        return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
-    if not isinstance(error, PersistError):
-        return code, without_location(str(error), hidden)[:ERROR_CHARS_MAX]
-    # All clients show this to people: kind and text of the written form are enough.
-    written = ERRORS.write(error, partial(without_location, url=hidden))
-    return code, f"{written['kind']}: {written['text']}"[:ERROR_CHARS_MAX]
-
-
-def without_location(text: str, url: str) -> str:
-    """Return a text that does not show where the location is."""
-    for form in (url, url.removeprefix("file://")):
-        text = text.replace(form, "the location")
-    return text
+    code = encode_error(error, hidden)
+    text = code.text
+    if isinstance(error, PersistError):
+        # All clients show this to people: kind and text of the written form are enough.
+        written = ERRORS.write(error, partial(without_location, url=hidden))
+        text = f"{written['kind']}: {written['text']}"
+    return grpc.StatusCode[code.grpc], text[:ERROR_CHARS_MAX]
 
 
 def _limits() -> list[tuple[str, int]]:
@@ -282,8 +266,7 @@ def _limits() -> list[tuple[str, int]]:
 
 
 def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | bytes, str | bytes] | None) -> int:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    at = f"{host}:{address.port}"
+    at = join_host_port(address.host, address.port)
     with _as_os_error():
         if certificate is None:
             return int(server.add_insecure_port(at))

@@ -64,6 +64,7 @@ from persist.services.serve.messages import (
     Nothing,
     Wait,
     check_certificate,
+    check_strangers,
     check_token,
     decode_message,
     decode_ticket,
@@ -262,18 +263,10 @@ class _Answers:
                 yield self._info(name).serialize()
 
     def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        descriptor = _parsed(flight.FlightDescriptor, next(requests))
-        if is_sql(descriptor.command or b""):
-            yield self._speaking_sql().info(descriptor.command).serialize()
-            return
-        yield self._info(_read_path(descriptor)).serialize()
+        yield self._described(requests).serialize()
 
     def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        descriptor = _parsed(flight.FlightDescriptor, next(requests))
-        if is_sql(descriptor.command or b""):
-            yield self._speaking_sql().schema(descriptor.command)
-            return
-        yield encode_fields((1, self._info(_read_path(descriptor)).schema.serialize()))
+        yield encode_fields((1, self._described(requests).schema.serialize()))
 
     def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         ticket = _parsed(flight.Ticket, next(requests)).ticket
@@ -378,6 +371,12 @@ class _Answers:
         if self._hub.is_closed:
             raise Unavailable("the server ends")
         return self._commits
+
+    def _described(self, requests: Iterator[bytes]) -> flight.FlightInfo:
+        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        if is_sql(descriptor.command or b""):
+            return self._speaking_sql().info(descriptor.command)
+        return self._info(_read_path(descriptor))
 
     def _info(self, name: str) -> flight.FlightInfo:
         schema = self._face.load(name).schema
@@ -556,10 +555,5 @@ def _checked(
     check_certificate(certificate)
     if (certificate is not None) != address.is_tls:
         raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
-    if address.is_public and token is None and not insecure:
-        raise InvalidUsage(
-            f"{url!r} can be reached by other machines, and without a token everybody there could read everything."
-        ).with_remedy(
-            "Give a token (to a command, as PERSIST_SERVE_TOKEN), or {insecure:option:True} if that is meant."
-        )
+    check_strangers(url, address.host, token, insecure=insecure)
     return address
