@@ -20,11 +20,11 @@ import contextlib
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -286,7 +286,6 @@ PIECE_BYTES = 1 << 20
 STORE_CALLS = ("get", "list", "delete")
 GETS_MAX = 16  # Values that are in memory at a time.
 GET_S = 10.0  # How long a call waits for its turn.
-T = TypeVar("T")
 
 
 class BlobCalls:
@@ -301,67 +300,66 @@ class BlobCalls:
         if what == "blob.get":
             return self._got(decode_message(body, BlobGet))
         if what == "blob.list":
-            return iter([msgspec.json.encode(self._page(decode_message(body, BlobListPage)))])
+            page = decode_message(body, BlobListPage)
+            return iter([self._answer(lambda: self._page(page), lambda failure: BlobPage([], failure))])
         if what == "blob.delete":
-            return iter([msgspec.json.encode(self._deleted(decode_message(body, BlobDelete)))])
+            keys = decode_message(body, BlobDelete).keys
+            if len(keys) > SERVED_DELETE_KEYS:
+                raise ValueError(f"{len(keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
+            return iter([self._answer(lambda: self._delete(keys))])
         return None
 
     def put(self, put: BlobPut, value: bytes) -> bytes:
         """Store a value, and return the answer."""
-
-        def store() -> BlobHead:
-            if put.is_new:
-                return BlobHead(found=self._blob.create(put.put, value))
-            self._blob.set(put.put, value)
-            return BlobHead(found=True)
-
-        return msgspec.json.encode(self._catch(store, lambda failure: BlobHead(failure=failure)))
+        return self._answer(lambda: BlobHead(found=self._store(put, value)))
 
     def _got(self, wanted: BlobGet) -> Iterator[bytes]:
-        def read() -> bytes | WrittenError | None:
+        value: bytes | None = None
+
+        def read() -> BlobHead:
+            nonlocal value
             if wanted.most is not None:
-                return get_at_most(self._blob, wanted.key, wanted.most)
-            return self._blob.get(wanted.key, wanted.range)
+                value = get_at_most(self._blob, wanted.key, wanted.most)
+            else:
+                value = self._blob.get(wanted.key, wanted.range)
+            return BlobHead() if value is None else BlobHead(found=True, bytes=len(value))
 
         if not self._turns.acquire(timeout=GET_S):
             raise Unavailable(f"{GETS_MAX} values are being read, for more than {GET_S:g} s: try again later")
         try:
-            value = self._catch(read, lambda failure: failure)
-            if isinstance(value, bytes):
-                yield msgspec.json.encode(BlobHead(found=True, bytes=len(value)))
-                for start in range(0, len(value), PIECE_BYTES):
-                    yield value[start : start + PIECE_BYTES]
-            else:
-                yield msgspec.json.encode(BlobHead(failure=value))
+            yield self._answer(read)
+            for start in range(0, len(value or b""), PIECE_BYTES):
+                yield (value or b"")[start : start + PIECE_BYTES]
         finally:
             self._turns.release()
 
     def _page(self, wanted: BlobListPage) -> BlobPage:
-        def read() -> BlobPage:
-            entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
-            return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
+        entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
+        return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
-        return self._catch(read, lambda failure: BlobPage([], failure))
+    def _store(self, put: BlobPut, value: bytes) -> bool:
+        if put.is_new:
+            return self._blob.create(put.put, value)
+        self._blob.set(put.put, value)
+        return True
 
-    def _deleted(self, wanted: BlobDelete) -> BlobHead:
-        if len(wanted.keys) > SERVED_DELETE_KEYS:
-            raise ValueError(f"{len(wanted.keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
-
-        def delete() -> BlobHead:
-            try:
-                delete_all(self._blob, wanted.keys)
-            except NotDeleted as error:
-                return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
-            return BlobHead(found=True)
-
-        return self._catch(delete, lambda failure: BlobHead(failure=failure))
-
-    def _catch(self, do: Callable[[], T], told: Callable[[WrittenError], T]) -> T:
-        """Return the result of a function, or its error as a message."""
+    def _delete(self, keys: Sequence[str]) -> BlobHead:
         try:
-            return do()
+            delete_all(self._blob, keys)
+        except NotDeleted as error:
+            return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
+        return BlobHead(found=True)
+
+    def _answer(
+        self,
+        do: Callable[[], BlobHead | BlobPage],
+        failed: Callable[[WrittenError], BlobHead | BlobPage] = lambda failure: BlobHead(failure=failure),
+    ) -> bytes:
+        """Return the result of a function, or its error, as a message."""
+        try:
+            return msgspec.json.encode(do())
         except PersistError as error:
-            return told(self._failure(error))
+            return msgspec.json.encode(failed(self._failure(error)))
 
     def _failure(self, error: PersistError) -> WrittenError:
         return STORE_ERRORS.write(error, partial(without_location, url=self._blob.url))

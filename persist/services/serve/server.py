@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -81,6 +81,8 @@ ACTION_RESULT, DESCRIPTOR = 1, 1  # Fields of Flight's messages.
 LOOK_S = 1.0  # The longest wait for news between two checks whether the client still waits.
 SEALED_S = 30.0  # How long a read waits for its time to be sealed.
 CLOSE_S = 5.0
+COMMITS = "commit for others: it needs serve(commits=True)"
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -312,7 +314,7 @@ class _Answers:
             yield encode_fields((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
             return
         length = decode_message(command, CommitRequest).commit
-        commits = self._committing()
+        commits = self._offered(self._commits, COMMITS)
         with commits.room.of(length):
             yield encode_fields((METADATA, commits.answer(_received(length, message, requests))))
 
@@ -336,7 +338,7 @@ class _Answers:
             return self._wait(decode_message(body, Wait), context)
         if what == "commits":
             decode_message(body, Nothing)
-            return msgspec.json.encode(Commits(self._committing().location()))
+            return msgspec.json.encode(Commits(self._offered(self._commits, COMMITS).location()))
         if what == "leave":
             waiter = decode_message(body, Leave).waiter
             with self._hub.changed:
@@ -359,18 +361,15 @@ class _Answers:
             return self._store.put(put, value)
 
     def _speaking_sql(self) -> FlightSql:
-        if self._sql is None:
-            raise ValueError("this server does not speak SQL: it needs serve(sql=True)")
-        if self._hub.is_closed:
-            raise Unavailable("the server ends")
-        return self._sql
+        return self._offered(self._sql, "speak SQL: it needs serve(sql=True)")
 
-    def _committing(self) -> CommitsForOthers:
-        if self._commits is None:
-            raise ValueError("this server does not commit for others: it needs serve(commits=True)")
+    def _offered(self, part: T | None, lacks: str) -> T:
+        """Return a part of the server. Raises ValueError if it has none, and Unavailable if it ends."""
+        if part is None:
+            raise ValueError(f"this server does not {lacks}")
         if self._hub.is_closed:
             raise Unavailable("the server ends")
-        return self._commits
+        return part
 
     def _described(self, requests: Iterator[bytes]) -> flight.FlightInfo:
         descriptor = _parsed(flight.FlightDescriptor, next(requests))
