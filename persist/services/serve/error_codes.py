@@ -5,7 +5,7 @@ client gets the name of its class.
 """
 
 import logging
-from typing import NamedTuple
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
@@ -23,7 +23,8 @@ from persist.services.serve.rights import NotAllowed
 logger = logging.getLogger(__name__)
 
 
-class ErrorCode(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ErrorCode:
     """The codes of an error, and its text for the client."""
 
     grpc: str
@@ -52,7 +53,7 @@ def encode_error(error: Exception, hidden: str) -> ErrorCode:
     """
     for kinds, code in _CODES:
         if isinstance(error, kinds):
-            return code._replace(text=without_location(str(error), hidden))
+            return replace(code, text=without_location(str(error), hidden))
     logger.exception("a call failed", exc_info=error)
     text = f"the server failed ({type(error).__name__}); its log says how"
     return ErrorCode("INTERNAL", "XX000", 500, text)
