@@ -20,7 +20,6 @@ from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
-from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -275,22 +274,6 @@ def test_a_holder_that_died_is_replaced_by_its_successor_or_by_force(tmp_path: P
         persist.open(tmp_path, mode="exclusive", reentrance_id="other")
     with persist.open(tmp_path, mode="exclusive", reentrance_id="nightly") as client:
         client.load("c").seal(6).result()
-
-
-def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    script = (
-        "import persist\n"
-        f"client = persist.open({str(tmp_path)!r})\n"
-        "c = client.create_or_load('c', key=persist.Int64)\n"
-        "c.write([((1, None), 0, 1)], seal=1).result()\n"
-        "snapshot = c.snapshot(0)\n"
-        "listen = c.listen(0)\n"
-        "c.hold(0)\n"
-    )
-    done = subprocess.run([*forked_python(), "-c", script], timeout=WAIT_S, cwd=ROOT)
-    assert done.returncode == 0
-    with persist.open(tmp_path, mode="read") as client:
-        assert rows(client.load("c")) == 1
 
 
 def test_a_part_list_has_the_seqno_of_the_record_that_names_it_whatever_races_were_lost(
