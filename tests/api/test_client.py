@@ -550,7 +550,7 @@ def test_a_client_dropped_after_failed_writes_leaves_no_thread_behind() -> None:
     orders.write([((1, None), 0, 1)]).add_done_callback(tell)
     assert told.wait(WAIT_S)
     del client, orders, tell
-    deadline_s = monotonic() + 20
+    deadline_s = monotonic() + WAIT_S
     while left := set(threading.enumerate()) - before:
         assert monotonic() < deadline_s, left
         gc.collect()

@@ -142,9 +142,9 @@ def test_a_request_that_arrives_twice_happens_once(server: HostileS3, is_second_
     server.between = between
     with closing(way(server.lying_url)) as blob, opened(blob) as client:
         orders = client.create_or_load("orders", key=KEY)
-        for number in range(10):
+        for number in range(4):
             orders.write([((number, None), 0, 1)]).result()
-    assert rows_seen(server) == [*range(10)]
+    assert rows_seen(server) == [*range(4)]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_reads_and_listings_that_are_behind_lose_nothing(server: HostileS3, seed
     with closing(way(server.lying_url)) as one, closing(way(server.lying_url)) as other:
         with opened(one) as client:
             client.create_or_load("orders", key=KEY)
-        for number in range(20):
+        for number in range(12):
             try:
                 with opened(one if number % 2 else other) as client:
                     client.load("orders").write([((number, None), 0, 1)]).result()
@@ -177,5 +177,5 @@ def test_reads_and_listings_that_are_behind_lose_nothing(server: HostileS3, seed
     server.between = None
     seen = rows_seen(server)
     assert len(seen) == len(set(seen))
-    assert len(acknowledged) >= 5
+    assert len(acknowledged) >= 3
     assert acknowledged <= set(seen)
