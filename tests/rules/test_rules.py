@@ -331,18 +331,6 @@ def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen
         assert orders.snapshot(0).count() == 0
 
 
-def test_rule_9_an_answer_that_was_lost_is_resolved_by_the_commit_id() -> None:
-    unreliable = UnreliableBlob(MemoryBlob())
-    with persist.open(unreliable, clock=ImpatientClock()) as client:
-        orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("create", Fault.HAPPENED_BUT_FAILED)
-        orders.write([((1, "a"), 0, 1)]).result()
-        unreliable.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
-        orders.write([((2, "b"), 0, 1)]).result()
-        orders.seal(1).result()
-        assert sorted(orders.snapshot(0).rows()) == [(1, "a"), (2, "b")]
-
-
 def test_rule_9_an_acknowledged_write_survives_the_loss_of_every_client(tmp_path: Path) -> None:
     script = (
         "import os, persist\n"
@@ -436,18 +424,6 @@ def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: p
                 call()
         assert reader.create_or_load("orders", key=KEY, value=VALUE).id == mine.id
     assert {name for name, count in metered.counts().items() if count.requests} <= {"get", "list"}
-
-
-def test_rule_12_shared_mode_takes_any_number_of_writers(blob: MemoryBlob) -> None:
-    clients = [persist.open(blob) for _ in range(4)]
-    handles = [client.create_or_load("orders", key=KEY, value=VALUE) for client in clients]
-    futures = [handles[i % 4].write([((i, "a"), 0, 1)]) for i in range(100)]
-    for future in futures:
-        future.result()
-    handles[0].seal(1).result()
-    for client, handle in zip(clients, handles, strict=True):
-        assert handle.snapshot(0).count() == 100
-        client.close()
 
 
 def test_rule_13_rows_cannot_show_negative_multiplicities_and_diffs_can(orders: persist.Collection) -> None:

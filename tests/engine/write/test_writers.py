@@ -33,19 +33,6 @@ def opened(blob: object, **how: object) -> persist.Client:
     return persist.open(blob, clock=ImpatientClock(), **how)  # type: ignore[arg-type]
 
 
-def test_a_token_is_remembered_by_other_clients_and_after_a_seal(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        first = c.write(ROW, token="job 1", seal=6).result()
-        assert c.write(ROW, token="job 1", seal=6).result() >= first
-    with opened(blob) as client:
-        c = client.load("c")
-        c.write(ROW, token="job 1").result()
-        assert rows(c) == 1
-        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
-            c.write(ROW, token="job 2").result()
-
-
 def test_repetitions_that_are_issued_together_are_one_write(blob: MemoryBlob) -> None:
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
@@ -53,16 +40,6 @@ def test_repetitions_that_are_issued_together_are_one_write(blob: MemoryBlob) ->
         assert len({future.result() for future in futures}) <= 2
         c.seal(6).result()
         assert rows(c) == 1
-
-
-def test_a_large_write_that_was_done_before_leaves_no_upload_behind(blob: MemoryBlob) -> None:
-    table = pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000})
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        c.write(table, token="t").result()
-        before = [entry.key for entry in blob.list("part/")]
-        c.write(table, token="t").result()
-    assert [entry.key for entry in blob.list("part/")] == before
 
 
 def test_a_token_is_checked_before_the_expected_upper(blob: MemoryBlob) -> None:
