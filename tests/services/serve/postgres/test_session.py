@@ -397,6 +397,7 @@ def test_a_statement_ends_at_its_timeout(served: tuple[persist.Client, Servers])
         for sql in (slow, f"UPDATE orders SET amount = ({slow})", "SUBSCRIBE TO orders", f"{slow}; SELECT 1"):
             with pytest.raises(psycopg.errors.QueryCanceled, match="due to statement timeout"):
                 connection.execute(sql)
+    with connect(served[1], autocommit=True) as connection:
         connection.execute("SET statement_timeout = '1min'")
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2,)
         assert state_of(lambda: connection.execute("SET statement_timeout = 'soon'")) == "22023"
