@@ -41,7 +41,7 @@ from persist.api.client import open as open_client
 from persist.api.collection import Collection
 from persist.codecs.nested import quote_name
 from persist.codecs.types.schema import CollectionSchema
-from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.data_source.source import register
 from persist.connect.spark.data_source.writers import DataFrameWrite, present_time
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, seen_by_all
@@ -123,7 +123,7 @@ def catalog(
             )
         spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
     _STORAGE[place[".location"]] = dict(storage_options or {})
-    prepared(spark)
+    register(spark)
     register_planner(spark.sparkContext)
     return spark
 

@@ -193,9 +193,9 @@ def route(spark: SparkSession, location: str, storage: Storage) -> str:
 
 
 def query(spark: SparkSession, location: str, storage: Storage, sql: str) -> list[list[Any]]:
-    """Return what a query of the views of a location gives."""
-    persist.spark.create_views(spark, location, storage_options=storage)
-    return [list(row) for row in spark.sql(sql).collect()]
+    """Return what a query of the contents of the collection gives."""
+    contents = persist.spark.snapshot(spark, location, "c", storage_options=storage)
+    return [list(row) for row in spark.sql(sql, c=contents).collect()]
 
 
 def read_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str) -> list[list[Any]]:

@@ -21,7 +21,7 @@ from persist.codecs.order.ordering import canonical
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source.source import prepared, read_by_source
+from persist.connect.spark.data_source.source import read_by_source, register
 from persist.connect.spark.data_source.writers import (
     DataFrameWrite,
     commit_difference,
@@ -130,7 +130,7 @@ def write(
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
     if multiset and chosen != "overwrite":
         raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
-    prepared(df.sparkSession)
+    register(df.sparkSession)
     folds = ignores_case(df.sparkSession)
     if key is not None:
         options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
@@ -290,7 +290,7 @@ def delete(
         raise InvalidUsage(f"time={time!r} is no moment, and a deletion has one time: give a number or a moment")
     keys = what if isinstance(what, DataFrame) else None
     condition = None if isinstance(what, DataFrame) else Condition.of(what)
-    prepared(spark)
+    register(spark)
     with writable(collection):
         planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
     if planned.target.keyed is not None:
