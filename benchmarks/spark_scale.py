@@ -69,10 +69,8 @@ def made_up(folder: str, count: int) -> int:
 
 def part_like(like: Part, number: int) -> Part:
     """Return a descriptor of the next keys after those of other parts."""
-    low, names = (
-        number * ROWS,
-        [hashlib.md5(f"{number} {at}".encode(), usedforsecurity=False).hexdigest() for at in range(3)],
-    )
+    low = number * ROWS
+    names = [hashlib.md5(f"{number} {at}".encode(), usedforsecurity=False).hexdigest() for at in range(3)]
     keys = [[low + at * (ROWS - 1) // 32] for at in range(33)]
     stats = {**like.stats, "k": (low, low + ROWS - 1, 0)}
     return msgspec.structs.replace(
