@@ -77,7 +77,7 @@ def part_like(like: Part, number: int) -> Part:
         like,
         blob=f"{like.blob.rpartition('/')[0]}/{number:020}-{names[0]}.parquet",
         checksum=names[1],
-        footer=msgspec.structs.replace(like.footer, checksum=names[2]),
+        footer=like.footer and msgspec.structs.replace(like.footer, checksum=names[2]),
         keys_json=msgspec.Raw(msgspec.json.encode(keys)),
         stats_json=msgspec.Raw(msgspec.json.encode(stats)),
     )

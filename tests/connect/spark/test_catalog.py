@@ -337,7 +337,7 @@ CREATE TABLE persist.shop.orders (id BIGINT, status STRING, PRIMARY KEY (id)) US
   TBLPROPERTIES (timeline = 'ms');
 INSERT INTO persist.shop.orders WITH ('time' = '2026-11-20T12:00:00Z', 'seal' = '2026-11-21T00:00:00Z')
   VALUES (1, 'new'), (2, 'new');
-MERGE INTO persist.shop.orders t USING VALUES (2, 'paid'), (3, 'new') AS s(id, status) ON t.id = s.id
+MERGE INTO persist.shop.orders t USING (SELECT * FROM VALUES (2, 'paid'), (3, 'new') AS v(id, status)) s ON t.id = s.id
   WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *;
 SELECT concat('now ', id, ' ', status) FROM persist.shop.orders ORDER BY id;
 SELECT concat('then ', id, ' ', status) FROM persist.shop.orders TIMESTAMP AS OF '2026-11-20 13:00:00'
@@ -375,7 +375,7 @@ def test_a_script_of_spark_sql_creates_merges_travels_and_follows(place: str, tm
         env=environ,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=1000,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.splitlines() == [
