@@ -13,6 +13,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +47,21 @@ def run(args: argparse.Namespace) -> int:
     return 0 if is_right else 1
 
 
+def values(keys: Iterable[int]) -> dict[int, str]:
+    """Return the values that Spark computes for keys."""
+    return {k: hashlib.sha256(str(k).encode()).hexdigest() for k in keys}
+
+
 class Soak:
     """A cluster at work, and the rows that the collection has to hold."""
 
     def __init__(self, cluster: Cluster, driver: Driver, location: str, random_: random.Random) -> None:
         self._cluster, self._driver, self._location, self._random = cluster, driver, location, random_
-        self._expected: dict[int, str] = {}
+        self._expected = values(range(-3000, 0))
         self.killed = Counter[str]()
         with self._opened() as client:
-            client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()}).seal(1).result()
+            rows = [((k, v), 0, 1) for k, v in self._expected.items()]
+            client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()}).write(rows, seal=1).result()
 
     def round(self, number: int) -> bool:
         """Do something, kill something; return whether the contents are right then."""
@@ -92,7 +99,7 @@ class Soak:
             return {**named, "condition": f"k % 5 = {rest}"}
         # New keys each time, and for an overwrite some of those before.
         start = number * 3000 - (1500 if kind == "overwrite" else 0)
-        new = {k: hashlib.sha256(str(k).encode()).hexdigest() for k in range(start, start + 3000)}
+        new = values(range(start, start + 3000))
         self._expected = new if kind == "overwrite" else {**self._expected, **new}
         return {**named, "start": start, "end": start + 3000}
 
