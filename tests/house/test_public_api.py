@@ -32,6 +32,7 @@ OPTIONAL = {
     "starlette",
     "uvicorn",
     "prometheus_client",
+    "opentelemetry",
 }
 
 
