@@ -22,7 +22,7 @@ the order is free: the updates of the last key are held back until the next key,
 the key continues in a new run. Memory: four times a table, and what `PartStream` holds.
 
 Row groups have 64k rows, because a point read decodes one: 5 ms for six columns, 0.5 ms for one of int64. Smaller ones
-cost more elsewhere (`docs/inside/records/2026-11-27-performance.md`, "Encodings").
+cost more elsewhere (`docs/inside/performance.md`, "Encodings").
 """
 
 import bisect
