@@ -157,7 +157,8 @@ def split_path(path: str) -> list[str]:
             step = path[at:end]
         if end < 0 or not step or path[end : end + 1] not in ("", "."):
             raise SchemaMismatch(
-                f"{path!r} is no path: give names with dots between them, such as address.zip, and quote a name that "
+                f"{path!r} is not a path: give names with dots between them, such as address.zip, and quote a "
+                f"name that "
                 'has dots itself, such as "like.this".zip'
             )
         steps.append(step)

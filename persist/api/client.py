@@ -115,7 +115,7 @@ def _check_text(option: str, text: object) -> None:
 def _server(option: str, given: str | Notify | None) -> Notify | None:
     server = Notify(given) if isinstance(given, str) else given
     if server is not None and not isinstance(server, Notify):
-        raise InvalidUsage(f"{option}={given!r} is no server: give its URL, or persist.Notify(url, token=…)")
+        raise InvalidUsage(f"{option}={given!r} is not a server: give its URL, or persist.Notify(url, token=…)")
     return server
 
 
@@ -171,7 +171,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         """
         self.engine.check_open("collections")
         if not isinstance(prefix, str):
-            raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
+            raise InvalidUsage(f"prefix={prefix!r} is not text: give what the names begin with, such as 'sales.'")
         return Collections(self.engine.names(prefix), self.engine)
 
     def drop(self, name: str) -> CommitFuture:

@@ -105,7 +105,7 @@ class CreatingCalls:
         schema = CollectionSchema.of(key, value, timeline)
         retained = None if retention is None else retention_times(retention, read_timeline(schema))
         if keyed is not None and not isinstance(keyed, Keyed):
-            raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+            raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
         form = None if keyed is None else build_form(keyed, schema)
         machine = None if keyed is None else keyed.machine
         contents, both = created_or_loaded(self.engine, name, schema, form, retained)

@@ -88,7 +88,7 @@ def parse_time(given: Any, timeline: "Timeline | None" = None) -> Any:
     if not _NUMBER.fullmatch(text) or (timeline is not None and _BASIC_DAY.fullmatch(text)):
         return given
     if len(text) > _DIGITS_MAX:
-        raise InvalidUsage(f"a number of {len(text):,} digits is no time: give one from 0 to 2^63 - 2")
+        raise InvalidUsage(f"a number of {len(text):,} digits is not a time: give one from 0 to 2^63 - 2")
     return int(text)
 
 
@@ -108,7 +108,7 @@ def parse_time_word(given: Any, wall_ms: int) -> datetime | None:
         return None
     count, name = match[1] or match[3], match[2] or match[4]
     if name not in _SECONDS:
-        raise InvalidUsage(f"{given!r} is no time: spans are in s, min, h, d or w, such as '-1d' or '2 hours ago'")
+        raise InvalidUsage(f"{given!r} is not a time: spans are in s, min, h, d or w, such as '-1d' or '2 hours ago'")
     try:
         return now - timedelta(seconds=int(count) * _SECONDS[name])
     except OverflowError as error:
@@ -147,7 +147,9 @@ class Timeline:
 
     def __post_init__(self) -> None:
         if self.unit not in TIME_UNITS:
-            raise InvalidUsage(f"unit {self.unit!r} is no unit of time: use one of {', '.join(map(repr, TIME_UNITS))}")
+            raise InvalidUsage(
+                f"unit {self.unit!r} is not a unit of time: use one of {', '.join(map(repr, TIME_UNITS))}"
+            )
 
     def time_of(self, moment: Moment) -> int:
         """Return the last time that is not after a moment: its contents are the moment's contents.
@@ -294,7 +296,7 @@ class Timeline:
         except OverflowError:
             pass
         raise InvalidUsage(
-            f"time {time!r} in {self.unit} is no moment from 1970 to 9999: give a whole number that is one"
+            f"time {time!r} in {self.unit} is not a moment from 1970 to 9999: give a whole number that is one"
         )
 
     def text_of(self, time: int) -> str:
@@ -318,7 +320,7 @@ class Timeline:
     def _checked(self, time: int, moment: Moment) -> int:
         if not 0 <= time <= TIME_MAX:
             last = "the year 2262" if self.unit == "ns" else "a time that fits 63 bits"
-            raise InvalidUsage(f"{moment!r} is no time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
+            raise InvalidUsage(f"{moment!r} is not a time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
         return time
 
     def _column_of_text(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -348,13 +350,13 @@ def _to_seconds(moment: Any) -> Fraction:
         raise _naive(moment, 'pandas.Timestamp(moment, tz="UTC")')
     if not isinstance(moment, date):
         raise InvalidUsage(
-            f"{moment!r} is no moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
+            f"{moment!r} is not a moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
             '"2026-11-21T12:00:00Z"'
         )
     if not isinstance(moment, datetime):
         return Fraction((moment - _EPOCH.date()).days * 86_400)
     if moment != moment:
-        raise InvalidUsage(f"{moment!r} is no moment: every time must be one")
+        raise InvalidUsage(f"{moment!r} is not a moment: every time must be one")
     if moment.utcoffset() is None:
         raise _naive(moment, "moment.astimezone() if it is local, or moment.replace(tzinfo=timezone.utc)")
     return _seconds(moment)
@@ -402,7 +404,8 @@ def _parsed(text: str) -> Fraction:
         moment = datetime.fromisoformat(whole)
     except ValueError as error:
         raise InvalidUsage(
-            f"{text!r} is no moment: write it as 2026-11-21T12:00:00Z, with a blank for the T, or an offset for the Z "
+            f"{text!r} is not a moment: write it as 2026-11-21T12:00:00Z, with a blank for the T, or an offset "
+            f"for the Z "
             "(none means UTC), if you like"
         ) from error
     if moment.utcoffset() is None:

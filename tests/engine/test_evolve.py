@@ -282,7 +282,7 @@ def test_types_are_given_as_for_a_new_collection(orders: persist.Collection) -> 
 
 @pytest.mark.parametrize("bad", [0, 2, -1, True, 1.0, "1"])
 def test_a_version_that_there_is_not_is_refused(orders: persist.Collection, bad: Any) -> None:
-    with pytest.raises(persist.errors.SchemaMismatch, match=r"is no version of the schema.*it has 1 to 1"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"is not a version of the schema.*it has 1 to 1"):
         orders.snapshot(schema=bad)
 
 
@@ -387,7 +387,7 @@ def test_an_evolve_through_a_handle_from_before_another_evolve_is_refused(
     assert caught.value.theirs
     assert client.seqno == seqno
     assert old.schema.version == 1
-    with pytest.raises(persist.errors.SchemaMoved, match="'note' is no column of this collection"):
+    with pytest.raises(persist.errors.SchemaMoved, match="'note' is not a column of this collection"):
         old.evolve(drop=["note"])  # Of that it cannot be said what it would change.
     assert client.load("orders").evolve(drop=["v"]) == 3
 

@@ -312,7 +312,7 @@ class PublishingCalls(CollectionBase):
         if (catalog is None) != (identifier is None) or (catalog is not None and table != "iceberg"):
             raise InvalidUsage("catalog and identifier go together, with the table 'iceberg'")
         if deletes not in get_args(Deleting):
-            raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
+            raise InvalidUsage(f'deletes={deletes!r} is not a way to leave rows out: give "vectors" or "none"')
         if feed and table != "delta":
             raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
         if format_version is not None and (table != "iceberg" or format_version not in (2, 3)):

@@ -457,7 +457,9 @@ class Grouped:
         outputs = []
         for name, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
-                raise InvalidUsage(f"agg: {name}={aggregate} is no aggregate: end it with .sum(), .count(), .max() …")
+                raise InvalidUsage(
+                    f"agg: {name}={aggregate} is not an aggregate: end it with .sum(), .count(), .max() …"
+                )
             if name in self._keys:
                 raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
             column = self._free_name(len(values))

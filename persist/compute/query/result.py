@@ -300,7 +300,9 @@ class QueryResult(ArrowResult):
             ) from error
         way = "" if self._limits else FILES_REMEDY
         if type(error).__name__ == "PermissionException":
-            raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
+            raise InvalidUsage(f"the query reads something that is not a collection: {error}").with_remedy(
+                way
+            ) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
         refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {list_some(self._collections)}.")

@@ -192,7 +192,8 @@ def statement_of(engine: Engine, sql: str, names: list[str]) -> tuple[str, State
     statement = statement_text(sql)
     if statement is None:
         raise InvalidUsage(
-            f"{sql!r:.100} is no statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT INTO or "
+            f"{sql!r:.100} is not a statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT "
+            f"INTO or "
             "MERGE INTO, and the name of the collection"
         )
     handle = loaded(engine, _named(statement.table, names))
@@ -216,7 +217,7 @@ def _named(path: Path, names: list[str]) -> str:
     if table is None:
         wanted = ".".join(path)
         hint = did_you_mean(wanted, names) or ":"
-        raise InvalidUsage(f"the statement changes {wanted!r}, which is no collection here{hint} there are {names}")
+        raise InvalidUsage(f"the statement changes {wanted!r}, which is not a collection here{hint} there are {names}")
     if table.as_of not in (None, LATEST):
         raise InvalidUsage(f"{path_of(path)} is {table.name!r} as of a time: a statement changes what is there now")
     return table.name
@@ -230,7 +231,7 @@ def other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Pa
     """
     tables = {target: TableAt(name)}
     for path in paths_in(sql):
-        # A path of two parts may be a column of a table: so it is no tag, and its table.
+        # A path of two parts may be a column of a table: so it is not a tag, and its table.
         is_table = len(path) != 2 or path[0].startswith("@") or sql_name(path[0]) in (MAIN, LATEST)
         is_table = is_table or collection_of(path, names) is not None
         table = table_at(path, names) if is_table else None

@@ -71,7 +71,7 @@ class TableAt:
 
 
 def table_at(path: Path, names: Sequence[str]) -> TableAt | None:
-    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
+    """Return what a table of a query is; None if it is not a collection, as a named subquery is none."""
     *qualifiers, table = path
     name = collection_of(path, names)
     if name is not None or not qualifiers:
@@ -213,10 +213,10 @@ class TimedTable:
     as_of: int | str
 
     def refused(self, names: Sequence[str]) -> InvalidUsage:
-        """Return why a table that is none of the collections of these names cannot be read so."""
+        """Return why a table that is not one of the collections of these names cannot be read so."""
         wanted = ".".join(self.parts)
         hint = did_you_mean(wanted, names) or ":"
-        return InvalidUsage(f"{wanted!r} is no collection, so it has no times{hint} the collections are {[*names]}")
+        return InvalidUsage(f"{wanted!r} is not a collection, so it has no times{hint} the collections are {[*names]}")
 
 
 def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[str], str] | None = None) -> str:

@@ -71,7 +71,7 @@ def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
         text = sql.encode()[begin : begin + argument.get("query_location_length", 0)].decode(errors="ignore")
         try:
             [(is_long,)] = connection.execute(f"SELECT ({text}) > INTERVAL 0 SECOND").fetchall()
-        except Exception:  # It is no constant, or no interval: then DuckDB says so where it binds the query.
+        except Exception:  # It is not a constant, or no interval: then DuckDB says so where it binds the query.
             continue
         if not is_long:
             raise InvalidUsage(f"a window of {text} has no length: give an interval that is longer than nothing")

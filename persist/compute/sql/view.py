@@ -544,7 +544,7 @@ def load_live_view(view: OnView) -> LiveView:
     """
     live = getattr(view, "live", None)
     if not isinstance(live, LiveView):
-        raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
+        raise InvalidUsage(f"{view!r:.200} is not a view: give what client.view(name) returns")
     return live
 
 
@@ -553,7 +553,7 @@ def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingPro
     handle = loaded(engine, name)
     definition = load_definition(handle)
     if definition is None:
-        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users.").with_remedy(
+        raise InvalidUsage(f"collection {name!r} is not a view: it is written by its users.").with_remedy(
             "Use {load:call}."
         )
     return LiveView(handle, definition, options)

@@ -129,7 +129,7 @@ def to_one_array(column: pa.ChunkedArray) -> pa.Array:
 def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:
     """Raise InvalidUsage unless an option has one of the values that it may have."""
     if given not in allowed:
-        raise InvalidUsage(f"{option}={given!r} is none of {', '.join(map(repr, allowed))}.")
+        raise InvalidUsage(f"{option}={given!r} is not one of {', '.join(map(repr, allowed))}.")
 
 
 def _types(schema: SchemaLike) -> dict[str, pa.DataType]:

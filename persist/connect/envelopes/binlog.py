@@ -217,7 +217,7 @@ def _in(column: pa.Array, values: tuple[str, ...]) -> Mask:
 
 def _not_rows(kind: str | None) -> str:
     if kind is None:
-        return "it is no change of a row: it has no type"
+        return "it is not a change of a row: it has no type"
     return (
         f"it has type {kind!r}, which says nothing about single rows: if it changed the table, see that the schema "
         "still fits, and go on"

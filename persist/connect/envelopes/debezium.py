@@ -275,7 +275,7 @@ def _always(reason: str) -> Callable[[int], str]:
 
 
 def _no_op(op: str | None) -> str:
-    return "it is no change event: it has no op" if op is None else f'it has op "{op}", which is none of c, r, u and d'
+    return "it is not a change event: it has no op" if op is None else f'it has op "{op}", which is not c, r, u or d'
 
 
 def _is(column: pa.Array, value: Any) -> Mask:

@@ -170,4 +170,4 @@ def _why(piece: pa.ChunkedArray, wanted: pa.DataType, error: Exception) -> str:
     if isinstance(error, PersistError):
         return str(error).replace("the time of update 0: ", "").replace("update 0 ", "it ")[:REASON_CHARS_MAX]
     rounded = " without rounding" if "rounded" in str(error) or "data loss" in str(error) else ""
-    return f"{cut(value)} is no {wanted}{rounded}"
+    return f"{cut(value)} is not of type {wanted}{rounded}"

@@ -187,7 +187,7 @@ class _Lines:
             if field.name in self._columns.types and self._columns.leaves_out(field.name, table.schema.types[at]):
                 table = table.set_column(at, field, align_fields(table.column(at), field.type))
         if table.schema != self._fields:
-            raise Unreadable("it has fields that are no columns")
+            raise Unreadable("it has fields that are not columns")
         if self._lacking(texts, table).any():
             raise Unreadable("it lacks a column")
         return table
@@ -224,11 +224,11 @@ class _Lines:
         except UnicodeDecodeError:
             return "it is not UTF-8"
         except ValueError as broken:
-            return f"it is no JSON: {broken}"
+            return f"it is not JSON: {broken}"
         except RecursionError:
             return "it nests too deeply"
         if not isinstance(document, dict):
-            return "it is no JSON object"
+            return "it is not a JSON object"
         more = [
             path
             for path in find_unknown_fields(document, pa.struct(list(self._fields)))
@@ -247,7 +247,7 @@ class _Lines:
                 except (Unreadable, pa.ArrowException):
                     kind = self._columns.types.get(field.name, field.type)
                     rounds = " without rounding" if "round" in why else ""
-                    return f"column {field.name!r}: {bytes(value).decode()[:80]} is no {kind}{rounds}"
+                    return f"column {field.name!r}: {bytes(value).decode()[:80]} is not of type {kind}{rounds}"
         return why
 
 

@@ -112,7 +112,7 @@ def _names(name: str, text: str) -> tuple[str, ...]:
 def _one_of(*allowed: str) -> Kind:
     def parse(name: str, text: str) -> str:
         if text not in allowed:
-            raise InvalidUsage(f"option {name}={text!r} is none of {', '.join(map(repr, allowed))}")
+            raise InvalidUsage(f"option {name}={text!r} is not one of {', '.join(map(repr, allowed))}")
         return text
 
     return Kind(", ".join(f'"{value}"' for value in allowed), parse)

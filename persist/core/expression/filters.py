@@ -13,7 +13,7 @@ such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars
                | operand "is" [ "not" ] "null"
                | operand
     operand    = column | literal
-    column     = a name, in double quotes if it is no plain word
+    column     = a name, in double quotes if it is not a plain word
     literal    = a number, 'text', true, false, null
 
 Text that is compared with a column of another type, such as a timestamp, is read as a value of that type. A comparison
@@ -239,7 +239,7 @@ class _Parser:
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
                 f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which "
-                "it is no value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+                "it is not a value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
     def _operand(self) -> _Operand:
@@ -264,7 +264,8 @@ class _Parser:
             if token.text not in self._types:
                 hint = did_you_mean(token.text, self._types) or ","
                 raise InvalidUsage(
-                    f"the condition {self._text!r:.200}: {token.text!r} is no column of this collection{hint} it has "
+                    f"the condition {self._text!r:.200}: {token.text!r} is not a column of this "
+                    f"collection{hint} it has "
                     f"{[*self._types]}. Text is in single quotes"
                 )
             return _Operand(token.text, type=self._types[token.text])
@@ -290,7 +291,8 @@ class _Parser:
     def _unexpected(self, wanted: str) -> InvalidUsage:
         actual = repr(self._token.text) if self._token.kind != "end" else "the end"
         return InvalidUsage(
-            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {actual}, "
+            f"the condition {self._text!r:.200} is not a condition: at character {self._token.at + 1} there is "
+            f"{actual}, "
             f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
         )
 

@@ -173,13 +173,14 @@ def words(comment: str | None, properties: Mapping[str, str | None] | None) -> W
         InvalidUsage: it is not text.
     """
     if comment is not None and not is_text(comment):
-        raise InvalidUsage(f"comment={comment!r:.100} is no text: give a str, '' for no comment")
+        raise InvalidUsage(f"comment={comment!r:.100} is not text: give a str, '' for no comment")
     changed_properties = {} if properties is None else properties
     if not isinstance(changed_properties, Mapping) or not all(
         is_text(name) and (value is None or is_text(value)) for name, value in changed_properties.items()
     ):
         raise InvalidUsage(
-            f"properties={properties!r:.200} is no dict of texts: give {{'owner': 'data team'}}, and None for one that "
+            f"properties={properties!r:.200} is not a dict of texts: give {{'owner': 'data team'}}, and None "
+            f"for one that "
             "is to go"
         )
     return Words(comment, dict(changed_properties))

@@ -45,7 +45,7 @@ KEYS_NAMED = 10
 def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
     """Return a user's declaration for a collection, after checking that it fits the future schema."""
     if not isinstance(keyed, Keyed):
-        raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+        raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
     return build_form(keyed, schema)
 
 
@@ -195,7 +195,7 @@ def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) ->
     for what in _EXAMPLES:
         if not isinstance(value := getattr(wanted, what), Mapping):
             raise InvalidUsage(
-                f"{what}={value!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
+                f"{what}={value!r:.100} is not a dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
     if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} must be a dict of texts by column name")

@@ -450,7 +450,7 @@ def _frame(frame: Any) -> pa.Table:
         table = as_table(data, None)  # A table's own columns need not be columns of the collection.
     if table is None:
         raise InvalidUsage(
-            f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
+            f"{frame!r:.80} is not a frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
         )
     for at, field in enumerate(table.schema):
         if "_view" in str(field.type) and not pat.is_dictionary(field.type):  # Arrow takes no rows of views.

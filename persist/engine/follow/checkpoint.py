@@ -373,7 +373,7 @@ def _check(checkpoint: Checkpoint) -> None:
         if not all(map(is_id, dropped.folders)):
             raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
         if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
-            raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
+            raise ValueError(f"a dropped blob is not an upload of collection {dropped.collection}")
     floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")

@@ -173,7 +173,7 @@ def to_engine(action: str, client: OnEngine | Engine) -> Engine:
     """
     engine = client if isinstance(client, Engine) else getattr(client, "engine", None)
     if not isinstance(engine, Engine):
-        raise InvalidUsage(f"{action}: {client!r:.200} is no client; give what persist.open() returned")
+        raise InvalidUsage(f"{action}: {client!r:.200} is not a client; give what persist.open() returned")
     return engine
 
 

@@ -236,7 +236,7 @@ class _Search:
         if key.startswith(PARTS):
             return self._part(entry)
         if key.startswith("lost/"):
-            return Trace(key, "it was put aside when the log was repaired, and nobody deletes it: look, and delete it")
+            return Trace(key, "a repair of the log put it aside, and no command deletes it: read it, then delete it")
         seqno, collection = _place(key)
         is_since = self._is_state_since(key, collection) or key in self._pages
         if seqno is not None and seqno < self._erased_at and not is_since:

@@ -9,7 +9,7 @@ Iceberg, and each requested time a snapshot. A pin is a publication of its own (
 stay whatever is published later. A pin whose tag is gone is given up by a later load, and so is a requested time after
 `PIN_S`. Snapshots say their time in `persist.as_of`.
 
-The timestamp of a snapshot is the moment of its time. Where times are no moments, the newest version has the moment at
+The timestamp of a snapshot is the moment of its time. Where times are not moments, the newest version has the moment at
 which it was published, and a pin that many milliseconds after 1970. So `TIMESTAMP AS OF` never returns a pin in place
 of a newer version.
 

@@ -94,7 +94,7 @@ class IcebergTable:
         """Raise InvalidUsage if a table cannot have such columns, or if other programs could not read it."""
         url = self._blob.url
         if url.startswith("memory://"):
-            raise InvalidUsage(f"{url} is in this process alone, so nobody else could read a table there")
+            raise InvalidUsage(f"{url} is in this process alone, so no other process could read a table there")
         if url.startswith("grpc"):
             raise InvalidUsage(f"Iceberg readers cannot open {url}: publish from a client that opens the store itself")
         if "://" in url and "#" in url:

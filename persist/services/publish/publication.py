@@ -371,7 +371,9 @@ def format_of(
         from persist.services.publish.iceberg import IcebergTable
 
         return IcebergTable(handle, options or {}, catalog)
-    raise InvalidUsage(f"table={table!r} is no format of a table: give one of {', '.join(map(repr, get_args(Table)))}")
+    raise InvalidUsage(
+        f"table={table!r} is not a format of a table: give one of {', '.join(map(repr, get_args(Table)))}"
+    )
 
 
 class Attempt:

@@ -96,11 +96,11 @@ class FlightSql:
             batch = ANSWERS[name][1](self._queries, Asked(message))
             return batch.schema, lambda: None, iter([batch])
         if name != "TicketStatementQuery":
-            raise ValueError(f"a ticket of the kind {name[:100]!r} is none of this server's")
+            raise ValueError(f"a ticket of the kind {name[:100]!r} does not belong to this server")
         try:
             statement = msgspec.json.decode(group_fields(message).get(1, b""), type=_Statement)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"the ticket is none of this server's: {error}") from error
+            raise ValueError(f"the ticket does not belong to this server: {error}") from error
         return self._answered(statement, ticket, context)
 
     def done(self, what: str, body: bytes) -> bytes | None:
@@ -213,9 +213,7 @@ class FlightSql:
         with self._lock:
             prepared = self._prepared.get(handle)
             if prepared is None:
-                raise InvalidUsage(
-                    "there is no such prepared statement, or nobody has used it for long: prepare it again"
-                )
+                raise InvalidUsage("there is no such prepared statement, or it was not used for long: prepare it again")
             prepared.used_s = time.monotonic()
             self._prepared.move_to_end(handle)
             return prepared
@@ -225,7 +223,7 @@ class FlightSql:
         try:
             tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
         except pa.ArrowException as error:
-            raise ValueError("what is to be cancelled is no FlightInfo") from error
+            raise ValueError("the query to cancel is not a FlightInfo") from error
         with self._lock:
             running = [query for ticket in tickets for query in self._running.get(ticket, [])]
         for query in running:
@@ -283,7 +281,7 @@ def unpack_command(message: bytes) -> tuple[str, bytes]:
     fields = group_fields(message)
     kind = fields.get(1, b"").decode(errors="replace")
     if not kind.startswith(_PREFIX):
-        raise ValueError("the command is none of Flight SQL")
+        raise ValueError("the command is not a command of Flight SQL")
     return kind.removeprefix(_PREFIX), fields.get(2, b"")
 
 
@@ -323,7 +321,7 @@ def _read_table(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
         table = pa.ipc.open_stream(b"".join(pieces)).read_all()
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"the parameters are no table of Arrow: {error}") from error
+        raise ValueError(f"the parameters are not an Arrow table: {error}") from error
     if table.num_rows > PARAMETER_ROWS_MAX:
         raise InvalidUsage(
             f"there are {table.num_rows:,} rows of parameters, and at most {PARAMETER_ROWS_MAX:,} are run"
@@ -353,5 +351,5 @@ def _parameters(statement: _Statement) -> list[list[Any]]:
         table = pa.ipc.open_stream(data).read_all()
         table.validate(full=True)
     except (binascii.Error, pa.ArrowException, OSError) as error:
-        raise ValueError(f"the parameters are no table of Arrow: {error}") from error
+        raise ValueError(f"the parameters are not an Arrow table: {error}") from error
     return [[*row] for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]

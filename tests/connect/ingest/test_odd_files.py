@@ -102,7 +102,7 @@ def test_text_that_its_float_would_change_is_named_by_its_line(
 ) -> None:
     options = {"columns": {"id": "int64", "v": "float64"}}
     with pytest.raises(
-        persist.InvalidUsage, match=rf"(?s)0\.{ending}.*line [23]: column 'v': '?{number}'? is no double"
+        persist.InvalidUsage, match=rf"(?s)0\.{ending}.*line [23]: column 'v': '?{number}'? is not of type double"
     ):
         taken((ending, text.format(number)), **options)
 

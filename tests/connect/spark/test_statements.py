@@ -64,7 +64,7 @@ def test_a_query_has_a_time_for_all_and_refuses_what_is_none(spark: SparkSession
     joined = "SELECT a.amount, b.amount FROM orders a CROSS JOIN orders VERSION AS OF 3 b"
     assert [tuple(row) for row in persist.spark.sql(spark, path, joined, as_of=1).collect()] == [(1, 3)]
     refused: list[tuple[str, str, dict[str, Any]]] = [
-        ("'order' is no collection, so it has no times", "SELECT * FROM order VERSION AS OF 1", {}),
+        ("'order' is not a collection, so it has no times", "SELECT * FROM order VERSION AS OF 1", {}),
         ("is not before upper", "SELECT * FROM orders VERSION AS OF 9", {}),
         ("time= is of what a statement changes", "SELECT 1", {"time": 3}),
         ("as_of= is of a query", "DELETE FROM orders", {"as_of": 3}),

@@ -143,7 +143,7 @@ def test_what_is_no_term_is_refused(stored: Any) -> None:
 
 
 def test_an_expression_is_no_truth_value_and_a_constant_is_one_of_arrow() -> None:
-    with pytest.raises(ValueError, match="is no truth value"):
+    with pytest.raises(ValueError, match="is not a truth value"):
         assert col("a") == 1
     assert str((1 - col("a")).max_with(lit(2))) == "greatest((1 - a), 2)"
 

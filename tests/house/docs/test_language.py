@@ -20,7 +20,7 @@ def paragraphs(text: str) -> Iterator[str]:
     """Yield each paragraph, item, heading and cell of a table. Quoted code is one word, and a link is its text."""
     text = CODE.sub("\n", text)
     text = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", text))
-    text = re.sub(r"Code(?:,\s+Code)+", "Code", text)  # A list of names is no sentence.
+    text = re.sub(r"Code(?:,\s+Code)+", "Code", text)  # A list of names is not a sentence.
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\s*[#|])", text):
         yield from block.split(" | ") if block.lstrip().startswith("|") else [block]
 

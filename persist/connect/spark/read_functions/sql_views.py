@@ -58,7 +58,7 @@ def create_views(
     prepared(spark)
     storage, schemas = dict(storage_options or {}), {} if schemas is None else schemas
     if not isinstance(schemas, Mapping):
-        raise InvalidUsage(f"schemas={schemas!r:.100} is no dict of versions by name: give {{'orders': 3}}")
+        raise InvalidUsage(f"schemas={schemas!r:.100} is not a dict of versions by name: give {{'orders': 3}}")
     if isinstance(collections, str):
         raise InvalidUsage(f"collections={collections!r} is one name: give a list of names, [{collections!r}]")
     views: list[str] = []

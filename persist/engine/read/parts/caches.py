@@ -267,7 +267,7 @@ class SpilledRows:
             return piece
         try:
             if not S_ISREG(os.lstat(path).st_mode):
-                raise ValueError("it is no plain file")
+                raise ValueError("it is not a plain file")
             with pa.memory_map(path) as file:  # The buffer stays mapped after the file is closed.
                 data = file.read_buffer()
             piece = _Piece(MappedRows(data, self._full(name), schema, rows))

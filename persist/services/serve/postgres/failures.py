@@ -29,7 +29,7 @@ _DUCKDB_CODES = (
     ("Constraint Error", "23000"),
     ("longer than", "57014"),
     ("bytes of memory", "53200"),
-    ("is no collection", "42P01"),
+    ("is not a collection", "42P01"),
     ("this is not one query", "42601"),
 )
 
