@@ -511,7 +511,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"": pa.int64()}}, "not empty"),
         ({"add": {"n": "int"}}, "no type is called that"),
         ({"add": {"n": pa.null()}}, "null"),
-        ({"add": ["n"]}, "no dict"),
+        ({"add": ["n"]}, "not a dict"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": 300}}, "default 300 does not fit"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": "x"}}, "default 'x' does not fit"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": 1.5}}, "does not fit"),

@@ -224,11 +224,14 @@ def test_a_statement_is_bound_when_it_is_asked_for_and_gives_the_same_however_of
 def test_what_is_no_ticket_of_this_server_is_refused() -> None:
     sql = FlightSql(cast(Queries, Known()))
     for bad, reason in [
-        (wrapped("CommandStatementQuery", (1, b"SELECT 1")), "a ticket of the kind 'CommandStatementQuery' is none"),
+        (
+            wrapped("CommandStatementQuery", (1, b"SELECT 1")),
+            "a ticket of the kind 'CommandStatementQuery' does not belong",
+        ),
         (wrapped("TicketStatementQuery"), "the ticket does not belong to this server"),
         (wrapped("TicketStatementQuery", (1, b"\xff")), "the ticket does not belong to this server"),
-        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"!"}')), "no table of Arrow"),
-        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"AAAA"}')), "no table of Arrow"),
+        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"!"}')), "not an Arrow"),
+        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"AAAA"}')), "not an Arrow"),
         (encode_fields((1, b"x")), "the command is not a command of Flight SQL"),
     ]:
         with pytest.raises(ValueError, match=reason):

@@ -195,7 +195,7 @@ def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed
     assert {line["status"] for line in lines(capsys)} == {"new", None}
     for bad, says in (
         (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
-        (["DROP INDEX i"], "DROP is not a query"),
+        (["DROP INDEX i"], "DROP is neither a query"),
         (["COPY orders TO 'x.csv'"], "--files"),
         (["SELECT 1; SELECT 2"], "there are 2 of them"),
         (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),

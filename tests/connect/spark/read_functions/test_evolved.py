@@ -162,7 +162,7 @@ def test_sql_reads_with_the_version_that_it_is_told(spark: SparkSession, locatio
         create(spark, location, schemas={"rows": 9})
     with pytest.raises(persist.InvalidUsage, match="schemas= names 'orders', of which no view is made"):
         create(spark, location, schemas={"orders": 1})
-    with pytest.raises(persist.InvalidUsage, match="no dict of versions"):
+    with pytest.raises(persist.InvalidUsage, match="not a dict of versions"):
         create(spark, location, schemas=[2])  # type: ignore[arg-type]
     with persist.open(tmp_path, settings=QUIET) as client:
         rows = client.create_or_load("rows", key={"id": pa.int64()}, value={"a": pa.int16()})
