@@ -13,7 +13,7 @@
 
 import uuid
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any, Protocol
@@ -32,9 +32,10 @@ from persist.compute.query import (
     execute,
     statement_kind,
 )
-from persist.core.errors import CollectionExists, InvalidUsage
+from persist.core.errors import CollectionExists, InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.log import kinds
+from persist.core.progress import limited
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -104,8 +105,8 @@ def define(
     """Run a statement that defines a collection, durably; it is one commit, and a view is refreshed after it.
 
     Args:
-        variables, limits: as for `QueryResult`.
-        running: takes a function that ends the query of a CREATE TABLE AS.
+        variables, limits: as for `QueryResult`; views are created and refreshed within the same limits.
+        running: takes a function that ends the work from another thread.
 
     Raises:
         InvalidUsage: DuckDB refuses it, or a collection has nothing of that kind.
@@ -116,10 +117,12 @@ def define(
     statement = Definition.parse(sql)
     name, is_there = statement.find_table(client.engine.names(""))
     rows = 0
-    if statement.verb == "CREATE":
-        rows = _create(client, statement, name, is_there, variables, limits, running)
-    elif is_there or not statement.condition:
-        _change(client.load(name), statement)
+    with limited(*((None, None) if limits is None else (limits.timeout_s, limits.memory_bytes))) as work:
+        running(work.cancel)
+        if statement.verb == "CREATE":
+            rows = _create(client, statement, name, is_there, variables, limits, running)
+        elif is_there or not statement.condition:
+            _change(client.load(name), statement)
     return Defined(statement.words, name, rows, client.engine.follower.state.seqno)
 
 
@@ -202,15 +205,18 @@ def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> Non
 
     options = collect_options(None, None)
     with client.engine.follower.looks.once():
-        live = (
-            live_view(client.engine, name, options)
-            if exists
-            else load_or_create_view(client.engine, name, query, None, None, options)
-        )
-        view = View(live)
         if exists:
+            view = View(live_view(client.engine, name, options))
             view.redefine(query)
-        view.refresh()
+            view.refresh()
+            return
+        view = View(load_or_create_view(client.engine, name, query, None, None, options, is_new=True))
+        try:
+            view.refresh()
+        except BaseException:  # A statement that fails leaves nothing.
+            with suppress(PersistError):
+                view.drop().result()
+            raise
 
 
 def _change(collection: Collection, statement: Definition) -> None:

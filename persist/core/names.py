@@ -24,6 +24,9 @@ INDEX_HOLD = "index "  # The same of an index: it keeps what its next refresh re
 PUBLISHED_HOLD = "published "  # The same for a table with a change feed: it keeps the changes for the next version.
 INDEX_PREFIX = f"{OWN_PREFIX}index."  # Prefix of the collection of an index.
 GROUPS_PREFIX = f"{OWN_PREFIX}groups."  # Prefix of the views with the groups of another view.
+ARRANGEMENT_PREFIXES: tuple[str, ...] = (INDEX_PREFIX, GROUPS_PREFIX)  # The id of the owner follows.
+DERIVED_HOLDS: tuple[str, ...] = (VIEW_HOLD, INDEX_HOLD)
+LIBRARY_HOLDS: tuple[str, ...] = (*DERIVED_HOLDS, PUBLISHED_HOLD)
 DERIVED_FROM = "persist.derived_from"  # A property of clones of views: the ids of what their rows came from.
 OWED_PREFIX = f"{OWN_PREFIX}owed."  # Prefix of the collections that list the rest of an erasure.
 
@@ -132,9 +135,14 @@ def groups_prefix(view: str) -> str:
     return f"{GROUPS_PREFIX}{view}."
 
 
-def owner_of_groups(name: str) -> str | None:
-    """Return the id of the view whose groups a view of some name holds; None if it holds no groups."""
-    return name.removeprefix(GROUPS_PREFIX).partition(".")[0] if name.startswith(GROUPS_PREFIX) else None
+def find_owner(name: str) -> str | None:
+    """Return the id of the owner of an arrangement; None if a collection of this name is none."""
+    return name.split(".")[2] if name.startswith(ARRANGEMENT_PREFIXES) else None
+
+
+def find_reader(hold: str) -> str | None:
+    """Return the id of the view or index that has a hold of this name; None if it is another's hold."""
+    return hold.partition(" ")[2] if hold.startswith(DERIVED_HOLDS) else None
 
 
 def is_id(text: str) -> bool:

@@ -66,21 +66,38 @@ def watched(watcher: Watcher | None) -> Iterator[None]:
         _watcher.reset(token)
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """The limits of time and of memory of this process; as numbers, and as the caller wrote them."""
+@dataclass(slots=True)
+class LimitedWork:
+    """Work within limits of time and of memory of this process, and within the limits of the work around it."""
 
-    until: float
-    resident: float
     timeout_s: float | None
     memory: int | None
+    until: float
+    resident: float
+    around: "LimitedWork | None"
+    is_cancelled: bool = False
+
+    def cancel(self) -> None:
+        """End the work soon, from any thread."""
+        self.is_cancelled = True
+
+    def check(self) -> None:
+        """Raise InvalidUsage if the work was cancelled, and LimitReached if it has reached a limit."""
+        if self.is_cancelled:
+            raise InvalidUsage("the work was cancelled. What was sealed before stays, and nothing else was written")
+        if time.monotonic() > self.until:
+            raise LimitReached("time", f"timeout_s={self.timeout_s}")
+        if self.memory is not None and resident_bytes() > self.resident:
+            raise LimitReached("memory", f"memory_limit={self.memory:,} bytes more than the process had")
+        if self.around is not None:
+            self.around.check()
 
 
-_limits: ContextVar[_Limits | None] = ContextVar("persist_limits", default=None)
+_work: ContextVar[LimitedWork | None] = ContextVar("persist_work", default=None)
 
 
 @contextmanager
-def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[None]:
+def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[LimitedWork]:
     """Let the work in this block end with an error at a limit, where it calls `check_limits`.
 
     Args:
@@ -91,22 +108,19 @@ def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[None]
             raise InvalidUsage(f"{name}={limit!r} is not a limit: give a number of at least 0, or None for no limit")
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     resident = math.inf if memory_limit is None else resident_bytes() + memory_limit
-    token = _limits.set(_Limits(until, resident, timeout_s, memory_limit))
+    work = LimitedWork(timeout_s, memory_limit, until, resident, _work.get())
+    token = _work.set(work)
     try:
-        yield
+        yield work
     finally:
-        _limits.reset(token)
+        _work.reset(token)
 
 
 def check_limits() -> None:
-    """Raise LimitReached if the calling work has reached a limit."""
-    limits = _limits.get()
-    if limits is None:
-        return
-    if time.monotonic() > limits.until:
-        raise LimitReached("time", f"timeout_s={limits.timeout_s}")
-    if limits.memory is not None and resident_bytes() > limits.resident:
-        raise LimitReached("memory", f"memory_limit={limits.memory:,} bytes more than the process had")
+    """Raise an error if the calling work has reached a limit, or was cancelled; see `LimitedWork.check`."""
+    work = _work.get()
+    if work is not None:
+        work.check()
 
 
 def resident_bytes() -> int:

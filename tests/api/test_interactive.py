@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.api.test_python_doc import write_files
 from tests.support.paths import ROOT
 
 PAGES = ["README.md", "docs/use/python.md", "docs/use/schemas.md", "docs/use/events.md"]
@@ -53,7 +52,6 @@ def test_the_readme_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: 
 
 @pytest.mark.thorough
 def test_the_page_about_python_runs_when_it_is_pasted_into_an_interactive_python(tmp_path: Path) -> None:
-    write_files(tmp_path)
     done = pasted("\n\n".join(blocks_of("docs/use/python.md")), tmp_path)
     assert_clean(done)
     assert "Antichain(11)" in done.stdout

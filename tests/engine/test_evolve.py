@@ -132,7 +132,7 @@ def test_a_read_names_time_and_version_and_gives_the_same(orders: persist.Collec
         orders.snapshot(0, schema=1)
     assert orders.snapshot(0, schema=1, columns=["k", "v"]).count() == 5
     for bad in (0, 4, True, "1"):
-        with pytest.raises(persist.errors.SchemaMismatch, match="no version"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="not a version"):
             orders.snapshot(0, schema=bad)  # type: ignore[arg-type]
 
 
@@ -540,11 +540,11 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"n": pa.timestamp("us")}, "defaults": {"n": NOON.replace(tzinfo=datetime.UTC)}}, "has a time zone"),
         ({"add": {"n": pa.timestamp("us", "UTC")}, "defaults": {"n": NOON}}, "has no time zone"),
         ({"add": {"n": pa.timestamp("us", "UTC")}, "defaults": {"n": pa.scalar(NOON)}}, "does not fit"),
-        ({"drop": ["x"]}, "no column"),
+        ({"drop": ["x"]}, "not a column"),
         ({"drop": "v"}, "one string"),
         ({"drop": ["k"]}, "key column 'k'"),
-        ({"drop": [["v"]]}, "no column"),
-        ({"drop": [{}], "add": {"n": pa.int8()}}, "no column"),
+        ({"drop": [["v"]]}, "not a column"),
+        ({"drop": [{}], "add": {"n": pa.int8()}}, "not a column"),
         ({"add": {"n": pa.int8()}, "defaults": {1: 2, "z": 2}}, "not added"),
         ({"reorder": 5}, "reorder"),
         ({"reorder": [1, "v"]}, "reorder"),
@@ -559,20 +559,20 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"drop": ["v"], "rename": {"v": "w"}}, "dropped, and renamed"),
         ({"rename": {"v": "s"}}, "two columns would be called 's'"),
         ({"rename": {"v": "k"}}, "two columns would be called 'k'"),
-        ({"rename": {"x": "y"}}, "no column"),
+        ({"rename": {"x": "y"}}, "not a column"),
         ({"rename": {"v": 3}}, "must be a dict"),
         ({"widen": {"v": pa.int16()}}, "does not hold all of its values"),
         ({"widen": {"v": pa.float32()}}, "does not hold all"),
         ({"widen": {"v": pa.string()}}, "does not hold all"),
         ({"widen": {"k": pa.float64()}}, "key column 'k'"),
-        ({"widen": {"x": pa.int64()}}, "no column"),
+        ({"widen": {"x": pa.int64()}}, "not a column"),
         ({"widen": {"v": "int46"}}, "no type is called that"),
         ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give its type alone"),
         ({"add": {"n": pa.field("m", pa.int8())}}, "call both alike"),
         ({"reorder": ["s"]}, "reorder"),
         ({"reorder": ["s", "v", "k"]}, "reorder"),
         ({"reorder": "vs"}, "reorder"),
-        ({"comments": {"x": "?"}}, "no column"),
+        ({"comments": {"x": "?"}}, "not a column"),
         ({"comments": {"v": 3}}, "must be a dict"),
     ],
 )

@@ -78,7 +78,7 @@ class Place:
         encryption = {"server_side_encryption": "aws:kms", "sse_kms_key_id": KMS_KEY}
         self._more = encryption if kms else {}
         words = {"BUCKET": self.bucket, "PREFIX": self.prefix, "KEY_ARN": KMS_KEY}
-        found = policies_in(ROOT / "docs/run/security.md", words)
+        found = policies_in(ROOT / "examples/operate/policies", words)
         decrypt, encrypt = found["kms"]
         assert (decrypt.sid, encrypt.sid) == ("Decrypt", "Encrypt")
         self.policies: dict[str, list[Grant]] = {

@@ -103,14 +103,14 @@ def grants(policy: Mapping[str, Any]) -> list[Grant]:
     return found
 
 
-def policies_in(path: Path, values: Mapping[str, str]) -> dict[str, list[Grant]]:
-    """Return the policies of a Markdown file by their name, with values in place of words such as BUCKET."""
-    text = path.read_text()
+def policies_in(folder: Path, values: Mapping[str, str]) -> dict[str, list[Grant]]:
+    """Return the policies in a folder by their name, with values in place of words such as BUCKET."""
     found = {}
-    for name, body in re.findall(r"^```json (\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+    for path in folder.glob("*.json"):
+        body = path.read_text()
         for word, value in values.items():
             body = re.sub(rf"\b{word}\b", value, body)
-        found[name] = grants(json.loads(body))
+        found[path.stem] = grants(json.loads(body))
     return found
 
 

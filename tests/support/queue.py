@@ -5,8 +5,14 @@ folder has taken. A process takes a module when it creates a file for it in the 
 that take long come first: one that begins last would run while the other processes have nothing left to do. A module
 is collected when its turn comes, so each one is loaded by one process only. Fixtures of the session live until the
 process has done its last module.
+
+Each process writes a journal into the folder: the modules that it has ended, and what failed. So a process that a fault
+in a library kills loses nothing: `python -m tests.support.queue FOLDER …` prints the tests that failed, and the modules
+that no process has ended.
 """
 
+import os
+import sys
 from collections.abc import Generator, Iterator
 from itertools import chain, pairwise
 from pathlib import Path
@@ -14,6 +20,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.paths import LONGEST
+
+MODULES = "modules"  # A file with the names of all modules.
+JOURNAL = "journal-"
+ENDED, FAILED = "ended", "failed"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -27,8 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     folder = config.getoption("queue")
     if folder is not None:
         folder.mkdir(exist_ok=True)
-        taken = _taken(folder, modules_below(config.rootpath, config.args))
-        config.pluginmanager.register(Queue(config, taken), "queue")
+        modules = modules_below(config.rootpath, config.args)
+        (folder / MODULES).write_text("\n".join(modules))
+        config.pluginmanager.register(Queue(config, folder, _taken(folder, modules)), "queue")
 
 
 def modules_below(root: Path, arguments: list[str]) -> list[str]:
@@ -57,10 +68,21 @@ def _taken(folder: Path, modules: list[str]) -> Iterator[str]:
         yield module
 
 
+def names_to_repeat(folder: Path) -> list[str]:
+    """Return the tests that failed, and the modules that no process has ended, such as one whose process crashed."""
+    lines = [line.split(" ", 1) for path in folder.glob(f"{JOURNAL}*") for line in path.read_text().splitlines()]
+    ended = {name for event, name in lines if event == ENDED}
+    failed = {name for event, name in lines if event == FAILED}
+    modules = (folder / MODULES).read_text().splitlines() if (folder / MODULES).exists() else []
+    unended = [module for module in modules if module not in ended]
+    return [*sorted(name for name in failed if name.split("::")[0] in ended), *unended]
+
+
 class Queue:
     """The plugin: it has pytest collect one module at a time, and run its tests."""
 
-    def __init__(self, config: pytest.Config, taken: Iterator[str]) -> None:
+    def __init__(self, config: pytest.Config, folder: Path, taken: Iterator[str]) -> None:
+        self.journal = folder / f"{JOURNAL}{os.getpid()}"
         self.taken = taken
         self.folders: dict[Path, pytest.Collector] = {}
         self.collected = 0
@@ -68,9 +90,22 @@ class Queue:
 
     def _take(self, config: pytest.Config) -> bool:
         """Let the next module be what pytest is to collect, and return whether there is one."""
-        module = next(self.taken, None)
-        config.args = [] if module is None else [str(config.rootpath / module)]
-        return module is not None
+        self.module = next(self.taken, None)
+        config.args = [] if self.module is None else [str(config.rootpath / self.module)]
+        return self.module is not None
+
+    def _note(self, event: str, name: str) -> None:
+        """Add a line to the journal, which stays if the process crashes."""
+        with self.journal.open("a") as journal:
+            journal.write(f"{event} {name}\n")
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            self._note(FAILED, report.nodeid)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._note(FAILED, report.nodeid)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection(self) -> object:
@@ -86,6 +121,9 @@ class Queue:
         for item, following in pairwise(chain(self._items(session), [None])):
             assert item is not None
             session.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            module = _module_of(item)
+            if following is None or _module_of(following) != module:
+                self._note(ENDED, module)
             if session.shouldfail:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
@@ -97,7 +135,17 @@ class Queue:
         """Yield the tests of one module after the other; each is collected before the last test of the one before."""
         while not self.is_empty:
             self.collected += len(session.items)
+            if not session.items and self.module is not None:
+                self._note(ENDED, self.module)
             yield from session.items
             self.is_empty = not self._take(session.config)
             if not self.is_empty:
                 session.config.hook.pytest_collection(session=session)
+
+
+def _module_of(item: pytest.Item) -> str:
+    return item.nodeid.split("::")[0]
+
+
+if __name__ == "__main__":
+    print(*[name for folder in sys.argv[1:] for name in names_to_repeat(Path(folder))], sep="\n")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import pyarrow as pa
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.index import IndexInfo, create_index, drop_index, load_indexes, steps_to_drop
+from persist.compute.index import IndexInfo, create_index, drop_index, load_indexes
 from persist.core.antichain import END, Antichain, to_antichain
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed
@@ -255,9 +255,7 @@ class DescribingCalls(CollectionBase, Described):
         Raises (the future):
             CollectionNeeded: views read it.
         """
-        if load_indexes(self.handle) or self.handle.known().view:
-            self.handle.engine.follower.refresh()
-        return drop(self.handle, steps_to_drop(self.handle, load_indexes(self.handle)))
+        return drop(self.handle)
 
 
 Deleting = Literal["vectors", "none"]

@@ -4,6 +4,6 @@ Promises: an index is a hint. A read through one has the same result as without;
 reads dearer. It is never half there: one record makes it.
 """
 
-from persist.compute.index.indexes import IndexInfo, drop_index, load_indexes, steps_to_drop, steps_to_empty
+from persist.compute.index.indexes import IndexInfo, drop_index, list_indexed_columns, load_indexes
 from persist.compute.index.lookups import PAYS, FoundByIndex, Path, indexed, plan_paths
 from persist.compute.index.maintenance import create_index, keep_indexes_current, refresh_indexes

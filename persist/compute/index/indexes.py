@@ -28,15 +28,14 @@ import pyarrow as pa
 
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
-from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_hold, index_name
+from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_name
 from persist.core.state_rules.contents import CollectionState, last_sealed
+from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.operations import Step
 
 VERSION = 1
 
@@ -116,9 +115,14 @@ class IndexInfo:
 
 def load_indexes(handle: CollectionHandle) -> list[Index]:
     """Return the indexes of a collection, as far as this client knows."""
-    prefix = f"{INDEX_PREFIX}{handle.id}."
-    ids = handle.engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(prefix)])
-    return [index for _, id_ in ids if (index := load_index(handle.engine, id_)) is not None]
+    every = list_arrangements(handle.engine, handle.id, [INDEX_PREFIX])
+    return [index for contents in every if (index := _read_index(handle.engine, contents)) is not None]
+
+
+def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...]:
+    """Return the columns of each index of a collection, as they are called now."""
+    names = (index.name_columns(handle.known().schema) for index in load_indexes(handle))
+    return tuple(columns for columns in names if columns is not None)
 
 
 def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
@@ -132,10 +136,15 @@ def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
 def load_index(engine: Engine, id_: str) -> Index | None:
     """Return the index of an id; None if it is gone."""
     try:
-        contents = engine.follower.known(id_, id_)
+        return _read_index(engine, engine.follower.known(id_, id_))
     except CollectionNotFound:
         return None
+
+
+def _read_index(engine: Engine, contents: CollectionState) -> Index | None:
+    """Return the index that a collection is; None of one of a later version."""
     ids = read_indexed_ids(contents)
+    id_ = contents.id
     return None if ids is None else Index(CollectionHandle(engine, id_, contents.name, contents.schema), contents, ids)
 
 
@@ -206,40 +215,11 @@ def drop_index(handle: CollectionHandle, columns: Sequence[str]) -> CommitFuture
     indexes = load_indexes(handle)
     for index in indexes:
         if index.name_columns(schema) == names or list_ids(schema, names) == index.indexed:
-            return handle.engine.submit("drop_index", steps_to_drop(handle, [index]), _names(handle, [index]))
+            return handle.engine.submit("drop_index", *steps_to_drop(handle.engine, [index.contents]))
     present = [list(index.name_columns(schema) or ()) for index in indexes]
     raise InvalidUsage(
         f"collection {handle.name!r} has no index by {list(names)}; it has {present or 'none'}: name the columns of one"
     )
-
-
-def steps_to_drop(handle: CollectionHandle, indexes: Sequence[Index]) -> list[Step]:
-    """Return the steps that remove indexes of a collection, which stays."""
-    return [
-        step
-        for index in indexes
-        for step in (kinds.Destroy(index.handle.id), kinds.ReleaseHold(handle.id, index_hold(index.handle.id)))
-    ]
-
-
-def steps_to_empty(handle: CollectionHandle, indexes: Sequence[Index]) -> tuple[list[Step], dict[str, str]]:
-    """Return the steps that replace indexes of a collection by empty ones, and all their names by id.
-
-    Reads do not use them before a refresh has filled them. An index whose columns are not all there is removed.
-    """
-    contents = handle.contents()
-    steps, names = steps_to_drop(handle, indexes), _names(handle, indexes)
-    for index in indexes if contents.since != END else ():
-        if set(index.indexed) <= {*contents.schema.ids}:
-            empty, create = draft(handle, contents.schema, index.indexed)
-            hold = index_hold(empty.handle.id)
-            steps += [create, kinds.SetHold(handle.id, hold, contents.since, columns=index.indexed)]
-            names[empty.handle.id] = empty.handle.name
-    return steps, names
-
-
-def _names(handle: CollectionHandle, indexes: Sequence[Index]) -> dict[str, str]:
-    return {handle.id: handle.name, **{index.handle.id: index.handle.name for index in indexes}}
 
 
 def list_ids(schema: CollectionSchema, names: Sequence[str]) -> tuple[int, ...]:

@@ -26,7 +26,6 @@ from persist.compute.index.indexes import (
     load_index,
     load_indexes,
     read_indexed_ids,
-    steps_to_drop,
 )
 from persist.core.antichain import to_stored
 from persist.core.errors import (
@@ -46,6 +45,7 @@ from persist.core.state_rules.contents import CollectionState, first_time
 from persist.core.state_rules.erasures import erasure_number
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
+from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id, open_handle
@@ -89,7 +89,7 @@ def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | No
     Raises:
         CollectionExists: another client has built it.
     """
-    drops = [] if old is None else steps_to_drop(handle, [old])
+    drops = [] if old is None else steps_to_drop(handle.engine, [old.contents])[0]
     contents = handle.contents()
     if contents.upper == 0:
         index, create = draft(handle, contents.schema, wanted)

@@ -13,13 +13,15 @@ from typing import Literal, TypeVar
 
 from persist.compute.sql.compile import mentioned
 from persist.compute.sql.definition import Start, parse_start
-from persist.compute.sql.draft import Catalog, Draft, drafted, list_reads, steps_to_drop
+from persist.compute.sql.draft import Catalog, Draft, drafted, list_reads
 from persist.compute.sql.graph import load_definition
+from persist.compute.sql.redefine import load_dependents
 from persist.compute.sql.view import LiveView, ViewsTogether, live_view
 from persist.core.errors import InvalidUsage
-from persist.core.names import VIEW_HOLD, check_free_name, owner_of_groups
+from persist.core.names import check_free_name
+from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, loaded, loaded_by_id, to_engine
+from persist.engine.location.opening import OnEngine, loaded, to_engine
 from persist.engine.write.operations import Step
 
 Found = TypeVar("Found")
@@ -114,13 +116,9 @@ class _Planner:
             self._remove(name, view)
         planned = [self._planned(name) for name in self._sort_names()]
         self._check_readers()
-        # A reader is dropped before its inputs.
-        going = {view.handle.id for view in self._gone.values()}
-        dropped_views = sorted(self._gone.values(), key=lambda view: -len(going.intersection(view.definition.inputs)))
-        steps: list[Step] = [step for view in dropped_views for step in steps_to_drop(view.handle, view.definition)]
+        steps, names = steps_to_drop(self._engine, [view.handle.contents() for view in self._gone.values()])
         steps += [step for draft in self._drafts for step in draft.steps]
-        names = {id_: name for draft in self._drafts for id_, name in draft.names.items()}
-        names |= {id_: view.handle.name for view in dropped_views for id_ in (*view.definition.inputs, view.handle.id)}
+        names |= {id_: name for draft in self._drafts for id_, name in draft.names.items()}
         changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *planned]
         return ViewsPlan(self._engine, changes, steps, names)
 
@@ -179,17 +177,12 @@ class _Planner:
         """Raise InvalidUsage if a remaining view reads a dropped one."""
         going = {view.handle.id for view in self._gone.values()}
         for view in self._gone.values():
-            for hold in view.handle.contents().holds:
-                reader = hold.removeprefix(VIEW_HOLD)
-                if not hold.startswith(VIEW_HOLD) or reader in going:
-                    continue
-                reader_name = loaded_by_id(self._engine, reader, reader).name
-                if owner_of_groups(reader_name) is not None:
-                    continue  # It goes with its view, which depends on the same.
-                raise InvalidUsage(
-                    f"the view {reader_name!r} depends on {view.handle.name!r}, which has to go, and nothing says what "
-                    f"{reader_name!r} shall be: add its definition, or drop it"
-                )
+            for reader in load_dependents(self._engine, view.handle):
+                if reader.id not in going:
+                    raise InvalidUsage(
+                        f"the view {reader.name!r} depends on {view.handle.name!r}, which has to go, and nothing says "
+                        f"what {reader.name!r} shall be: add its definition, or drop it"
+                    )
 
 
 def _name_view_in_errors(name: str, what: Callable[[], Found]) -> Found:

@@ -26,12 +26,16 @@ def load_or_create_view(
     options: Mapping[str, Any],
     *,
     keeps_groups: bool = False,
+    is_new: bool = False,
 ) -> LiveView:
-    """Load the view of a name, or create it; see `Client.create_view` for arguments and errors."""
+    """Load the view of a name, or create it; see `Client.create_view` for arguments and errors.
+
+    `is_new` raises CollectionExists in place of loading it.
+    """
     check_free_name(name)
 
     def plan() -> LiveView:
-        if engine.newest_id_of(name) is not None:
+        if not is_new and engine.newest_id_of(name) is not None:
             return _existing(engine, name, sql, key, start, options)
         return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
 
@@ -40,7 +44,7 @@ def load_or_create_view(
         plan,
         action="create_view",
         clock=engine.clock,
-        conflicts=(CollectionExists, AsOfCompacted),
+        conflicts=(AsOfCompacted,) if is_new else (CollectionExists, AsOfCompacted),
         prepare=lambda error: engine.follower.looks.again(),
     )
 

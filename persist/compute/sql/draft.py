@@ -26,10 +26,8 @@ from persist.core.log import kinds as record_kinds
 from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.core.state_rules.contents import CollectionState, first_time
 from persist.core.state_rules.schemas import load_schema_version
-from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
-from persist.engine.write.operations import Step
 
 PLANS_CAME_WITH = 11  # The number of the format of locations.
 
@@ -292,26 +290,6 @@ def _holds(
         )
         for readable in inputs
     ]
-
-
-def steps_to_drop(view: CollectionHandle, definition: Definition) -> list[Step]:
-    """Return the steps that drop a view, with what it holds, and with its groups."""
-    releases = [record_kinds.ReleaseHold(id_, view_hold(view.id)) for id_ in definition.inputs]
-    return [record_kinds.Destroy(view.id), *releases, *steps_to_drop_groups(view, definition)]
-
-
-def steps_to_drop_groups(view: CollectionHandle, definition: Definition, kept: Iterable[str] = ()) -> list[Step]:
-    """Return the steps that drop the views with the groups of a view, except those with the names kept."""
-    steps: list[Step] = []
-    for name, id_ in reversed(definition.reads.items()):
-        if name.startswith(groups_prefix(view.id)) and name not in kept:
-            groups = load_definition(loaded_by_id(view.engine, id_, name))
-            input_ids = () if groups is None else groups.inputs
-            steps += [
-                record_kinds.Destroy(id_),
-                *(record_kinds.ReleaseHold(input_, view_hold(id_)) for input_ in input_ids),
-            ]
-    return steps
 
 
 def list_reads(definition: Definition) -> dict[str, str]:

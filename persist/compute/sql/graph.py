@@ -25,7 +25,7 @@ from persist.compute.sql.types import name_arrow_type, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.expression.python_functions import calls_of_python, check_functions
 from persist.core.expression.term import Call, Col, Term
-from persist.core.names import owner_of_groups, view_hold
+from persist.core.names import find_owner, view_hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
@@ -191,7 +191,7 @@ class ViewProgram(Program):
 
     def _title(self, view: Defined) -> str:
         names = {every.handle.id: every.handle.name for every in self._views}
-        owner = names.get(owner_of_groups(view.handle.name) or "")
+        owner = names.get(find_owner(view.handle.name) or "")
         return f"view {view.handle.name}" if owner is None else f"groups of view {owner}"
 
     def makes_holds(self) -> bool:
@@ -202,9 +202,7 @@ class ViewProgram(Program):
 
     def definition(self, collection: str) -> DefinedAs | None:
         definition = next(view.definition for view in self._views if view.handle.name == collection)
-        return DefinedAs(
-            definition.number, definition.since, definition.start, has_past=owner_of_groups(collection) is None
-        )
+        return DefinedAs(definition.number, definition.since, definition.start, has_past=find_owner(collection) is None)
 
     def holders(self, collection: str) -> list[str]:
         """Return the names of the permanent holds on a source: one for each view that depends on it."""

@@ -29,8 +29,7 @@ import msgspec
 
 from persist.codecs.evolution import evolved
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.compute.index import load_indexes
-from persist.compute.index import steps_to_drop as steps_to_drop_indexes
+from persist.compute.index import list_indexed_columns
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
 from persist.compute.sql.draft import (
     Catalog,
@@ -39,8 +38,6 @@ from persist.compute.sql.draft import (
     drafted,
     has_groups,
     list_reads,
-    steps_to_drop,
-    steps_to_drop_groups,
 )
 from persist.compute.sql.graph import list_columns_read, load_definition
 from persist.compute.sql.types import to_arrow
@@ -48,9 +45,10 @@ from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Words
-from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD, owner_of_groups, view_hold
+from persist.core.names import GROUPS_PREFIX, LIBRARY_HOLDS, VIEW_HOLD, find_owner, find_reader, view_hold
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
+from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
@@ -83,15 +81,18 @@ class Redefinition:
     names: Mapping[str, str]
 
 
-def load_dependents(engine: Engine, view: CollectionHandle) -> list[CollectionHandle]:
-    """Return the views that depend on a view, directly or not."""
+def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool = False) -> list[CollectionHandle]:
+    """Return the views that depend on a collection, directly or not.
+
+    Args:
+        with_groups: and the arrangements that hold their groups.
+    """
     dependents = []
     for hold in view.contents().holds:
-        if hold.startswith(VIEW_HOLD):
+        if hold.startswith(VIEW_HOLD) and (id_ := find_reader(hold)) is not None:
             with suppress(CollectionNotFound):  # It is dropped just now.
-                id_ = hold.removeprefix(VIEW_HOLD)
                 dependents.append(loaded_by_id(engine, id_, id_))
-    return dependents
+    return [view for view in dependents if with_groups or find_owner(view.name) is None]
 
 
 def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
@@ -105,9 +106,9 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     _check_same_kind(changed, draft)
     if _means_the_same(changed.definition, draft.definition):
         return None
-    dependents = load_dependents(engine, view)
+    dependents = load_dependents(engine, view, with_groups=True)
     names = {dependent.id: dependent.name for dependent in dependents}
-    every = [changed, *(load_dependent(below, names.get(owner_of_groups(below.name) or "")) for below in dependents)]
+    every = [changed, *(load_dependent(below, names.get(find_owner(below.name) or "")) for below in dependents)]
     if any(dependent.id in draft.definition.inputs for dependent in every):
         raise InvalidUsage(f"views cannot read each other in a circle: the query reads what depends on {view.name!r}")
     _check_together(every)
@@ -122,7 +123,10 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
         schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
-    steps += steps_to_drop_groups(view, changed.definition, draft.definition.reads)
+    unused = [
+        each for each in list_arrangements(engine, view.id, [GROUPS_PREFIX]) if each.id not in draft.definition.inputs
+    ]
+    steps += steps_to_drop(engine, unused)[0]
     names = {dependent.id: dependent.name for dependent in every}
     for dependent in every:
         names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
@@ -328,19 +332,14 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
     """
     ids = {view.id: view for handle in collections for view in load_dependents(engine, handle)}
-    every = in_order([load_dependent(view) for view in ids.values() if not owner_of_groups(view.name)])
+    every = in_order([load_dependent(view) for view in ids.values()])
     for view in every:
         _check_untied(view)
-    catalog, steps, names = Catalog(engine), list[Step](), dict[str, str]()
-    indexed: dict[str, tuple[tuple[str, ...], ...]] = {}
-    for view in reversed(every):
+    catalog = Catalog(engine)
+    steps, names = steps_to_drop(engine, [view.contents for view in every])
+    indexed = {view.name: list_indexed_columns(view.handle) for view in every}
+    for view in every:
         catalog.remove(view.name)
-        indexes = load_indexes(view.handle)
-        schema = view.contents.schema
-        indexed[view.name] = tuple(by for index in indexes if (by := index.name_columns(schema)) is not None)
-        steps += [*steps_to_drop_indexes(view.handle, indexes), *steps_to_drop(view.handle, view.definition)]
-        names |= {index.handle.id: index.handle.name for index in indexes} | {view.id: view.name}
-        names |= {id_: catalog.by_id(id_).name for id_ in view.definition.inputs}
     drafts: dict[str, Draft] = {}
     for view in every:
         old, start = view.definition, _start(catalog, view, drafts)
@@ -356,7 +355,7 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
 
 def _check_untied(view: Dependent) -> None:
     named = [hold for hold, hold_record in view.contents.holds.items() if hold_record.lease is None]
-    holds = [hold for hold in named if not hold.startswith((VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD))]
+    holds = [hold for hold in named if not hold.startswith(LIBRARY_HOLDS)]
     if view.contents.tags or holds:
         tied = [f"the tag {tag!r}" for tag in view.contents.tags] + [f"the hold {hold!r}" for hold in holds]
         raise InvalidUsage(
@@ -368,7 +367,7 @@ def _check_untied(view: Dependent) -> None:
 def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return the start of a view: its old one, if its inputs still have that time."""
     inputs = (made[id_].readable if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
-    sinces = (readable.since for readable in inputs if not owner_of_groups(readable.name))  # Groups have no past.
+    sinces = (readable.since for readable in inputs if find_owner(readable.name) is None)  # Groups have no past.
     start = view.definition.start
     return start if start > max(sinces, default=0) else None
 

@@ -2,8 +2,8 @@
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from os import PathLike
 from types import MappingProxyType
@@ -14,7 +14,7 @@ from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, behind
-from persist.compute.sql.draft import Catalog, drafted, has_groups, steps_to_drop
+from persist.compute.sql.draft import Catalog, drafted, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
 from persist.compute.sql.reasons import reasons
 from persist.compute.sql.redefine import load_dependents, redefinition
@@ -36,10 +36,10 @@ from persist.core.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.core.names import owner_of_groups
 from persist.core.progress import limited
 from persist.core.state_rules.contents import definition_number
 from persist.engine.collection.failures import failures_told
+from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
@@ -72,9 +72,8 @@ class LiveView:
         self.handle = handle
         self.definition = definition
         self.options = options
-        self._running: Running | None = None
-        self._numbers: dict[str, int] = {}  # Numbers of the running definitions, by id of their views.
-        self._lock = threading.Lock()
+        self._together = ViewsTogether([self], options)
+        self._lock = threading.RLock()
 
     @property
     def engine(self) -> Engine:
@@ -99,44 +98,10 @@ class LiveView:
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
             refreshed = self._refreshed_as_known(policy, first)
             if refreshed is None:
-                refreshed = self._refreshed_with_retry(policy, first)
+                refreshed = self._together.refresh_with_retry(policy, first)
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
-
-    def _refreshed_with_retry(self, policy: Policy, first: "First | None") -> Refreshed:
-        """Refresh; begin again if others redefine the view, or a view below it, or refresh it meanwhile."""
-        upper: int | None = None
-        was_open = False
-
-        def plan() -> Refreshed:
-            """Refresh; raise Superseded if a definition has changed meanwhile."""
-            nonlocal upper, was_open
-            upper, was_open = self._peek_upper(), self.is_open
-            refreshed = self._refresh(policy, first)
-            if self._has_changed_definition():
-                raise Superseded(f"the view {self.handle.name!r}, or one below it, has another definition by now")
-            return refreshed
-
-        def begin_again(error: PersistError) -> None:
-            if isinstance(error, STALE):
-                self.engine.follower.looks.again()
-                self.engine.follower.refresh()
-                if not was_open and self._peek_upper() == upper:
-                    raise error  # Otherwise another client has refreshed it meanwhile, so it reads from later on.
-            elif not isinstance(error, Superseded) and not self._has_changed_definition():
-                raise error
-            self._stop()
-
-        conflicts = (*STALE, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
-        return commit_with_retry(
-            plan, action="refresh", clock=self.engine.clock, conflicts=conflicts, prepare=begin_again
-        )
-
-    def _peek_upper(self) -> int | None:
-        """Return how far the view is sealed, as far as this client knows."""
-        entry = self.engine.follower.entry(self.handle.id)
-        return None if entry is None or entry.contents is None else entry.contents.upper
 
     def _refreshed_as_known(self, policy: Policy, first: "First | None") -> Refreshed | None:
         """Refresh without a look at the log, if this client knows of something to do; None if that was not all.
@@ -155,7 +120,7 @@ class LiveView:
         if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.skip_refresh():
             return None
         try:
-            refreshed = self._refresh(policy, first)
+            refreshed = self._together.refresh_once(policy, first)
         except LimitReached:
             raise
         except PersistError:
@@ -182,105 +147,37 @@ class LiveView:
         """Bring the view up to date, and keep what the next refreshes need; see `View.open_state`."""
         self.engine.writer("open_state")
         with self._lock:
-            self._follow_anew()
-            self._run()
+            self.follow_anew()
+            self._together.open_state()
 
     def explain_refresh(self, policy: Policy = "auto") -> str:
         """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
         check_policy(policy)
         with self._lock:
-            self._follow_anew()
-            if self._running is not None:
-                how = Refreshed.by(self._running, is_new=False)
-                how = replace(how, readings=(), bytes=0, reads="changes")
-            else:
-                with self.program().open(self.engine, **self.options, partial=True) as running:
-                    how = explain(running, policy)
+            how = self._together.explain_refresh(policy)
         reason = self._behind()
-        return str(how) if reason is None else f"{how}\n{reason}"
+        return how if reason is None else f"{how}\n{reason}"
 
-    def _refresh(self, policy: Policy, first: "First | None") -> Refreshed:
-        program = None
-        if first is not None:
-            program = self._current()
-            refreshed = first(program)
-            if refreshed is not None:
-                return refreshed
-        is_new = self._running is None
-        try:
-            if self._running is None:
-                self._running = (program or self._current()).open(self.engine, **self.options, partial=True)
-            refreshed = refresh(self._running, policy, is_new=is_new)
-        except FAILURES as error:
-            self._stop()
-            seqno = _pass_over(self.program(), self.engine, self.options, error)
-            return Refreshed("here", "everything", "the query failed on a row", seqno=seqno)
-        except BaseException:
-            self._stop()
-            raise
-        if self._running.partial is not None and self._running.state_bytes > Options.of(self.options).memory_budget:
-            self._stop()  # Its next needs are requested again.
-        return refreshed
-
-    def _current(self) -> ViewProgram:
-        """Return the program of the definitions that there are now."""
-        views = load_views(self.engine, {self.handle.id: self.handle.name})
-        self._numbers = {view.handle.id: view.definition.number for view in views}
-        self._adopt(views[-1].definition)
-        return ViewProgram(self.engine, views)
-
-    def _run(self) -> None:
-        """Bring what this handle keeps up to date, with all of its state."""
-        try:
-            if self._running is None or self._running.partial is not None:
-                self._stop()
-                self._running = self._current().open(self.engine, **self.options)
-            self._running.run()
-        except FAILURES as error:
-            self._stop()
-            _pass_over(self.program(), self.engine, self.options, error)
-        except BaseException:
-            self._stop()
-            raise
-
-    def _has_changed_definition(self) -> bool:
-        """Return whether a view of the program has another definition by now, as far as this client knows.
-
-        Raises:
-            CollectionNotFound: one was dropped.
-        """
-        if self._follow_anew():
-            return True
-        follower = self.engine.follower
-        return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
-
-    def follow_anew(self) -> None:
-        """Go on with the view that took the place of this one, if it began anew.
-
-        Raises:
-            CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
-        """
-        with self._lock:
-            self._follow_anew()
-
-    def _follow_anew(self) -> bool:
+    def follow_anew(self) -> bool:
         """Go on with the view that took the place of this one, if it began anew; return whether it did.
 
         Raises:
             CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
         """
-        state, name = self.engine.follower.refresh(), self.handle.name
-        if self.handle.id in state.entries:
-            return False
-        new = loaded(self.engine, name) if self.engine.follower.find_id(name) is not None else None
-        definition = None if new is None else load_definition(new)
-        if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
-            raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
-        self._stop()
-        self.handle, self.definition, self._numbers = new, definition, {}
-        return True
+        with self._lock:
+            state, name = self.engine.follower.refresh(), self.handle.name
+            if self.handle.id in state.entries:
+                return False
+            new = loaded(self.engine, name) if self.engine.follower.find_id(name) is not None else None
+            definition = None if new is None else load_definition(new)
+            if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
+                raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
+            self.close()
+            self.handle, self.definition = new, definition
+            return True
 
-    def _adopt(self, definition: Definition) -> None:
+    def adopt(self, definition: Definition) -> None:
+        """Take the definition that the view has by now."""
         if definition.number != self.definition.number:
             self.definition = definition
             self.handle = self.handle.newest()
@@ -288,12 +185,12 @@ class LiveView:
     @property
     def is_open(self) -> bool:
         """Whether this handle keeps in memory what refreshes need, all of it or as far as it was requested."""
-        return self._running is not None
+        return self._together.is_open
 
     @property
     def running(self) -> Running | None:
         """The program that this handle keeps; None before its first refresh."""
-        return self._running
+        return self._together.running
 
     def make_indexes(self) -> None:
         """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
@@ -329,13 +226,13 @@ class LiveView:
         if not commit_with_retry(plan, action="redefine", clock=self.engine.clock, conflicts=conflicts):
             return
         with self._lock:
-            self._stop()
-            self._adopt(load_definition(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
+            self.close()
+            self.adopt(load_definition(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
 
     def _begin_anew(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
         view = self.handle
-        readers = [reader.name for reader in load_dependents(self.engine, view) if not owner_of_groups(reader.name)]
+        readers = [reader.name for reader in load_dependents(self.engine, view)]
         if readers:
             raise InvalidUsage(
                 f"view {view.name!r} cannot begin anew as long as {readers[0]!r} reads it: drop that "
@@ -345,11 +242,10 @@ class LiveView:
         catalog.remove(view.name)
         keeps_groups = has_groups(self.definition)
         draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
-        names = {**draft.names, view.id: view.name}
-        names |= {id_: catalog.by_id(id_).name for id_ in self.definition.inputs}
-        self.engine.submit("redefine", (*steps_to_drop(view, self.definition), *draft.steps), names).result()
+        drops, names = steps_to_drop(self.engine, [view.contents()])
+        self.engine.submit("redefine", (*drops, *draft.steps), names | {**draft.names}).result()
         with self._lock:
-            self._stop()
+            self.close()
             self.definition = draft.definition
             self.handle = CollectionHandle(self.engine, draft.readable.id, view.name, draft.readable.schema)
 
@@ -367,7 +263,7 @@ class LiveView:
         plan_text = self.program().explain(optimise=optimise)
         why = reasons(self.definition.plan, estimate_sizes(self.engine, self.definition.reads)) if optimise else []
         with self._lock:
-            state = [] if self._running is None else self._running.state()
+            state = [] if self.running is None else self.running.state()
         return "\n".join(
             [
                 plan_text,
@@ -387,17 +283,12 @@ class LiveView:
     def operators(self) -> list[OperatorReport]:
         """Return what the operators of this handle keep and did since its first refresh; nothing before that."""
         with self._lock:
-            return [] if self._running is None else self._running.operators()
+            return [] if self.running is None else self.running.operators()
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
         with self._lock:
-            self._stop()
-
-    def _stop(self) -> None:
-        running, self._running = self._running, None
-        if running is not None:
-            running.close()
+            self._together.close()
 
 
 First: TypeAlias = Callable[[ViewProgram], Refreshed | None]
@@ -447,23 +338,11 @@ class ViewsTogether(Closes):
         if not views or len({id(view.engine) for view in views}) > 1:
             raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
         self._views = list(views)
+        self._engine = views[0].engine
         self._options = options
         self._budget = Options.of(options).memory_budget
         self._running: Running | None = None
-
-    def _program(self) -> ViewProgram:
-        for view in self._views:
-            view.follow_anew()
-        engine, names_by_id = self._views[0].engine, {view.handle.id: view.handle.name for view in self._views}
-        return ViewProgram(engine, load_views(engine, names_by_id))
-
-    def refresh(self) -> None:
-        """Refresh all views to the sealed times of their inputs, in one commit; errors are those of `View.refresh`."""
-        engine = self._views[0].engine
-        engine.writer("refresh")
-        with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
-            self._refresh(engine)
-            refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
+        self._numbers: dict[str, int] = {}  # Numbers of the running definitions, by id of their views.
 
     @property
     def is_open(self) -> bool:
@@ -475,40 +354,134 @@ class ViewsTogether(Closes):
         """The program that these views keep; None before their first refresh."""
         return self._running
 
-    def explain_refresh(self) -> str:
-        """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
-        if self._running is not None:
-            return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
-        with self._program().open(self._views[0].engine, **self._options, partial=True) as running:
-            return str(explain(running, "auto"))
+    def refresh(self) -> None:
+        """Refresh all views to the sealed times of their inputs, in one commit; errors are those of `View.refresh`."""
+        engine = self._engine
+        engine.writer("refresh")
+        with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
+            self._follow_anew()
+            self.refresh_with_retry("auto")
+            refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 
-    def _refresh(self, engine: Engine) -> None:
-        is_new = False
+    def refresh_with_retry(self, policy: Policy, first: "First | None" = None) -> Refreshed:
+        """Refresh; begin again if others redefine a view, or a view below it, or refresh it meanwhile."""
+        uppers: list[int | None] = []
+        was_open = False
+        looks = self._engine.follower.looks
 
-        def plan() -> None:
-            nonlocal is_new
-            is_new = self._running is None
-            try:
-                if self._running is None:
-                    self._running = self._program().open(engine, **self._options, partial=True)
-                refresh(self._running, "auto", is_new=is_new)
-                if self._running.partial is not None and self._running.state_bytes > self._budget:
-                    self.close()
-            except FAILURES as error:
-                self.close()
-                _pass_over(self._program(), engine, self._options, error)
-            except BaseException:
-                self.close()
-                raise
+        def plan() -> Refreshed:
+            """Refresh; raise Superseded if a definition has changed meanwhile."""
+            nonlocal uppers, was_open
+            uppers, was_open = self._peek_uppers(), self.is_open
+            refreshed = self.refresh_once(policy, first)
+            if self._has_changed_definition():
+                names = ", ".join(repr(view.handle.name) for view in self._views)
+                raise Superseded(f"the view {names}, or one below it, has another definition by now")
+            return refreshed
 
         def begin_again(error: PersistError) -> None:
-            if isinstance(error, (*STALE, CollectionNotFound)) and is_new:
-                raise error  # Otherwise another client has refreshed them since these were opened.
-            engine.follower.looks.again()
-            engine.follower.refresh()
+            if isinstance(error, STALE):
+                looks.again()
+                self._engine.follower.refresh()
+                if not was_open and self._peek_uppers() == uppers:
+                    raise error  # Otherwise another client has refreshed it meanwhile, so it reads from later on.
+            elif not isinstance(error, Superseded) and not self._has_changed_definition():
+                raise error
+            self.close()
 
-        conflicts = (ViewRedefined, CollectionNotFound, HoldNotFound, *STALE)
-        commit_with_retry(plan, action="refresh", clock=engine.clock, conflicts=conflicts, prepare=begin_again)
+        conflicts = (*STALE, ViewRedefined, HoldNotFound, CollectionNotFound, Superseded)
+        return commit_with_retry(
+            plan, action="refresh", clock=self._engine.clock, conflicts=conflicts, prepare=begin_again
+        )
+
+    def refresh_once(self, policy: Policy, first: "First | None" = None) -> Refreshed:
+        """Refresh, and keep the state for the next refresh if it fits the memory budget.
+
+        Args:
+            first: tries to do it in another way; it returns None to leave it to this process.
+        """
+        program = None if first is None else self._current()
+        refreshed = None if first is None or program is None else first(program)
+        if refreshed is not None:
+            return refreshed
+        is_new = self._running is None
+        with self._closed_by_failure() as passed:
+            if self._running is None:
+                self._running = (program or self._current()).open(self._engine, **self._options, partial=True)
+            refreshed = refresh(self._running, policy, is_new=is_new)
+        if passed:
+            return Refreshed("here", "everything", "the query failed on a row", seqno=passed[0])
+        assert refreshed is not None
+        if self._running.partial is not None and self._running.state_bytes > self._budget:
+            self.close()  # Its next needs are requested again.
+        return refreshed
+
+    def open_state(self) -> None:
+        """Bring the views up to date, and keep all that the next refreshes need."""
+        with self._closed_by_failure():
+            if self._running is None or self._running.partial is not None:
+                self.close()
+                self._running = self._current().open(self._engine, **self._options)
+            self._running.run()
+
+    def explain_refresh(self, policy: Policy = "auto") -> str:
+        """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
+        self._follow_anew()
+        if self._running is not None:
+            return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
+        with self._program().open(self._engine, **self._options, partial=True) as running:
+            return str(explain(running, policy))
+
+    @contextmanager
+    def _closed_by_failure(self) -> Iterator[list[int | None]]:
+        """Close the program if it fails. If rows let the query fail, pass over their times, and yield the seqno."""
+        passed: list[int | None] = []
+        try:
+            yield passed
+        except FAILURES as error:
+            self.close()
+            passed.append(_pass_over(self._program(), self._engine, self._options, error))
+        except BaseException:
+            self.close()
+            raise
+
+    def _program(self) -> ViewProgram:
+        return ViewProgram(self._engine, load_views(self._engine, self._names_by_id))
+
+    def _current(self) -> ViewProgram:
+        """Return the program of the definitions that there are now, which the views adopt."""
+        views = load_views(self._engine, self._names_by_id)
+        self._numbers = {view.handle.id: view.definition.number for view in views}
+        definitions = {view.handle.id: view.definition for view in views}
+        for view in self._views:
+            view.adopt(definitions[view.handle.id])
+        return ViewProgram(self._engine, views)
+
+    @property
+    def _names_by_id(self) -> dict[str, str]:
+        return {view.handle.id: view.handle.name for view in self._views}
+
+    def _peek_uppers(self) -> list[int | None]:
+        """Return how far the views are sealed, as far as this client knows."""
+        entries = (self._engine.follower.entry(view.handle.id) for view in self._views)
+        return [None if entry is None or entry.contents is None else entry.contents.upper for entry in entries]
+
+    def _follow_anew(self) -> bool:
+        anew = [view.follow_anew() for view in self._views]
+        if any(anew):
+            self.close()
+        return any(anew)
+
+    def _has_changed_definition(self) -> bool:
+        """Return whether a view of the program has another definition by now, as far as this client knows.
+
+        Raises:
+            CollectionNotFound: one was dropped.
+        """
+        if self._follow_anew():
+            return True
+        follower = self._engine.follower
+        return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from persist.blob.errors import Conflict, InvalidUsage
-from persist.core.names import INDEX_PREFIX, is_time_word
+from persist.core.names import is_time_word
 
 
 @dataclass(eq=False, repr=False)
@@ -243,7 +243,7 @@ class ColumnsNeeded(InvalidUsage):
     def describe(self) -> str:
         reasons = []
         for column, readers in self.readers.items():
-            views = [reader for reader in readers if not reader.startswith(INDEX_PREFIX)]
+            views = [reader for reader in readers if reader != self.name]
             if views:
                 reasons.append(
                     f"{column!r} is read by the view{'s' if len(views) > 1 else ''} {', '.join(map(repr, views))}"

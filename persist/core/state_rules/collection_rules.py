@@ -36,7 +36,7 @@ from persist.core.errors import (
 )
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, Frontier, Numbers
-from persist.core.names import INDEX_HOLD, VIEW_HOLD, check_hold_name, check_tag_name, is_id
+from persist.core.names import DERIVED_HOLDS, check_hold_name, check_tag_name, is_id
 from persist.core.state_rules.annotations import (
     check_archives,
     check_note,
@@ -366,7 +366,7 @@ def _expect_derived(contents: CollectionState, step: ExpectDerived) -> Collectio
 
 def derived_holds(contents: CollectionState) -> tuple[str, ...]:
     """Return the holds of the views and indexes that depend on a collection, sorted."""
-    return tuple(sorted(hold for hold in contents.holds if hold.startswith((VIEW_HOLD, INDEX_HOLD))))
+    return tuple(sorted(hold for hold in contents.holds if hold.startswith(DERIVED_HOLDS)))
 
 
 def _erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:

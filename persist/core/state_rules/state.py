@@ -50,7 +50,7 @@ from persist.core.log.framing import FORMAT, FORMAT_MIN, BlobRef
 from persist.core.log.keys import check_unused, is_upload, shared_folders
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.log.records import Record
-from persist.core.names import INDEX_HOLD, VIEW_HOLD, check_name, is_id, owner_of_groups
+from persist.core.names import check_name, find_owner, find_reader, is_id
 from persist.core.state_rules.annotations import check_note
 from persist.core.state_rules.collection_rules import CollectionStep, Condition, Holds, Planned, apply_step, gathered
 from persist.core.state_rules.contents import CollectionState
@@ -257,8 +257,8 @@ class Changing:
         If the contents are not known, this is a replay of a record whose writer knew them.
         """
         holds = entry.contents.holds if entry.contents is not None else {}
-        views = {view.name for hold in holds if (view := self._find_view(hold)) is not None}
-        if views:
+        readers = {reader.name for hold in holds if (reader := self._find_reader(hold)) is not None}
+        if views := readers - {entry.name}:
             raise CollectionNeeded(entry.name, sorted(views))
 
     def _check_columns_not_needed(self, entry: CollectionEntry, schema: dict[str, Any]) -> None:
@@ -272,12 +272,10 @@ class Changing:
             raise ColumnsNeeded(entry.name, {column: views for column, views in readers.items() if views})
 
     def _find_reader(self, hold: str) -> CollectionEntry | None:
-        return self.entries.now(hold.removeprefix(INDEX_HOLD)) if hold.startswith(INDEX_HOLD) else self._find_view(hold)
-
-    def _find_view(self, hold: str) -> CollectionEntry | None:
-        """Return the view of a hold; for a hold of a view's groups, that view."""
-        entry = self.entries.now(hold.removeprefix(VIEW_HOLD)) if hold.startswith(VIEW_HOLD) else None
-        owner = None if entry is None else owner_of_groups(entry.name)
+        """Return the view of a hold; for a hold of an arrangement, its owner."""
+        reader = find_reader(hold)
+        entry = None if reader is None else self.entries.now(reader)
+        owner = None if entry is None else find_owner(entry.name)
         return entry if owner is None else self.entries.now(owner)
 
     def _release_all(self, lease: str) -> None:

@@ -31,13 +31,14 @@ from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Policy
 from persist.core.log.framing import FORMAT, FORMAT_MIN
-from persist.core.names import check_free_name, check_name, groups_prefix, view_hold
+from persist.core.names import check_free_name, check_name
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
 from persist.core.timeline import Timeline, parse_time
+from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -345,28 +346,12 @@ def open_handle(
     return CollectionHandle(engine, contents.id, contents.name, schema, contents.keyed, machine)
 
 
-def drop(handle: CollectionHandle, also: Sequence[Step] = ()) -> CommitFuture:
-    """Remove a collection, which lets go of what it reads if it is a view; see `Collection.drop`.
-
-    Args:
-        also: done before, in the same commit.
-    """
-    steps: list[Step] = [*also]
-    names_by_id = {step.collection: handle.name for step in also}
-    contents = handle.known()
-    inputs = contents.view["inputs"] if contents.view else ()
-    # The collections of its groups go with it: each is read by the view, and by the later ones.
-    input_states = [handle.engine.follower.known(id_, id_) for id_ in inputs]
-    for dropped in (
-        contents,
-        *reversed(
-            [input_state for input_state in input_states if input_state.name.startswith(groups_prefix(handle.id))]
-        ),
-    ):
-        read = dropped.view["inputs"] if dropped.view else ()
-        steps += [kinds.Destroy(dropped.id), *(kinds.ReleaseHold(id_, view_hold(dropped.id)) for id_ in read)]
-        names_by_id |= dict.fromkeys((dropped.id, *read), handle.name)
-    return handle.engine.submit("drop", steps, names_by_id)
+def drop(handle: CollectionHandle) -> CommitFuture:
+    """Remove a collection with its arrangements; see `Collection.drop`."""
+    engine, contents = handle.engine, handle.known()
+    if contents.view or list_arrangements(engine, handle.id):
+        engine.follower.refresh()  # Another client may have changed what it reads.
+    return engine.submit("drop", *steps_to_drop(engine, [handle.known()]))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.

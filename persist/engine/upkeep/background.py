@@ -34,6 +34,8 @@ COMMITS_MAX = 16  # After this many commits, a collection is looked at before th
 
 logger = logging.getLogger(__name__)
 
+_chance = random.Random()  # Threads that draw from the shared generator would disturb a program that seeded it.
+
 
 class CompactionSchedule:
     """The due compactions of a client; `tick` runs them in the calling thread.
@@ -59,7 +61,7 @@ class CompactionSchedule:
         self._runs_max = settings.tuning.runs_max
         self._sweep_interval_s = settings.gc_interval_s
         # Clients that were opened together should not compact together.
-        self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.25, 0.75)
+        self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * _chance.uniform(0.25, 0.75)
         self._undestroyed: dict[str, float] = {}  # When data to destroy was first seen, by collection.
         self._swept: FrozenMap[CollectionEntry] | None = None  # The collections when the last sweep began,
         self._unfinished: set[str] = set()  # and those with work left.
@@ -233,8 +235,8 @@ class Upkeep:
         self._clock = clock
         self._settings = settings
         # Clients that were opened together should not collect together.
-        self._collect_at_s = clock.monotonic_s() + settings.gc_interval_s * random.uniform(0.5, 1.0)
-        self._shorten_at_s = clock.monotonic_s() + SHORTEN_S * random.uniform(0.5, 1.0)
+        self._collect_at_s = clock.monotonic_s() + settings.gc_interval_s * _chance.uniform(0.5, 1.0)
+        self._shorten_at_s = clock.monotonic_s() + SHORTEN_S * _chance.uniform(0.5, 1.0)
         self._expire_at_s = clock.monotonic_s() + follower.policies.newest.lease_s / 10
         self._threads: tuple[RepeatingThread, ...] = ()
         if settings.background:
@@ -246,7 +248,7 @@ class Upkeep:
             work_s = max(WAKE_MIN_S, min(settings.tuning.compaction_interval_s, settings.gc_interval_s))
             self._threads = (
                 RepeatingThread("persist-leases", self.tick_leases, leases_s),
-                RepeatingThread("persist-upkeep", self.tick_work, lambda: work_s * random.uniform(0.75, 1.25)),
+                RepeatingThread("persist-upkeep", self.tick_work, lambda: work_s * _chance.uniform(0.75, 1.25)),
             )
 
     def tick(self) -> None:

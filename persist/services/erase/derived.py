@@ -59,7 +59,7 @@ def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
     names = set()
     for relative in family:
         since = relative.contents().since
-        views = (view for view in load_dependents(relative.engine, relative) if not view.name.startswith(OWN_PREFIX))
+        views = load_dependents(relative.engine, relative)
         names |= {
             view.name for view in views if view.contents().upper not in (0, END) and view.contents().since < since
         }
@@ -67,7 +67,7 @@ def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
 
 
 def _dependents(handles: Iterable[CollectionHandle]) -> set[str]:
-    return {view.id for handle in handles for view in load_dependents(handle.engine, handle)}
+    return {view.id for handle in handles for view in load_dependents(handle.engine, handle, with_groups=True)}
 
 
 def _clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:

@@ -4,7 +4,7 @@
 |---|---|
 | the collection | its parts are exchanged (`persist.engine.compact.eraser`), those with pending events, too |
 | its clones, what it was cloned from, and their clones | the same, whether they still share parts or not |
-| indexes of all of these | empty ones take their places, which are filled after that |
+| indexes of all of these | they are dropped, and made again after that |
 | views that depend on any of them | they begin anew (`persist.compute.sql.redefine`), and are refreshed after that |
 | published tables of any of them | they are given up, their files deleted, and they are published anew after that |
 
@@ -36,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
-from persist.compute.index import load_indexes, steps_to_empty
+from persist.compute.index import list_indexed_columns
 from persist.compute.sql import load_dependents, views_anew
 from persist.core.closing import note_on_error
 from persist.core.errors import (
@@ -48,7 +48,7 @@ from persist.core.errors import (
     UploadExpired,
 )
 from persist.core.log import kinds
-from persist.core.names import OWN_PREFIX, published_hold
+from persist.core.names import INDEX_PREFIX, published_hold
 from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, derived_holds
@@ -57,6 +57,7 @@ from persist.core.state_rules.erasures import check_reason, erasure_number
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
+from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.read.lookups.requested_keys import distinct_keys
@@ -219,12 +220,9 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
         texts_by_place = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
         texts_by_place |= {f"the property {key!r}": value for key, value in about.properties.items()}
         texts_by_place |= {"a comment on a column": "\n".join(column.comment for column in about.columns.values())}
-        if not name.startswith(OWN_PREFIX):
-            places += [
-                f"{what} of {name!r}"
-                for what, content in texts_by_place.items()
-                if any(text in content for text in texts)
-            ]
+        places += [
+            f"{what} of {name!r}" for what, content in texts_by_place.items() if any(text in content for text in texts)
+        ]
     return tuple(places)
 
 
@@ -294,7 +292,7 @@ class _Erasing:
         ids = engine.follower.over_all(lambda state: find_relatives(state, self._handle.id))
         concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
         steps: list[Step] = []
-        names: dict[str, str] = {}
+        names, dropped_names = dict[str, str](), dict[str, str]()
         for handle in relatives:
             step, contents = self._step(handle)
             names[handle.id] = contents.name
@@ -313,12 +311,10 @@ class _Erasing:
             tables[contents.name] = contents.tables
             hold_names = (name for name in map(published_hold, contents.published) if name in contents.holds)
             steps += (kinds.ReleaseHold(handle.id, name) for name in hold_names)
-        for handle, _, _ in concerned:
-            indexes = load_indexes(handle)
-            emptied, named = steps_to_empty(handle, indexes)
-            steps += emptied
-            names |= named
-            indexed[names[handle.id]] = [by for index in indexes if (by := index.name_columns(handle.known().schema))]
+            drops, drop_names = steps_to_drop(engine, list_arrangements(engine, handle.id, [INDEX_PREFIX]))
+            steps += drops
+            dropped_names |= drop_names
+            indexed[contents.name] = list_indexed_columns(handle)
         creations = [step for step in views.steps if isinstance(step, kinds.Create)]
         by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in creations}
         owing, owed_names = steps_to_owe(
@@ -338,7 +334,7 @@ class _Erasing:
             ids,
             {handle.id for handle in relatives},
             _released_last((*steps, *views.steps, *owing)),
-            {**names, **views.names, **owed_names},
+            {**dropped_names, **names, **views.names, **owed_names},
             self._handle.id,
             {handle.id: step for handle, _, step in concerned},
             tables,

@@ -4,7 +4,7 @@
         name                .owed.<an id>
         properties["owed"]  an `Owed` as JSON
 
-Views that began anew are empty until a refresh, and so are indexes; published tables are given up. Once the record
+Views that began anew are empty until a refresh; indexes are dropped, and published tables are given up. Once the record
 exists, only this note knows their previous definitions. All steps of `settle` can be repeated, even concurrently: an
 existing refresh, index or publication stays as it is. After deleting the files of an abandoned table, a client
 publishes it again, and so restores a version that another one has published in between.
@@ -47,7 +47,7 @@ class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
     Attributes:
         at_ms: the time of the record, by its writer's clock.
         views: the views to refresh, each after its inputs.
-        indexes: the columns of the indexes to fill.
+        indexes: the columns of the indexes to make again.
         tables: by their format.
     """
 

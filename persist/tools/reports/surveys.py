@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import persist
 from persist.blob.errors import MissingBlob
 from persist.core.antichain import END, to_time
-from persist.core.names import INDEX_HOLD, VIEW_HOLD, owner_of_groups
+from persist.core.names import find_owner, find_reader
 from persist.core.state_rules.contents import CollectionState, Unsealed, definition_number, last_sealed, unsealed
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.core.timeline import Timeline
@@ -193,11 +193,11 @@ def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
     """Return the name of a hold; ids in holds of views, groups and indexes become names."""
     if hold is None:
         return "a lease"
-    for prefix in (VIEW_HOLD, INDEX_HOLD):
-        if hold.startswith(prefix):
-            target = names.get(hold.removeprefix(prefix), "that is gone")
-            return prefix + names.get(owner_of_groups(target) or "", target)
-    return hold
+    reader = find_reader(hold)
+    if reader is None:
+        return hold
+    name = names.get(reader, "that is gone")
+    return hold.removesuffix(reader) + names.get(find_owner(name) or "", name)
 
 
 def _is_far(entry: CollectionEntry) -> bool:

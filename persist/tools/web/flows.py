@@ -11,7 +11,7 @@ from typing import Any
 
 import persist
 from persist.connect.ingest.source import SOURCE
-from persist.core.names import INDEX_HOLD, PUBLISHED_HOLD, VIEW_HOLD
+from persist.core.names import LIBRARY_HOLDS
 from persist.tools.reports.health import report_health
 from persist.tools.reports.surveys import Facts, KnownFacts, hold_for_people, names_by_id
 from persist.tools.web.records import Records
@@ -110,12 +110,11 @@ def _feeders(facts: Facts) -> list[str]:
 
 def _followers(facts: Facts) -> dict[str, int]:
     """Return who follows a collection and goes on where it was, with the time up to which it has taken all."""
-    library_holds = (VIEW_HOLD, INDEX_HOLD, PUBLISHED_HOLD)
     return {
         name: hold.time
         for name, hold in facts.contents.holds.items()
         if hold.lease is None
-        and not name.startswith(library_holds)
+        and not name.startswith(LIBRARY_HOLDS)
         and not is_sentinel(hold.time, facts.contents.timeline)
     }
 

@@ -13,11 +13,13 @@ import pyarrow.compute as pc
 import pytest
 
 import persist
-from persist.compute.index import load_indexes, plan_paths, steps_to_drop
+from persist.compute.index import load_indexes, plan_paths
 from persist.core.expression.filters import parse_where
 from persist.core.log import kinds
 from persist.engine.collection.reads import snapshot
 from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
+from persist.sql import Wanted, plan_views
+from persist.tools.reports.surveys import hold_for_people
 from tests.compute.index.always import QUIET, indexes_that_always_pay
 
 ROWS = 200_000
@@ -375,10 +377,25 @@ def test_dropping_an_index_changes_no_answer_and_dropping_the_collection_drops_i
     assert client.fsck().problems == ()
 
 
+@pytest.mark.parametrize("anew", ["begins anew", "is replaced"])
+def test_a_view_that_is_made_anew_leaves_no_index_behind(
+    anew: str, client: persist.Client, facts: persist.Collection
+) -> None:
+    view = client.create_view("v", "SELECT d, count(*) AS n FROM facts GROUP BY d", key=["d"])
+    view.refresh()
+    view.index("n")
+    if anew == "begins anew":
+        view.redefine(None, start="now")
+    else:
+        plan_views(client, {"v": Wanted("SELECT d, sum(amount) AS n FROM facts GROUP BY d", ("d",))}).commit()
+    assert client.engine.names(".") == []
+    assert (
+        hold_for_people(f"index {view.id}", {view.id: ".index." + facts.id + ".1", facts.id: "facts"}) == "index facts"
+    )
+
+
 def test_an_index_whose_collection_is_gone_is_cleared_away(client: persist.Client, facts: persist.Collection) -> None:
     facts.index("d")
-    drops = steps_to_drop(facts.handle, load_indexes(facts.handle))
-    assert len(drops) == 2
     client.engine.submit("drop", [kinds.Destroy(facts.id)], {facts.id: "facts"}).result()
     assert len(client.engine.names(".index.")) == 1
     client.maintain()

@@ -751,7 +751,7 @@ def test_what_a_view_keeps_beyond_its_memory_budget_is_in_files(client: persist.
 
 
 def _spilled(refreshed: Any) -> int:
-    return int(getattr(refreshed, "live", refreshed)._running.metrics()["spilled_bytes"])
+    return int(getattr(refreshed, "live", refreshed).running.metrics()["spilled_bytes"])
 
 
 @pytest.mark.parametrize("given", [{"memory_budget": -1}, {"memory_budget": "1 GB"}, {"spill_folder": "missing"}])

@@ -192,6 +192,28 @@ def test_an_error_names_the_transaction_the_table_the_column_and_the_value(datab
     database.run("CREATE TABLE t (id int PRIMARY KEY, d date)")
     database.ingest()
     database.run("INSERT INTO t VALUES (1, '2020-01-01')")
-    database.run("INSERT INTO t VALUES (2, 'infinity')")
-    with pytest.raises(persist.InvalidUsage, match=r"LSN [0-9A-F]+/[0-9A-F]+: a value of t\.d .*'infinity'.*as_text"):
+    database.run("INSERT INTO t VALUES (2, '0044-03-15 BC')")
+    with pytest.raises(
+        persist.InvalidUsage, match=r"LSN [0-9A-F]+/[0-9A-F]+: a value of t\.d .*'0044-03-15 BC'.*as_text"
+    ):
         database.ingest()
+
+
+def test_infinite_dates_and_moments_come_in_and_stop_no_table(database: Database) -> None:
+    database.run(
+        "CREATE TABLE t (id date PRIMARY KEY, m timestamp, z timestamptz)", "CREATE TABLE u (id int PRIMARY KEY)"
+    )
+    database.run("INSERT INTO t VALUES ('infinity', 'infinity', '-infinity'), ('2026-01-01', NULL, '2026-01-01')")
+    database.ingest()
+    database.run("INSERT INTO t VALUES ('-infinity', '-infinity', 'infinity')", "INSERT INTO u VALUES (1)")
+    database.ingest()
+    with persist.open(database.location) as client:
+        rows = client.sql("SELECT id::VARCHAR AS id, m::VARCHAR AS m, z::VARCHAR AS z FROM t ORDER BY t.id").to_pylist()
+    assert ([[*row.values()] for row in rows], database.contents("u")) == (
+        [
+            ["-infinity", "-infinity", "infinity"],
+            ["2026-01-01", None, "2026-01-01 00:00:00+00"],
+            ["infinity", "infinity", "-infinity"],
+        ],
+        [{"id": 1}],
+    )

@@ -230,11 +230,11 @@ def test_every_type_of_the_table_of_types_comes_as_it_says(database: Database) -
 
 
 def test_a_value_without_counterpart_can_be_taken_as_text_or_left_out(database: Database) -> None:
-    database.run("CREATE TABLE t (id int PRIMARY KEY, at timestamp)", "INSERT INTO t VALUES (1, 'infinity')")
+    database.run("CREATE TABLE t (id int PRIMARY KEY, at timestamp)", "INSERT INTO t VALUES (1, '0044-03-15 BC')")
     with pytest.raises(persist.InvalidUsage, match=r'a value of t\.at is not of type timestamp.*as_text = \["t\.at"\]'):
         database.ingest()
     database.ingest(as_text=["t.at"])
-    assert database.contents("t") == [{"id": 1, "at": "infinity"}]
+    assert database.contents("t") == [{"id": 1, "at": "0044-03-15 00:00:00 BC"}]
 
 
 def test_excluded_columns_and_other_tables_never_come(database: Database) -> None:
@@ -260,7 +260,7 @@ def test_a_copy_that_was_killed_is_made_anew(database: Database) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, at timestamp)", "CREATE TABLE u (id int PRIMARY KEY, at timestamp)"
     )
-    database.run("INSERT INTO t VALUES (1), (2)", "INSERT INTO u VALUES (1, 'infinity')")
+    database.run("INSERT INTO t VALUES (1), (2)", "INSERT INTO u VALUES (1, '0044-03-15 BC')")
     with pytest.raises(persist.InvalidUsage, match=r"a value of u\.at"):  # Once the rows of t are committed.
         database.ingest()
     database.run("UPDATE u SET at = NULL", "DELETE FROM t WHERE id = 1")

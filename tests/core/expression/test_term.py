@@ -138,7 +138,7 @@ def test_a_plan_is_read_as_it_was_stored() -> None:
      {"kind": "constant", "type": "int64", "worth": "1"}, {"kind": "column", "index": "1"}],
 )  # fmt: skip
 def test_what_is_no_term_is_refused(stored: Any) -> None:
-    with pytest.raises(msgspec.ValidationError, match="no expression of a plan"):
+    with pytest.raises(msgspec.ValidationError, match="not an expression of a plan"):
         msgspec.convert([stored], list[Term], dec_hook=term_of_json)
 
 

@@ -48,7 +48,7 @@ class Arrangement(StashingOperator):
         new: the updates that became ready in this pass or iteration, or None.
         spine: earlier updates; a partial arrangement has those with loaded keys.
         loaded: these keys; None if it holds all.
-        seeds: reads the updates of some keys where a collection stores them; it returns None if that is not possible.
+        seeds: reads the updates of some keys, or all, where a collection stores them; it returns None if it cannot.
     """
 
     def __init__(
@@ -68,27 +68,12 @@ class Arrangement(StashingOperator):
         self.schema = schema
         self._readers: list[ReaderFrontier] = []
         self._is_needed = True
-        self._restored: tuple[Ints, int] | None = None
         self.loaded: Spine | None = None
-        self.seeds: Callable[[Ints], Ints | None] | None = None
+        self.seeds: Callable[[Ints | None], Ints | None] | None = None
 
     def add_reader(self, frontier: ReaderFrontier) -> None:
         """Register a reader, which compares times with times beyond its frontier only."""
         self._readers.append(frontier)
-
-    def restore(self, updates: Ints, at: int) -> None:
-        """Take these updates in the next pass, in place of the input's updates up to a time."""
-        self._restored = updates, at
-
-    def shape_input(self) -> Ints | None:
-        """Return the new updates, with the restored ones in the first step."""
-        arrived = super().shape_input()
-        if self._restored is None:
-            return arrived
-        (updates, at), self._restored = self._restored, None
-        if arrived is None:
-            return updates
-        return np.concatenate((updates, arrived[:, arrived[self.layout.words] > at]), axis=1)
 
     def run(self) -> None:
         self._keep()  # The batch of the previous iteration.
@@ -126,7 +111,8 @@ class Arrangement(StashingOperator):
     def load_all(self) -> None:
         """Load the contents of the input, as far as they are not there."""
         if self.loaded is not None:
-            self._replace(self.with_shape(self.inputs[0].contents(None)))
+            updates = None if self.seeds is None else self.seeds(None)
+            self._replace(self.with_shape(self.inputs[0].contents(None)) if updates is None else updates)
 
     def _replace(self, updates: Ints) -> None:
         self.spine, self.loaded = Spine(self.layout, self._allocate), None

@@ -91,8 +91,6 @@ class JoinOperator(Operator):
         paths: what a change of each input does.
     """
 
-    may_rest = True
-
     def __init__(self, at: Position, paths: Sequence[Path], shape: Shape, *, null_equals: bool) -> None:
         super().__init__(at)
         self.paths = paths

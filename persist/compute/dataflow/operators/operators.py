@@ -14,7 +14,6 @@ pass, for some keys or for all. Partial arrangements request it (`persist.comput
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +55,6 @@ class Operator:
     """One operator of a running dataflow.
 
     Attributes:
-        may_rest: a pass that does not need its results may leave it out, because it has no state besides its inputs.
         title, inputs, outer, depth, costs: see `Position`.
         dimensions: the number of coordinates of its times: of the program, and one for each iteration.
         frontier: how far its inputs are complete, in the program's dimensions.
@@ -67,8 +65,6 @@ class Operator:
         stored: reads the contents of the output from a collection.
         given_out, seconds: the number of its updates, and the time that it took, in all passes.
     """
-
-    may_rest: ClassVar[bool] = False
 
     def __init__(self, at: Position) -> None:
         self.title = at.title
@@ -301,8 +297,6 @@ class EntryOperator(Operator):
 class LinearOperator(Operator):
     """A stack of linear stages."""
 
-    may_rest = True
-
     def __init__(self, at: Position, shape: Shape) -> None:
         super().__init__(at)
         self.shape = shape
@@ -321,8 +315,6 @@ class LinearOperator(Operator):
 
 class ConcatOperator(Operator):
     """All updates of all inputs."""
-
-    may_rest = True
 
     def run(self) -> None:
         self.out = self.gather()
@@ -345,8 +337,6 @@ class SealedWithOperator(ConcatOperator):
 
 class ConsolidateOperator(StashingOperator):
     """Updates summed per record and time, once they are complete."""
-
-    may_rest = True
 
     def __init__(self, at: Position, schema: pa.Schema) -> None:
         super().__init__(at, Layout(len(schema), 0, at.outer + at.depth))
@@ -394,8 +384,6 @@ class ProbeOperator(Operator):
 class CaptureOperator(ConsolidateOperator):
     """Keeps complete updates in memory."""
 
-    may_rest = False
-
     def __init__(self, at: Position, schema: pa.Schema, captured: Captured, domain: Domain) -> None:
         super().__init__(at, schema)
         self._captured = captured
@@ -413,8 +401,6 @@ class CaptureOperator(ConsolidateOperator):
 
 class SinkOperator(ConsolidateOperator):
     """Holds the complete updates of this pass for an output."""
-
-    may_rest = False
 
     def __init__(self, at: Position, schema: pa.Schema, collection: str, keys: tuple[str, ...]) -> None:
         super().__init__(at, schema)

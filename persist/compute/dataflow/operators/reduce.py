@@ -53,8 +53,6 @@ class ReduceOperator(Operator):
         ranking: keeps large groups in order, if the logic allows it.
     """
 
-    may_rest = True
-
     def __init__(
         self,
         at: Position,
@@ -300,8 +298,6 @@ class TotalReduce(ReduceOperator):
 
 class PartialReduce(ReduceOperator):
     """A reduction over partially ordered times; it keeps its output, and the times that are still to be looked at."""
-
-    may_rest = False
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]

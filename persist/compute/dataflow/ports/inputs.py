@@ -44,12 +44,9 @@ class Gate:
         """Take updates, which may come at times beyond the frontier only."""
         self._stash.add(updates)
 
-    def open(self, limit: int | None, *, with_early: bool = True) -> int:
-        """Let in what is complete, up to a time, exclusive, if there is a limit; return how many updates.
-
-        Args:
-            with_early: let in, too, what is not complete, if the gate is early.
-        """
+    def open(self, limit: int | None) -> int:
+        """Let in what is complete, up to a time, exclusive, if there is a limit, and what an early gate has besides;
+        return how many updates."""
         frontier = self.frontier if limit is None else self.frontier.meet(limit)
         self._entry.frontier = frontier
         bound = frontier.time
@@ -59,7 +56,7 @@ class Gate:
             self._entry.out = None
             return 0
         chunks = self._stash.take(lambda times: ~beyond(frontier, times), bound)
-        if self._is_early and with_early:
+        if self._is_early:
             early = self._stash.take(lambda times: beyond(self.frontier, times), None)
             for chunk in early:
                 self._early.add(chunk[self._words : -1])

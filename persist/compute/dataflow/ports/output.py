@@ -92,11 +92,6 @@ class KeptLinear(Operator):
         up to it."""
         self._restored, self._after = kept, at
 
-    @property
-    def is_restored(self) -> bool:
-        """Whether it has the input up to the time at which it goes on."""
-        return self._after is not None
-
     def run(self) -> None:
         """Split the new updates into results and changes."""
         arrived = self.inputs[0].out

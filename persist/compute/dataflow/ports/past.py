@@ -70,6 +70,7 @@ class Past:
         refuses: raise WouldRecompute where all records would have to be read of a large collection.
 
     Attributes:
+        keeps_everything: once it has read all records, it keeps them until it moves or is closed.
         readings: what was read since the refresh began.
     """
 
@@ -78,6 +79,7 @@ class Past:
     ) -> None:
         self.title = title
         self.refuses = False
+        self.keeps_everything = False
         self.readings: list[Reading] = []
         self._program = program
         self._handle = handle
@@ -155,14 +157,14 @@ class Past:
             SourceLost: it cannot be read at that time any more.
         """
         with self._explained:
-            if keys is not None and not self.is_small:
+            if keys is not None and self._everything is None and not self.is_small:
                 return self._of_keys(keys)
             if keys is None and self.refuses and not self.is_small:
                 raise WouldRecompute(self._program, f"all of {self.title} is needed")
             if self._everything is None:
                 self.readings.append(Reading(self.title, None, 0, self.bytes))
                 everything = self._encoded(self._open().unsummed())
-                if not self.is_small:
+                if not (self.is_small or self.keeps_everything):
                     return everything
                 self._everything = everything
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]

@@ -175,7 +175,6 @@ class SourceReader:
         with self._explained:
             self._listen = begun_listen(self.handle, self.as_of, None, columns=self._schema.names)
         self._gate.frontier = Antichain(self.as_of + 1)
-        self._let_go()
 
     def find_held_time(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
@@ -260,7 +259,7 @@ class SourceReader:
         if self._listen is not None:
             self._listen.close()
             self._listen = None
-        self._let_go()
+        self.let_go()
         if self._leased is not None:
             self._leased.close()
             self._leased = None
@@ -286,10 +285,11 @@ class SourceReader:
             self._gate.add(updates)
         self._gate.frontier = Antichain(self.as_of + 1)
         self._listen = listen
-        self._let_go()
+        self.let_go()
         return True
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
+        """Keep the contents as of the time at which it begins no longer."""
         if self._first is not None:
             self._first.close()
             self._first = None

@@ -5,7 +5,7 @@ enters it. Joins and reductions read arrangements, which are made once for each 
 """
 
 import time as clock
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
@@ -118,15 +118,12 @@ class Graph:
     kept: dict[str, KeptLinear] = field(default_factory=dict)
     accumulations: list[Accumulation] = field(default_factory=list)
 
-    def run(self, resting: Set[Operator] = frozenset()) -> None:
-        """Make one pass, without the operators that rest. The updates of an operator go after its last reader."""
+    def run(self) -> None:
+        """Make one pass. The updates of an operator go after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
-            if resting and operator in resting:
-                operator.out = None
-            else:
-                check_limits()
-                self._run(operator)
+            check_limits()
+            self._run(operator)
             for source in read:
                 source.out = None
         for operator in self.operators:

@@ -2,7 +2,7 @@
 
 import threading
 import time as clock
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from os import PathLike
 from os.path import isdir
@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
-from persist.compute.dataflow.operators.operators import Operator
+from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
 from persist.compute.dataflow.plan.origin import find_separate
@@ -25,14 +25,13 @@ from persist.compute.dataflow.ports.sources import Followed, SourceReader, Upper
 from persist.compute.dataflow.running.graph import Builder
 from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
 from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
-from persist.compute.dataflow.running.resume import restore
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, in_memory
 from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
-from persist.core.progress import task
+from persist.core.progress import check_limits, task
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
@@ -53,6 +52,7 @@ class Options:
         memory_budget: bytes of arrangements that stay in memory; what is merged beyond that goes to mapped files.
         spill_folder: where these are; None for the system's folder for temporary files.
         partial: a program that goes on from sealed outputs reads of its sources only what its changes touch, if it can.
+            Otherwise its first step loads all that its operators keep.
         costs: from how many rows on operators do the same in another way.
     """
 
@@ -111,7 +111,7 @@ class Running(Closes):
     Attributes:
         plan: as it is run.
         first_seqno: of the first commit of the last `run`; None if there was none.
-        why_whole: why a program that was to be partial reads its sources whole; None if it does not.
+        why_whole: why a program takes in its sources whole; None if it goes on from its sealed outputs.
         sources: each with the time at which it begins.
         partial: its requests of sources; None if it has taken them in whole.
     """
@@ -132,7 +132,6 @@ class Running(Closes):
         self._stopped = threading.Event()
         self._is_broken = False
         self._is_closed = False
-        self._resumes = True
         self._has_caught_up = False
         self._complete: list[Antichain] | None = None  # How far inputs and sources were complete for the last pass.
         self._domain = Domain()
@@ -184,7 +183,7 @@ class Running(Closes):
             )
         if engine is None:
             return
-        reason = why_whole(self.plan) if self._options.partial else None
+        reason = why_whole(self.plan)
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -205,8 +204,7 @@ class Running(Closes):
         self.sources, self._outputs = ports.sources, ports.outputs
         self._followed = [*self.sources, *conditions]
         try:
-            if self._options.partial:
-                self._become_partial(reason)
+            self._become_partial(reason)
             for source in self.sources:
                 if source.operator.written:
                     self._inputs[source.operator.collection] = source.opened()
@@ -245,7 +243,24 @@ class Running(Closes):
             self._domain,
             at,
         )
-        self._resumes = False
+        if self._options.partial:
+            for source in self.sources:
+                source.let_go()
+
+    def _fill(self) -> None:
+        """Load what the arrangements lack; from then on, the program reads changes only."""
+        if self.partial is None or self._options.partial:
+            return
+        for past in self.partial.sources:
+            past.keeps_everything = True
+        for operator in self._graph.operators:
+            if isinstance(operator, Arrangement):
+                check_limits()
+                operator.load_all()
+        self.partial.close()
+        self.partial = None
+        for source in self.sources:
+            source.let_go()
 
     def _pasts(self, at: int) -> dict[int, Past]:
         """Return what reads the sources as of a time for some keys, by the numbers of their nodes."""
@@ -289,43 +304,26 @@ class Running(Closes):
         return self._stepped(self._limit(times, updates))
 
     def _stepped(self, limit: int | None) -> Step:
-        count = self._resumed()
-        count += self._pass(limit, frozenset())
+        self._fill()
+        count = self._pass(limit)
         self._words.run(count)
         seqno = self._commit()
         self._give_back(count)
         return Step(count, self.frontier, seqno)
 
-    def _resumed(self) -> int:
-        """Take in, once, what the sources of a program that goes on hold at the time that it goes on from."""
-        if not self._resumes:
-            return 0
-        at = None if self._outputs is None else self._outputs.goes_on_from
-        is_given = any(isinstance(node.operator, Input) for node in self.plan.nodes.values())
-        if at is None or is_given or any(gate.frontier.has_beyond((at,)) for gate in self._gates.values()):
-            self._resumes = False
-            return 0
-        assert self._outputs is not None
-        graph, pasts = self._graph, self._pasts(at)
-        resting = restore(self.plan, graph.operators, graph.accumulations, self._outputs, pasts, self._domain, at)
-        for past in pasts.values():
-            past.close()
-        self._resumes = False  # Not before: to read what outputs hold may fail, and is repeated then.
-        return self._pass(at + 1, resting, with_early=False)  # Operators that rest would lose early updates.
-
-    def _pass(self, limit: int | None, resting: Set[Operator], *, with_early: bool = True) -> int:
+    def _pass(self, limit: int | None) -> int:
         """Make one pass with complete updates up to a limit, and early ones; return how many it took."""
         if self.partial is not None:  # All sources are at one time after each pass.
             limits = [time for gate in self._gates.values() if (time := gate.frontier.time) is not None]
             limit = min([*limits, *([] if limit is None else [limit])], default=None)
-        count = sum(gate.open(limit, with_early=with_early) for gate in self._gates.values())
+        count = sum(gate.open(limit) for gate in self._gates.values())
         complete = [entry.frontier for entry in self._graph.entries.values()]
         if not count and complete == self._complete:
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
         self._give_back(count)  # Reading them has freed memory.
         try:
-            self._graph.run(resting)
+            self._graph.run()
             if self._outputs is not None:
                 self._outputs.take()
             self._graph.forget()
@@ -353,7 +351,7 @@ class Running(Closes):
         """Do what `step` does without its commit; return how many updates were taken. The program must be closed."""
         self._check()
         poll_all(self._followed, 0.0)
-        count = self._pass(None, frozenset())
+        count = self._pass(None)
         self._is_broken = True
         return count
 

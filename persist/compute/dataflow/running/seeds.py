@@ -2,8 +2,7 @@
 
 A reduction of counts and sums keeps a few sums for each group. If an output stores its results, the output shows these
 sums, so nothing below the reduction is read for them. A partial program reads the states of the groups that it looks
-up. A program that reads its sources whole reads all of them once, and then the operators below the reduction rest
-(`persist.compute.dataflow.running.resume`).
+up. A program that loads its arrangements first reads all of them.
 
 An output shows the state of a group if it has a count of the group's records. Each sum also needs a count of its
 values, or values that are never NULL. The state is linear in the records, so new records are added to it. A group that

@@ -318,7 +318,7 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
     """Return texts of Postgres as values of the type that their column has.
 
     Raises:
-        InvalidUsage: a value is none of that type, such as a moment "infinity".
+        InvalidUsage: a value is none of that type, such as a date before the year 1.
     """
     try:
         if pa.types.is_string(kind):
@@ -332,6 +332,8 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
         if pa.types.is_time(kind):
             day = pa.scalar("1970-01-01", pa.string())
             return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)
+        if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
+            return _moments(texts, kind)
         return texts.cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
@@ -340,6 +342,17 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
             f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
             "keeps its history"
         ) from None
+
+
+def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return dates or timestamps; Postgres's infinities become DuckDB's, the ends of the numbers."""
+    numbers, end = (pa.int32(), 2**31 - 1) if pa.types.is_date(kind) else (pa.int64(), 2**63 - 1)
+    ends = [pc.equal(texts, text) for text in ("infinity", "-infinity")]
+    finite = pc.if_else(pc.or_(*ends), None, texts).cast(kind)
+    if finite.null_count == texts.null_count:
+        return finite
+    values = pc.case_when(pc.make_struct(*ends), *(pa.scalar(n, numbers) for n in (end, -end)), finite.view(numbers))
+    return values.view(kind)
 
 
 def _bytes(texts: pa.Array) -> pa.Array:

@@ -28,7 +28,9 @@ _DUCKDB_CODES = (
     ("Catalog Error", "42704"),
     ("Constraint Error", "23000"),
     ("longer than", "57014"),
+    ("limit of time", "57014"),
     ("bytes of memory", "53200"),
+    ("limit of memory", "53200"),
     ("is not a collection", "42P01"),
     ("this is not one query", "42601"),
 )

@@ -9,6 +9,7 @@ import pytest
 
 import persist
 from persist.api.serving import Servers
+from persist.compute.query import QueryLimits
 from tests.services.serve.postgres.places import Raw, a_server, startup
 
 psycopg = pytest.importorskip("psycopg")
@@ -158,12 +159,16 @@ def test_a_subscription_streams_contents_and_changes(served: tuple[persist.Clien
         assert len(connection.execute("FETCH 2 FROM c").fetchall()) == 2
 
 
-def test_a_statement_and_a_subscription_are_cancelled(served: tuple[persist.Client, Servers]) -> None:
-    _, servers = served
+ENDLESS = "VIEW endless AS WITH RECURSIVE r(n) AS (SELECT id FROM orders UNION SELECT n + 1 FROM r) SELECT n FROM r"
+
+
+def test_what_runs_long_is_cancelled(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
     with connect(servers, autocommit=True) as connection:
         for statement in (
             "SELECT count(*) FROM range(100000000) a, range(1000) b WHERE a.range + b.range = 7",
             "SUBSCRIBE TO orders",
+            f"CREATE {ENDLESS}",
         ):
             begun = threading.Event()
 
@@ -171,7 +176,7 @@ def test_a_statement_and_a_subscription_are_cancelled(served: tuple[persist.Clie
                 while not begun.wait(0.2):  # Until it has come: a cancellation before the statement does nothing.
                     connection.cancel_safe()  # The other call holds the lock that the server needs, too.
 
-            thread = threading.Thread(target=cancel)
+            thread = threading.Thread(target=cancel, daemon=True)
             thread.start()
             assert state_of(lambda: connection.execute(statement)) == "57014"  # noqa: B023
             begun.set()
@@ -182,6 +187,16 @@ def test_a_statement_and_a_subscription_are_cancelled(served: tuple[persist.Clie
                 break
             except psycopg.errors.QueryCanceled:
                 continue
+    assert "endless" not in client
+
+
+def test_views_keep_the_limits_of_a_server() -> None:
+    limits = QueryLimits(timeout_s=0.2)
+    with a_server(write=True, sql=limits) as (client, servers), connect(servers, autocommit=True) as connection:
+        assert state_of(lambda: connection.execute(f"CREATE {ENDLESS}")) == "57014"
+        assert "endless" not in client
+        client.create_view("endless", ENDLESS.partition(" AS ")[2])
+        assert state_of(lambda: connection.execute("REFRESH VIEW endless")) == "57014"
 
 
 @pytest.mark.parametrize(
