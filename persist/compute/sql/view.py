@@ -137,6 +137,7 @@ class LiveView:
             warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # At the client's caller.
 
     def _behind(self, *, is_new: bool = False) -> str | None:
+        """Return why the view lags behind its inputs; None if it does not, or if a new view will be filled."""
         peeked = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
         inputs = [contents for contents in peeked if contents.view is None]
         if is_new and any(contents.upper == 0 for contents in inputs):

@@ -204,6 +204,6 @@ class PostgresSink:
         return place
 
     def _copy(self, leaving: Leaving) -> str:
-        """Return the name of the table that contents are copied into."""
+        """Return the name of the staging table that receives the contents."""
         where = f"{self._location} {self.hold} {leaving.id}".encode()
         return f"persist_copy_{xxhash.xxh64(where).hexdigest()}"

@@ -217,8 +217,8 @@ class _Parser:
     def _flag(self, operand: _Operand) -> Term:
         if isinstance(operand.value, bool):
             raise InvalidUsage(
-                f"the condition {self._text!r:.200} is {operand.value} of all rows, whatever they hold: leave it out "
-                'for all of them, or compare a column, such as "amount > 5". overwrite([]) deletes all'
+                f"the condition {self._text!r:.200} is {operand.value} for every row: leave it out to choose all rows, "
+                'or compare a column, such as "amount > 5". overwrite([]) deletes all rows'
             )
         if operand.column is None or not pat.is_boolean(self._types[operand.column]):
             raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")

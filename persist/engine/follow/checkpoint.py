@@ -162,7 +162,9 @@ def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Re
 def _verify_log(blob: Blob, state: State) -> State:
     """Return state, if the log still has its record."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
-        raise CorruptBlob(record_key(state.seqno), f"its commit is {present}, and {state.commit} was read there")
+        raise CorruptBlob(
+            record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
+        )
     return state
 
 

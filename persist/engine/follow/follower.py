@@ -250,10 +250,10 @@ class Follower(AwaitedLog):
             return self._past.tops(before)
 
     def saw(self, looks: list[tuple[Mark, Fate]]) -> bool:
-        """Note what became of tops: return whether all are there, and not truncated.
+        """Record the fates of `tops`; return whether all records still exist and are not truncated.
 
         Raises:
-            LogReplaced: one of them is gone, or another one is there; the client stops.
+            LogReplaced: a record is missing or was replaced; the client stops.
         """
         with self._lock:
             for _, fate in looks:

@@ -105,7 +105,7 @@ class Origin:
         return engine
 
     def check(self, what: object) -> "Origin":
-        """Return it, if another process can open the location by it as this one has.
+        """Return this origin, if another process can open the location with it.
 
         Raises:
             InvalidUsage: it cannot.

@@ -425,6 +425,7 @@ def _owed(known: Publication) -> OwedTable:
 
 
 def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
+    """Return the report of an erasure that the record at seqno committed."""
     relatives = {made.names[id_] for id_ in erased if id_ != made.own}
     options = [table.options for tables in made.tables.values() for table in tables.values()]
     untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]

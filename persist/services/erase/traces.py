@@ -232,6 +232,7 @@ class _Search:
         return max(seqnos, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
     def _look(self, entry: BlobEntry) -> Trace | None:
+        """Search one blob for erased values; return the trace, if there is one."""
         key = entry.key
         if key.startswith(PARTS):
             return self._part(entry)

@@ -197,6 +197,7 @@ class Lookup:
         return _Source(parts, tuple(columns), fields, types, sign, diff, is_distinct, cuts_time)
 
     def _rows(self, source: _Source, reader: PartReader) -> PartRows | JoinedRows:
+        """Return the searchable rows of the parts of a source."""
         schema = self.scan.schema
         match source.parts:
             case (part,):
