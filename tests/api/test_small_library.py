@@ -220,8 +220,8 @@ SLIPS: dict[str, Any] = {
     r"add=\['z'\] is not a dict by name of column: give one, such as add=\{'note': 'string'\}": lambda o: o.evolve(
         add=["z"]
     ),
-    r"'true' is True of all rows, .*: leave it out": lambda o: o.snapshot(where="true"),
-    r"'false' is False of all rows": lambda o: o.delete(where="false"),
+    r"'true' is True for every row: leave it out": lambda o: o.snapshot(where="true"),
+    r"'false' is False for every row": lambda o: o.delete(where="false"),
     r"as_of 1.5 is a float: give a whole number of ms": lambda o: o.snapshot(1.5),
     r"Collection has no `in`: use get\(\[1\]\)": lambda o: 1 in o,
     r"Snapshot has no `in`: use get\(\[1\]\)": lambda o: 1 in o.snapshot(),
