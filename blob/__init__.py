@@ -25,7 +25,7 @@ from persist.blob.layers.cache_folder import BoundedFolder
 from persist.blob.layers.metered import Count, LatencyHistogram, MeteredBlob
 from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
-from persist.blob.lru import ByteBoundedLru, Cache, Kind
+from persist.blob.lru import Cache, Kind
 from persist.blob.options import check_fields
 from persist.blob.protocol import (
     LIST_PAGE_ENTRIES,

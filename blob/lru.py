@@ -1,9 +1,9 @@
 """Caches with a bound in bytes, safe to use from any number of threads.
 
-`ByteBoundedLru` drops the value used longest ago. A set slightly larger than the cache that is read in cycles is then
-never cached: each value is dropped just before its next use, and one scan drops everything.
+A cache that drops the value used longest ago never has a set slightly larger than itself that is read in cycles: each
+value is dropped just before its next use, and one scan drops everything.
 
-`Cache` admits values as W-TinyLFU does (Einziger, Friedman and Manes, 2017), with exact counts of recent requests in
+So `Cache` admits values as W-TinyLFU does (Einziger, Friedman and Manes, 2017), with exact counts of recent requests in
 place of a sketch. A new value enters the main room only in place of values that are requested less often. They are
 compared one by one, the value used longest ago first (the queue of victims of Einziger, Eytan, Friedman and Manes,
 2022). Small values first enter a window, which is an LRU in one sixteenth of the room; the comparison comes when they
@@ -40,12 +40,15 @@ WINDOW_SHARE = 16  # which is this share of the room.
 IDLE_S = 24 * 3600.0  # A daily job still finds its values from the day before.
 
 
-class ByteBoundedLru(Generic[K, V]):
-    """A cache that drops the value used longest ago.
+class Cache:
+    """A cache in kinds that share its room, such as all that one client keeps in memory.
+
+    `bytes` never exceeds `bytes_max`. A call takes constant time, besides the values that it drops. Extra memory: one
+    number for each recently requested key, at most about `AGE_FACTOR` for each cached value.
 
     Args:
-        bytes_max: room for all values together; a larger value is not kept.
-        size: returns about how many bytes a value takes; called once, by `put`.
+        bytes_max: room for all values together.
+        is_lru: whether the window is the whole room: the values used longest ago are dropped.
         clock, idle_s: `put` drops values that were not requested for `idle_s`, at the latest after twice that time.
 
     Attributes:
@@ -54,116 +57,20 @@ class ByteBoundedLru(Generic[K, V]):
     """
 
     def __init__(
-        self, bytes_max: int, size: Callable[[V], int], *, clock: Clock | None = None, idle_s: float = IDLE_S
+        self, bytes_max: int, *, is_lru: bool = False, clock: Clock | None = None, idle_s: float = IDLE_S
     ) -> None:
         self.bytes_max = bytes_max
-        self._size = size
-        self._values: OrderedDict[K, tuple[V, int]] = OrderedDict()
-        self._segments: tuple[OrderedDict[K, tuple[V, int]], ...] = (self._values,)
+        self._is_lru = is_lru
+        self._values: OrderedDict[_Key, tuple[Any, int]] = OrderedDict()
+        self._window: OrderedDict[_Key, tuple[Any, int]] = OrderedDict()
         self._lock = threading.Lock()
         self._clock, self._idle_s = clock or SystemClock(), idle_s
         self._began_s = self._clock.monotonic_s()
-        self._not_requested: set[K] = set()  # Since then, of the values that were here then.
-        self.bytes = self.evictions = 0
-
-    def get(self, key: K) -> V | None:
-        """Return the value of a key, which then counts as just used."""
-        with self._lock:
-            self._count_request(key)
-            for values in self._segments:
-                entry = values.get(key)
-                if entry is not None:
-                    values.move_to_end(key)
-                    if self._not_requested:
-                        self._not_requested.discard(key)
-                    return entry[0]
-            return None
-
-    def put(self, key: K, value: V) -> None:
-        """Cache a value in place of the one before, and drop others that have no room beside it."""
-        self.put_sized(key, value, self._size(value))
-
-    def put_sized(self, key: K, value: V, size: int) -> None:
-        """Do the same with a value of a known size."""
-        with self._lock:
-            self._drop(key)
-            if self._clock.monotonic_s() - self._began_s >= self._idle_s:
-                self._begin_period()
-            self._insert(key, (value, size))
-
-    def take(self, key: K, only: V | None = None) -> V | None:
-        """Remove and return the value of a key; if `only` is set, only if it is that very object."""
-        with self._lock:
-            entry = self._segment(key).get(key)
-            if entry is None or (only is not None and entry[0] is not only):
-                return None
-            self._drop(key)
-            return entry[0]
-
-    def clear(self) -> None:
-        """Drop all values."""
-        with self._lock:
-            for key in self._keys():
-                self._drop(key)
-
-    def _keys(self) -> list[K]:
-        return [key for values in self._segments for key in values]
-
-    def _segment(self, key: K) -> OrderedDict[K, tuple[V, int]]:
-        return next((values for values in self._segments if key in values), self._values)
-
-    def _count_request(self, key: K) -> None:
-        """Count a request for a key, where admission depends on it."""
-
-    def _insert(self, key: K, entry: tuple[V, int]) -> None:
-        if entry[1] > self.bytes_max:
-            return
-        while self.bytes + entry[1] > self.bytes_max:
-            self._evict(next(iter(self._values)))
-        self._values[key] = entry
-        self.bytes += entry[1]
-
-    def _evict(self, key: K) -> None:
-        self._drop(key)
-        self.evictions += 1
-
-    def _drop(self, key: K) -> None:
-        entry = self._segment(key).pop(key, None)
-        if entry is not None:
-            self.bytes -= entry[1]
-            self._not_requested.discard(key)
-
-    def _begin_period(self) -> None:
-        for key in [*self._not_requested]:
-            self._evict(key)
-        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._keys()}
-
-
-class Cache(ByteBoundedLru["_Key", Any]):
-    """A cache for all that one client keeps in memory, in kinds that share its room.
-
-    `bytes` never exceeds `bytes_max`. A call takes constant time, besides the values that it drops. Extra memory: one
-    number for each recently requested key, at most about `AGE_FACTOR` for each cached value.
-
-    Args:
-        is_lru: whether the window is the whole room: the values used longest ago are dropped, as in `ByteBoundedLru`.
-    """
-
-    def __init__(
-        self,
-        bytes_max: int,
-        *,
-        is_lru: bool = False,
-        clock: Clock | None = None,
-        idle_s: float = IDLE_S,
-    ) -> None:
-        super().__init__(bytes_max, lambda value: 0, clock=clock, idle_s=idle_s)
-        self._is_lru = is_lru
-        self._window: OrderedDict[_Key, tuple[Any, int]] = OrderedDict()
-        self._segments = self._values, self._window
+        self._not_requested: set[_Key] = set()  # Since then, of the values that were here then.
         self._window_bytes = 0
         self._counts: dict[int, int] = {}  # By hash: the keys would take more memory than small values.
         self._requests = 0
+        self.bytes = self.evictions = 0
 
     def kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
         """Return a new kind of values.
@@ -175,29 +82,56 @@ class Cache(ByteBoundedLru["_Key", Any]):
         """
         return Kind(self, size, self.bytes_max // share, is_needed=is_needed)
 
-    def bytes_of(self, kind: "Kind[Any, Any]") -> int:
-        """Return the size of all values of a kind. Cost: O(cached values)."""
-        with self._lock:
-            return sum(self._segment(key)[key][1] for key in self._keys() if key[0] is kind)
-
-    def drop_kind(self, kind: "Kind[Any, Any]") -> None:
-        """Drop all values of a kind."""
-        with self._lock:
-            for key in self._keys():
-                if key[0] is kind:
-                    self._drop(key)
-
-    def peek(self, key: "_Key") -> Any:
-        """Return the value of a key without counting the request."""
-        with self._lock:
-            entry = self._segment(key).get(key)
-            return None if entry is None else entry[0]
-
     def close(self) -> None:
         """Drop all values, and keep none of later calls."""
         with self._lock:
             self.bytes_max = -1
-        self.clear()
+            for key in self._keys():
+                self._drop(key)
+
+    def _get(self, key: "_Key") -> Any:
+        with self._lock:
+            self._count_request(key)
+            for values in (self._values, self._window):
+                entry = values.get(key)
+                if entry is not None:
+                    values.move_to_end(key)
+                    if self._not_requested:
+                        self._not_requested.discard(key)
+                    return entry[0]
+            return None
+
+    def _put(self, key: "_Key", value: Any, size: int) -> None:
+        with self._lock:
+            self._drop(key)
+            if self._clock.monotonic_s() - self._began_s >= self._idle_s:
+                self._begin_period()
+            self._insert(key, (value, size))
+
+    def _keys(self) -> "list[_Key]":
+        return [*self._values, *self._window]
+
+    def _segment(self, key: "_Key") -> "OrderedDict[_Key, tuple[Any, int]]":
+        return self._window if key in self._window else self._values
+
+    def _evict(self, key: "_Key") -> None:
+        self._drop(key)
+        self.evictions += 1
+
+    def _drop(self, key: "_Key") -> None:
+        segment = self._segment(key)
+        entry = segment.pop(key, None)
+        if entry is not None:
+            self.bytes -= entry[1]
+            if segment is self._window:
+                self._window_bytes -= entry[1]
+            self._not_requested.discard(key)
+
+    def _begin_period(self) -> None:
+        for key in [*self._not_requested]:
+            self._evict(key)
+        self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._keys()}
+        self._age()
 
     def _count_request(self, key: "_Key") -> None:
         name = hash(key)
@@ -208,18 +142,9 @@ class Cache(ByteBoundedLru["_Key", Any]):
         if self._requests >= max(REQUESTS_MIN, AGE_FACTOR * (len(self._window) + len(self._values))):
             self._age()
 
-    def _begin_period(self) -> None:
-        super()._begin_period()
-        self._age()
-
     def _age(self) -> None:
         self._requests = 0
         self._counts = {name: count // 2 for name, count in self._counts.items() if count > 1}
-
-    def _drop(self, key: "_Key") -> None:
-        if key in self._window:
-            self._window_bytes -= self._window[key][1]
-        super()._drop(key)
 
     def _insert(self, key: "_Key", entry: tuple[Any, int]) -> None:
         if entry[1] > self.bytes_max:
@@ -267,8 +192,10 @@ class Kind(Generic[K, V]):
 
     @property
     def bytes(self) -> int:
-        """The size of all cached values of this kind."""
-        return self._cache.bytes_of(self)
+        """The size of all cached values of this kind. Cost: O(cached values)."""
+        cache = self._cache
+        with cache._lock:
+            return sum(cache._segment(key)[key][1] for key in cache._keys() if key[0] is self)
 
     @property
     def evictions(self) -> int:
@@ -281,25 +208,36 @@ class Kind(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as just used."""
-        return cast("V | None", self._cache.get((self, key)))
+        return cast("V | None", self._cache._get((self, key)))
 
     def peek(self, key: K) -> V | None:
         """Return the value of a key without counting the request."""
-        return cast("V | None", self._cache.peek((self, key)))
+        with self._cache._lock:
+            entry = self._cache._segment((self, key)).get((self, key))
+            return None if entry is None else cast(V, entry[0])
 
     def put(self, key: K, value: V) -> None:
         """Cache a value in place of the one before; a large one only if it is requested more often than others."""
         size = self._size(value)
         if self.fits(size):
-            self._cache.put_sized((self, key), value, size)
+            self._cache._put((self, key), value, size)
 
     def take(self, key: K, only: V | None = None) -> V | None:
         """Remove and return the value of a key; if `only` is set, only if it is that very object."""
-        return cast("V | None", self._cache.take((self, key), only))
+        cache = self._cache
+        with cache._lock:
+            entry = cache._segment((self, key)).get((self, key))
+            if entry is None or (only is not None and entry[0] is not only):
+                return None
+            cache._drop((self, key))
+            return cast(V, entry[0])
 
     def clear(self) -> None:
         """Drop all values of this kind."""
-        self._cache.drop_kind(self)
+        with self._cache._lock:
+            for key in self._cache._keys():
+                if key[0] is self:
+                    self._cache._drop(key)
 
 
 _Key = tuple[Kind[Any, Any], Hashable]

@@ -190,17 +190,11 @@ class BlobLayer:
 
     def __init__(self, inner: Blob) -> None:
         self._inner = inner
+        self.url = inner.url
+        self.is_remote = is_remote(inner)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
-
-    @property
-    def url(self) -> str:
-        return self._inner.url
-
-    @property
-    def is_remote(self) -> bool:
-        return is_remote(self._inner)
 
     def turn(self, key: str) -> AbstractContextManager[bool]:
         return acquire_turn(self._inner, key)

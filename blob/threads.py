@@ -60,7 +60,7 @@ class Backoff:
         self._ends_s = clock.monotonic_s() + deadline_s
         self._bound_s = first_s
         self._bound_max_s = bound_max_s
-        self._chance = chance or random.Random()
+        self._chance = chance
 
     @property
     def bound_s(self) -> float:
@@ -72,6 +72,7 @@ class Backoff:
         left_s = self._ends_s + extra_s - self._clock.monotonic_s()
         if left_s <= 0:
             return False
+        self._chance = self._chance or random.Random()  # Few back-offs ever wait.
         self._clock.sleep(min(left_s, self._chance.uniform(0, self._bound_s)))
         self._bound_s = min(self._bound_s * 2, self._bound_max_s)
         return True

@@ -13,10 +13,9 @@ time is not kept. Writes of others are not seen, which is why only immutable key
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import xxhash
 
@@ -142,25 +141,19 @@ class CachedBlob(BlobLayer):
         return self._fetch(key, bytes_max) if range is None else self._read_range(key, check_range(range))
 
     def set(self, key: str, value: bytes) -> None:
-        with self._changing(key):
-            self._inner.set(key, value)
+        self._change([key], self._inner.set, key, value)
 
     def create(self, key: str, value: bytes) -> bool:
-        with self._changing(key):
-            return self._inner.create(key, value)
+        return self._change([key], self._inner.create, key, value)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         return self._inner.list(prefix, start_after)
 
     def delete(self, key: str) -> None:
-        with self._changing(key):
-            self._inner.delete(key)
+        self._change([key], self._inner.delete, key)
 
     def _delete_page(self, delete: DeletePage, keys: Sequence[str]) -> Mapping[str, PersistError]:
-        with ExitStack() as stack:
-            for key in keys:
-                stack.enter_context(self._changing(key))
-            return delete(keys)
+        return self._change(keys, delete, keys)
 
     def forget(self, key: str) -> None:
         """Drop the cached value of key; for callers that find an intact copy to be wrong."""
@@ -176,17 +169,14 @@ class CachedBlob(BlobLayer):
             self._memory.clear()
         self._inner.close()
 
-    @contextmanager
-    def _changing(self, key: str) -> Iterator[None]:
-        """Drop the cached value of key before a write, and any value read meanwhile after it."""
-        if not self._is_cached(key):
-            yield
-            return
-        self.forget(check_key(key))
+    def _change(self, keys: Sequence[str], call: Callable[..., T], *arguments: Any) -> T:
+        """Change values in the store; then drop the cached ones, and those that are read meanwhile."""
+        cached_keys = [check_key(key) for key in keys if self._is_cached(key)]
         try:
-            yield
+            return call(*arguments)
         finally:
-            self.forget(key)
+            for key in cached_keys:
+                self.forget(key)
 
     def _read_range(self, key: str, range: tuple[int, int]) -> bytes | None:
         value = self._folder.get(key) if self._folder is not None else None

@@ -54,8 +54,8 @@ def boolean_values(array: pa.Array) -> npt.NDArray[np.bool_]:
 
 
 def int_ends(values: npt.NDArray[np.int64]) -> tuple[int, int]:
-    """The least and the greatest of a row group's values: while they are in the processor's cache."""
-    return int(values.min()), int(values.max())
+    """Return the least and the greatest of a row group's values."""
+    return int(np.minimum.reduce(values)), int(np.maximum.reduce(values))
 
 
 def copied(table: pa.Table) -> pa.Table:

@@ -47,6 +47,8 @@ _SIGN = np.uint64(1 << 63)
 # Byte masks that keep the first 0..8 bytes of a big-endian word.
 _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in range(9)], dtype=np.uint64)
 
+Compute: TypeAlias = Callable[[Rows | None], Bits]
+
 
 @dataclass(frozen=True, slots=True)
 class Digit:
@@ -56,9 +58,9 @@ class Digit:
     column, which only Acero can sort. A costly one begins a column that is worth avoiding.
     """
 
-    values: Callable[[Rows | None], Bits] | None
-    column: int = 0
-    costly: bool = False
+    values: Compute | None
+    column: int
+    costly: bool
 
 
 class RowSorter:
@@ -281,9 +283,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
     return packed
 
 
-def _low_bits(
-    compute: Callable[[Rows | None], Bits], base: np.uint64, mask: np.uint64
-) -> Callable[[Rows | None], Bits]:
+def _low_bits(compute: Compute, base: np.uint64, mask: np.uint64) -> Compute:
     return lambda rows: (compute(rows) - base) & mask
 
 
@@ -291,34 +291,27 @@ def _make_digits(columns: Sequence[pa.Array]) -> list[Digit]:
     """The digits of all columns: rows that tie on all of them are equal."""
     digits: list[Digit] = []
     for i, column in enumerate(columns):
-        column_digits = _column_digits(column)
-        if column.null_count:
-            column_digits.insert(0, _of_values(boolean_values(column.is_null()).astype(np.uint64)))
         costly = not pt.is_primitive(column.type)
-        digits += [replace(digit, column=i, costly=costly and digit is column_digits[0]) for digit in column_digits]
+        if not costly:
+            computes: list[Compute | None] = [_primitive_digit(column)]
+        else:
+            computes = _decimal_digits(column) if pt.is_decimal(column.type) else _bytes_digits(column)
+        if column.null_count:
+            computes.insert(0, _of_values(boolean_values(column.is_null()).astype(np.uint64)))
+        digits += [Digit(compute, i, costly and place == 0) for place, compute in enumerate(computes)]
     return digits
 
 
-def _column_digits(column: pa.Array) -> list[Digit]:
-    """Return the digits of one column; NULL rows, which an earlier digit separates, all get the same."""
-    kind = column.type
-    if pt.is_decimal(kind):
-        return _decimal_digits(column)
-    if pt.is_fixed_size_binary(kind) or is_text(kind):
-        return _bytes_digits(column)
-    if pt.is_boolean(kind):
-        return [_of_values(boolean_values(column.fill_null(False)).astype(np.uint64))]
-    return [_fixed_width_digit(column)]
+def _of_values(values: Bits) -> Compute:
+    return lambda rows: values if rows is None else values[rows]
 
 
-def _of_values(values: Bits) -> Digit:
-    return Digit(lambda rows: values if rows is None else values[rows])
-
-
-def _fixed_width_digit(column: pa.Array) -> Digit:
-    """Return the digit of an integer, temporal or floating column, computed at the first use."""
+def _primitive_digit(column: pa.Array) -> Compute:
+    """Return the digit of booleans, integers, moments or floats; NULL rows get one value."""
+    if pt.is_boolean(column.type):
+        return _of_values(boolean_values(column.fill_null(False)).astype(np.uint64))
     raw = _without_nulls(column, stored_values(column))
-    return Digit(lambda rows: ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False))
+    return lambda rows: ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False)
 
 
 def ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -341,29 +334,29 @@ def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
     return np.where(valid, values, np.asarray(fill, dtype=values.dtype))
 
 
-def _decimal_digits(column: pa.Array) -> list[Digit]:
+def _decimal_digits(column: pa.Array) -> list[Compute | None]:
     words = column.type.bit_width // 64
     raw = stored_values(column, "u8").reshape(-1, words)
     limbs: list[Bits] = [_without_nulls(column, raw[:, limb]) for limb in reversed(range(words))]
     return [_of_values(limbs[0] ^ _SIGN), *map(_of_values, limbs[1:])]
 
 
-def _bytes_digits(column: pa.Array) -> list[Digit]:
+def _bytes_digits(column: pa.Array) -> list[Compute | None]:
     """Eight bytes at a time, zeros after the end; then the length, for `a` sorts before `a` and a zero."""
     begin, length, data = byte_ranges(column)
     if data.size < 8:  # So that a window of eight bytes begins somewhere.
         data = np.concatenate([data, np.zeros(8 - data.size, dtype=np.uint8)])
     shortest, longest = int(length.min()), int(length.max())
     words = -(-longest // 8)
-    digits = [_word_digit(begin, length, data, word) for word in range(min(words, WORDS_MAX))]
+    digits: list[Compute | None] = [_word_digit(begin, length, data, word) for word in range(min(words, WORDS_MAX))]
     if words > WORDS_MAX:
-        return [*digits, Digit(None)]
+        return [*digits, None]
     if shortest < longest:
         digits.append(_of_values(length.astype(np.uint64)))
     return digits
 
 
-def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: int) -> Digit:
+def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: int) -> Compute:
     windows: npt.NDArray[Any] = np.ndarray((data.size - 7,), dtype=">u8", buffer=data, strides=(1,))
     skipped = 8 * word
 
@@ -379,4 +372,4 @@ def _word_digit(begin: Rows, length: Rows, data: npt.NDArray[np.uint8], word: in
         values: Bits = (windows[window].astype(np.uint64) << shift) & mask
         return values
 
-    return Digit(compute)
+    return compute

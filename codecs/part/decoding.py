@@ -3,7 +3,6 @@
 `persist.codecs.part.part` lists the checks before a row is returned.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -13,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import CorruptBlob, InvalidUsage
-from persist.codecs.order.arrays import int64_array, int_ends, stored_values
+from persist.codecs.order.arrays import int64_array, int64_values, int_ends
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
 from persist.codecs.part.filters import referenced_columns
@@ -177,14 +176,14 @@ def check_updates(table: pa.Table, part: Part) -> None:
     if not table.num_rows:
         return
     if TIME in table.column_names:
-        ends = [int_ends(times) for times in _int64_chunks(table, TIME, part)]
-        least, greatest = min(least for least, _ in ends), max(greatest for _, greatest in ends)
-        if least < part.time_min or greatest > part.time_max:
-            raise CorruptBlob(
-                part.name,
-                f"it holds times from {least} to {greatest}, and its descriptor says "
-                f"{part.time_min} to {part.time_max}",
-            )
+        for times in _int64_chunks(table, TIME, part):
+            least, greatest = int_ends(times)
+            if least < part.time_min or greatest > part.time_max:
+                raise CorruptBlob(
+                    part.name,
+                    f"it holds times from {least} to {greatest}, and its descriptor says "
+                    f"{part.time_min} to {part.time_max}",
+                )
     if DIFF in table.column_names:
         total = negatives = 0
         has_zeros = False
@@ -206,15 +205,16 @@ def _int64_chunks(table: pa.Table, name: str, part: Part) -> list[npt.NDArray[np
     column = table.column(name)
     if column.null_count:
         raise CorruptBlob(part.name, f"{column.null_count} of its rows have NULL for {name}")
-    return [stored_values(chunk) for chunk in column.chunks if len(chunk)]
+    return [int64_values(chunk) for chunk in column.chunks if len(chunk)]
 
 
 def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expression | None) -> None:
-    names = frozenset(arrow.names)
-    for name, times in Counter(columns).items():
-        if name not in names or times > 1:
-            problem = "is asked for twice" if name in names else "does not exist"
+    names = set(arrow.names)
+    for name in columns:
+        if name not in names:
+            problem = "is asked for twice" if name in arrow.names else "does not exist"
             raise InvalidUsage(f"column {name!r} {problem}: choose from {arrow.names}, each once")
+        names.remove(name)
     if filter is None:
         return
     try:

@@ -135,15 +135,17 @@ def describe_batch(data: bytes, table: pa.Table, schema: CollectionSchema) -> Pa
     It has few keys and no stats: reading the batch costs no more than comparing them.
     """
     times, diffs = int64_values(combined(table.column(TIME))), int64_values(combined(table.column(DIFF)))
+    time_min, time_max = int_ends(times)
+    least, greatest = int_ends(diffs)
     return Part(
         bytes=len(data),
         rows=len(table),
         memory=body_bytes(data),
         checksum=compute_checksum(data),
-        time_min=int(times.min()),
-        time_max=int(times.max()),
-        negatives=int(np.count_nonzero(diffs < 0)),
-        diff_sum=exact_sum(diffs),
+        time_min=time_min,
+        time_max=time_max,
+        negatives=int(np.count_nonzero(diffs < 0)) if least < 0 else 0,
+        diff_sum=exact_sum(diffs, least, greatest),
         schema=schema.version,
         keys_json=_key_samples(table.select(schema.key_names), len(table), schema, BATCH_SAMPLES),
     )

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import CorruptBlob
-from persist.blob.lru import ByteBoundedLru
+from persist.blob.lru import Cache, Kind
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part, sample_row
 from persist.codecs.types.arrow_types import Bound, Orderable, key_order, keys_order, scalar_to_json
@@ -24,8 +24,8 @@ from persist.codecs.types.schema import CollectionSchema
 KEY_BYTES = 64  # Roughly, for a key of one field in comparable form.
 # Recently parsed keys: planning needs those of the same parts repeatedly. Entries unused for a minute are dropped:
 # parts are replaced all the time, and parsing keys again is cheap.
-_KNOWN: ByteBoundedLru[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = ByteBoundedLru(
-    16 << 20, lambda keys: KEY_BYTES * (1 + len(keys)), idle_s=60.0
+_KNOWN: Kind[tuple[bytes, tuple[pa.DataType, ...]], list[Orderable]] = Cache(16 << 20, is_lru=True, idle_s=60.0).kind(
+    lambda keys: KEY_BYTES * (1 + len(keys)), share=1
 )
 
 

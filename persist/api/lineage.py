@@ -52,11 +52,7 @@ def is_wanted() -> bool:
     """Return whether this process has a target for events, as openlineage-python configures it."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").lower() == "true":
         return False
-    return any(name in ("OPENLINEAGE_URL", "OPENLINEAGE_CONFIG") or "__TRANSPORT__" in name for name in _variables())
-
-
-def _variables() -> list[str]:
-    return [name for name in os.environ if name.startswith("OPENLINEAGE_") and os.environ[name]]
+    return any(os.environ.get(f"OPENLINEAGE_{name}") for name in ("URL", "CONFIG", "_TRANSPORT__TYPE"))
 
 
 def told_of(engine: Engine) -> "Lineage | None":

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from persist.api.definitions import Definer, define_for_postgres
-from persist.compute.query import QUERY_LIMITS, QueryLimits, ServedSql
+from persist.compute.query import QueryLimits, ServedSql
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage
 from persist.services.serve.messages import check_certificate, check_token, parse_host_port
@@ -125,7 +125,7 @@ def serve(client: Location, options: ServeOptions) -> Servers:
     if options.commits and client.mode != "shared":
         engine.writer("serve with commits")
         raise InvalidUsage(f'serve(commits=True) is for mode="shared", and this is mode={client.mode!r}')
-    limits = options.sql if isinstance(options.sql, QueryLimits) else QUERY_LIMITS
+    limits = options.sql if isinstance(options.sql, QueryLimits) else QueryLimits()
     define = partial(define_for_postgres, client, limits)
     queries = ServedSql(engine, limits, define) if options.sql or options.postgres is not None else None
     servers = Servers()

@@ -2,12 +2,12 @@
 
 import threading
 
-from persist.blob.lru import ByteBoundedLru, Cache
+from persist.blob.lru import Cache, Kind
 from tests.support.clocks import ImpatientClock
 
 
-def lru(bytes_max: int) -> ByteBoundedLru[int, bytes]:
-    return ByteBoundedLru(bytes_max, len)
+def lru(bytes_max: int) -> Kind[int, bytes]:
+    return Cache(bytes_max, is_lru=True).kind(len, share=1)
 
 
 def test_the_value_used_longest_ago_goes_first() -> None:
@@ -73,7 +73,7 @@ def test_threads_keep_the_count_of_bytes() -> None:
 def test_a_value_that_nobody_asks_for_goes_after_a_while_though_there_is_room() -> None:
     clock = ImpatientClock()
     for kept in (
-        ByteBoundedLru[int, bytes](10**9, len, clock=clock, idle_s=100.0),
+        Cache(10**9, is_lru=True, clock=clock, idle_s=100.0).kind(len),
         Cache(10**9, clock=clock, idle_s=100.0).kind(len),
     ):
         kept.put(-1, bytes(10))
@@ -90,7 +90,7 @@ def test_a_value_that_nobody_asks_for_goes_after_a_while_though_there_is_room() 
 
 def test_what_is_asked_for_once_in_a_period_stays_and_what_is_replaced_or_taken_leaves_no_trace() -> None:
     clock = ImpatientClock()
-    kept = ByteBoundedLru[int, bytes](10**9, len, clock=clock, idle_s=100.0)
+    kept: Kind[int, bytes] = Cache(10**9, is_lru=True, clock=clock, idle_s=100.0).kind(len)
     for number in range(4):
         kept.put(number, bytes(10))
     clock.sleep(100.0)

@@ -73,7 +73,9 @@ class ReadingCalls(CollectionBase):
             timeout_s: how long to wait for as_of to be sealed, if it is not; None waits without limit.
 
         Cost: a look at the log. The first read of a collection by a client that may write is also a commit, which
-        claims what it reads until the client lets go of it. Reads at the same time or later need no other claim.
+        claims what it reads until the client lets go of it. Reads at the same time or later need no other claim. The
+        claim comes before the read, because a result may stay open for any time: without it, blobs that compaction
+        replaces outlive their last reference by `grace_s` only, and since may pass as_of at any moment.
 
         Raises:
             AsOfCompacted, AsOfNotSealed: as_of cannot be read.

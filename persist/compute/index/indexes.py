@@ -125,14 +125,6 @@ def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...
     return tuple(columns for columns in names if columns is not None)
 
 
-def indexes_by_collection(engine: Engine) -> dict[str, list[str]]:
-    """Return the ids of all indexes that this client knows of, by the ids of their collections."""
-    index_ids: dict[str, list[str]] = {}
-    for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(INDEX_PREFIX)]):
-        index_ids.setdefault(name.removeprefix(INDEX_PREFIX).partition(".")[0], []).append(id_)
-    return index_ids
-
-
 def load_index(engine: Engine, id_: str) -> Index | None:
     """Return the index of an id; None if it is gone."""
     try:

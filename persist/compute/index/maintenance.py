@@ -21,7 +21,6 @@ from persist.compute.index.indexes import (
     Index,
     checked_columns,
     draft,
-    indexes_by_collection,
     list_ids,
     load_index,
     load_indexes,
@@ -39,13 +38,13 @@ from persist.core.errors import (
     ViewRedefined,
 )
 from persist.core.log import kinds
-from persist.core.names import INDEX_HOLD, index_hold
+from persist.core.names import INDEX_HOLD, INDEX_PREFIX, index_hold
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
 from persist.core.state_rules.contents import CollectionState, first_time
 from persist.core.state_rules.erasures import erasure_number
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
-from persist.engine.location.arrangements import steps_to_drop
+from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id, open_handle
@@ -150,11 +149,9 @@ def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
     """Refresh the indexes of some collections, by their ids, that are far enough behind; a client that only reads may
     not. Cost: nothing if none is, as far as this client knows, and otherwise one commit for each collection.
     """
-    index_ids = indexes_by_collection(engine)
     for id_ in collections:
-        if id_ in index_ids:
-            handle = loaded_by_id(engine, id_, id_)
-            bring_up(handle, least_rows=LAG_ROWS)
+        if list_arrangements(engine, id_, [INDEX_PREFIX]):
+            bring_up(loaded_by_id(engine, id_, id_), least_rows=LAG_ROWS)
 
 
 def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:

@@ -7,7 +7,8 @@ at nothing else that its user may read. Views, which are kept up to date, are in
 
 from persist.compute.query.copying import copy_rows
 from persist.compute.query.definition import Definition, statement_kind
-from persist.compute.query.result import QUERIES_MAX, QUERY_LIMITS, AsOf, Queries, QueryLimits, QueryResult, check_reads
+from persist.compute.query.parsing import walk_parts
+from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryLimits, QueryResult, check_reads
 from persist.compute.query.statements import Outcome, execute
 from persist.compute.query.tables import Path, TimedTable, add_functions, collection_of, quoted, with_times, words_of
 from persist.compute.query.time_windows import arguments_of, check_lengths, is_time_window, windowed_table

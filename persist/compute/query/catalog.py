@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query.parsing import every_node
+from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import MAIN, path_of, quoted
 from persist.core.errors import InvalidUsage
 from persist.core.state_rules.contents import CollectionState
@@ -68,7 +68,7 @@ def table_about(contents: CollectionState) -> TableAbout:
 
 def asks_what_there_is(parsed: Any) -> bool:
     """Return whether a parsed query asks for tables, columns or the like."""
-    for node in every_node(parsed):
+    for node in walk_parts(parsed):
         kind, name = node.get("type"), str(node.get("table_name") or "")
         if kind == "TABLE_FUNCTION":
             name = str(node["function"]["function_name"])

@@ -16,7 +16,7 @@ from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.catalog import declare, table_about
 from persist.compute.query.copying import is_copy
 from persist.compute.query.parsing import refuse_statement
-from persist.compute.query.result import QUERY_LIMITS, check_arrow_types, sealed_connection
+from persist.compute.query.result import QueryLimits, check_arrow_types, sealed_connection
 from persist.compute.query.statement_text import is_statement, split_text
 from persist.compute.query.tables import MAIN, Path, parts_of, path_of, table_at, why_refused, words_of
 from persist.core.errors import InvalidUsage
@@ -119,7 +119,7 @@ class Definition:
         schema, _, table = name.rpartition(".")
         path = (schema or MAIN, table)
         key, not_null = list[str](), set[str]()
-        with sealed_connection(QUERY_LIMITS) as connection:
+        with sealed_connection(QueryLimits()) as connection:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(path[:1])}")
             self._run(connection, path)
             if "collate" in {*map(str.lower, words_of(self.rest))}:
@@ -145,7 +145,7 @@ class Definition:
         """
         about = table_about(contents)
         path = (about.schema, about.table)
-        with sealed_connection(QUERY_LIMITS) as connection:
+        with sealed_connection(QueryLimits()) as connection:
             declare(connection, [about], ())
             before = _Catalog.read(connection)
             self._run(connection, path)

@@ -74,7 +74,7 @@ def refuse_statement(sql: str, kind: str = "") -> InvalidUsage:
     return InvalidUsage(f"{shown} is neither a query nor a statement that changes a collection here: {instead}")
 
 
-def every_node(parsed: Any) -> Iterator[dict[str, Any]]:
+def walk_parts(parsed: Any) -> Iterator[dict[str, Any]]:
     """Yield all parts of a parsed query."""
     left = [parsed]
     while left:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from persist.codecs.errors import did_you_mean
 from persist.compute.index import indexed
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
-from persist.compute.query.parsing import every_node, parsed_query
+from persist.compute.query.parsing import parsed_query, walk_parts
 from persist.compute.query.statement_text import is_statement
 from persist.compute.query.tables import (
     DUCKDB,
@@ -87,9 +87,6 @@ class QueryLimits:
             kinds = (int, float) if name == "timeout_s" else (int,)
             if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
                 raise InvalidUsage(f"QueryLimits({name}={value!r}) is not a number of at least {least:,}")
-
-
-QUERY_LIMITS = QueryLimits()
 
 
 class QueryResult(ArrowResult):
@@ -363,7 +360,7 @@ def _untimed(table: TableAt) -> TableAt:
 def _tables_of(parsed: Any) -> list[Path]:
     """Return each table that a parsed query reads once, named subqueries, too."""
     tables: dict[Path, None] = {}
-    for node in every_node(parsed):
+    for node in walk_parts(parsed):
         if node.get("type") == "BASE_TABLE":
             parts = (node["catalog_name"], node["schema_name"], node["table_name"])
             tables[tuple(part for part in parts if part)] = None

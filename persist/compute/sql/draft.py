@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import pyarrow as pa
-
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Node
@@ -265,11 +263,6 @@ def _check_together(
                     f"{differing} are other columns than in version {parts[0][1].version}, which {parts[0][0]!r} "
                     f"reads: make {reader!r} anew first"
                 )
-
-
-def _list_fields(readable: Readable) -> list[pa.Field]:
-    schema = readable.schema
-    return [pa.field(name, kind) for name, kind in zip(schema.names, schema.types, strict=False)]
 
 
 def _holds(

@@ -16,7 +16,15 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import Path, add_functions, check_lengths, is_time_window, quoted, windowed_table
+from persist.compute.query import (
+    Path,
+    add_functions,
+    check_lengths,
+    is_time_window,
+    quoted,
+    walk_parts,
+    windowed_table,
+)
 from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
 from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
 from persist.core.errors import InvalidUsage
@@ -112,16 +120,6 @@ def names_column(sql: str, name: str) -> bool:
         node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name
         for node in walk_parts(parsed(sql))
     )
-
-
-def walk_parts(parsed_query: Any) -> Iterator[dict[str, Any]]:
-    """Yield all parts of a parsed query."""
-    pending = [parsed_query]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            yield node
-        pending += node.values() if isinstance(node, dict) else node if isinstance(node, list) else ()
 
 
 def parsed(sql: str) -> Any:

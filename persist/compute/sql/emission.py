@@ -26,8 +26,8 @@ import pyarrow.types as pat
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import arguments_of, is_time_window
-from persist.compute.sql.duck import loaded_duckdb, parsed, place, walk_parts
+from persist.compute.query import arguments_of, is_time_window, walk_parts
+from persist.compute.sql.duck import loaded_duckdb, parsed, place
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machines import InsertIfAbsent
 from persist.core.log.fields import KeyedForm

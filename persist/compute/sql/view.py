@@ -63,7 +63,7 @@ class LiveView:
     Attributes:
         handle: the collection.
         definition: the query, its plan, and what it reads.
-        options: of `Program.open`, for its refreshes: where they keep what they need.
+        together: its refreshes.
     """
 
     def __init__(
@@ -71,9 +71,13 @@ class LiveView:
     ) -> None:
         self.handle = handle
         self.definition = definition
-        self.options = options
-        self._together = ViewsTogether([self], options)
+        self.together = ViewsTogether([self], options)
         self._lock = threading.RLock()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The options of `Program.open` for its refreshes."""
+        return self.together.options
 
     @property
     def engine(self) -> Engine:
@@ -98,7 +102,7 @@ class LiveView:
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
             refreshed = self._refreshed_as_known(policy, first)
             if refreshed is None:
-                refreshed = self._together.refresh_with_retry(policy, first)
+                refreshed = self.together.refresh_with_retry(policy, first)
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
@@ -120,7 +124,7 @@ class LiveView:
         if not uppers or not all(upper > view_upper for upper in uppers) or not follower.looks.skip_refresh():
             return None
         try:
-            refreshed = self._together.refresh_once(policy, first)
+            refreshed = self.together.refresh_once(policy, first)
         except LimitReached:
             raise
         except PersistError:
@@ -149,13 +153,13 @@ class LiveView:
         self.engine.writer("open_state")
         with self._lock:
             self.follow_anew()
-            self._together.open_state()
+            self.together.open_state()
 
     def explain_refresh(self, policy: Policy = "auto") -> str:
         """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
         check_policy(policy)
         with self._lock:
-            how = self._together.explain_refresh(policy)
+            how = self.together.explain_refresh(policy)
         reason = self._behind()
         return how if reason is None else f"{how}\n{reason}"
 
@@ -186,12 +190,12 @@ class LiveView:
     @property
     def is_open(self) -> bool:
         """Whether this handle keeps in memory what refreshes need, all of it or as far as it was requested."""
-        return self._together.is_open
+        return self.together.is_open
 
     @property
     def running(self) -> Running | None:
         """The program that this handle keeps; None before its first refresh."""
-        return self._together.running
+        return self.together.running
 
     def make_indexes(self) -> None:
         """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
@@ -289,7 +293,7 @@ class LiveView:
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent. The view can be refreshed again."""
         with self._lock:
-            self._together.close()
+            self.together.close()
 
 
 First: TypeAlias = Callable[[ViewProgram], Refreshed | None]
@@ -333,6 +337,9 @@ class ViewsTogether(Closes):
     Each view reads of the past what its own changes request. Past records stay in memory for the next refresh, up to
     the memory budget. Make it with `persist.sql.open_together`; close it, or use it in a `with`. Not for use from
     several threads at once.
+
+    Attributes:
+        options: of `Program.open`, for the refreshes.
     """
 
     def __init__(self, views: Sequence[LiveView], options: Mapping[str, Any]) -> None:
@@ -340,8 +347,8 @@ class ViewsTogether(Closes):
             raise InvalidUsage(f"open_together: {list(views)!r} are not views of one client")
         self._views = list(views)
         self._engine = views[0].engine
-        self._options = options
-        self._budget = Options.of(options).memory_budget
+        self.options = options
+        Options.of(options)  # This checks them.
         self._running: Running | None = None
         self._numbers: dict[str, int] = {}  # Numbers of the running definitions, by id of their views.
 
@@ -408,12 +415,12 @@ class ViewsTogether(Closes):
         is_new = self._running is None
         with self._closed_by_failure() as passed:
             if self._running is None:
-                self._running = (program or self._current()).open(self._engine, **self._options, partial=True)
+                self._running = (program or self._current()).open(self._engine, **self.options, partial=True)
             refreshed = refresh(self._running, policy, is_new=is_new)
         if passed:
             return Refreshed("here", "everything", "the query failed on a row", seqno=passed[0])
         assert refreshed is not None
-        if self._running.partial is not None and self._running.state_bytes > self._budget:
+        if self._running.partial is not None and self._running.state_bytes > Options.of(self.options).memory_budget:
             self.close()  # Its next needs are requested again.
         return refreshed
 
@@ -422,7 +429,7 @@ class ViewsTogether(Closes):
         with self._closed_by_failure():
             if self._running is None or self._running.partial is not None:
                 self.close()
-                self._running = self._current().open(self._engine, **self._options)
+                self._running = self._current().open(self._engine, **self.options)
             self._running.run()
 
     def explain_refresh(self, policy: Policy = "auto") -> str:
@@ -430,7 +437,7 @@ class ViewsTogether(Closes):
         self._follow_anew()
         if self._running is not None:
             return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
-        with self._program().open(self._engine, **self._options, partial=True) as running:
+        with self._program().open(self._engine, **self.options, partial=True) as running:
             return str(explain(running, policy))
 
     @contextmanager
@@ -441,7 +448,7 @@ class ViewsTogether(Closes):
             yield passed
         except FAILURES as error:
             self.close()
-            passed.append(_pass_over(self._program(), self._engine, self._options, error))
+            passed.append(_pass_over(self._program(), self._engine, self.options, error))
         except BaseException:
             self.close()
             raise

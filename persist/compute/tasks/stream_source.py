@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from persist.blob.errors import MissingBlob
-from persist.blob.lru import ByteBoundedLru
+from persist.blob.lru import Cache, Kind
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamHold, check_free
@@ -84,7 +84,8 @@ class BatchEnds:
     """Finds where micro-batches end. Memory: `COUNTS_BYTES_MAX`, and 16 bytes for each time of a few parts."""
 
     def __init__(self) -> None:
-        self._kept: ByteBoundedLru[str, TimeCounts] = ByteBoundedLru(COUNTS_BYTES_MAX, lambda counts: counts.nbytes)
+        cache = Cache(COUNTS_BYTES_MAX, is_lru=True)
+        self._kept: Kind[str, TimeCounts] = cache.kind(lambda counts: counts.nbytes, share=1)
 
     def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
         """Return the greatest end for a scan within the limits; a scan of one time may exceed them.

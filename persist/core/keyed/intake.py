@@ -23,7 +23,7 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import TableStream, as_table, opened
-from persist.codecs.updates.tuples import out_of_place
+from persist.codecs.updates.tuples import is_named, out_of_place
 from persist.codecs.updates.updates import Stamp, stamped, to_updates
 from persist.core.keyed.events import event_fields, events_schema, is_tombstone, marked
 from persist.core.keyed.form import find_machine, is_counted
@@ -95,6 +95,8 @@ def to_events(
     if columns is not None:
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
     data = opened(data)
+    first = data[0] if isinstance(data, (list, tuple)) and data else None
+    are_tuples = isinstance(first, (list, tuple)) and not is_named(first)
     if isinstance(data, TableStream):
         pieces: list[EventTable] = []
         for piece in data.tables(taken_schema):
@@ -102,7 +104,7 @@ def to_events(
             pieces.append(_of_table(piece, taken_schema, schema, form, stamp, timeline, needed))
         none = taken_schema.arrow.empty_table().drop_columns(["_diff"])
         events = joined_events(pieces or [_of_table(none, taken_schema, schema, form, None, timeline, needed)])
-    elif (table := as_table(data, _with_deleted(taken_schema))) is not None:
+    elif not are_tuples and (table := as_table(data, _with_deleted(taken_schema))) is not None:
         stamp = stamp or _missing(TIME not in table.column_names)
         events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
@@ -215,13 +217,15 @@ def _of_tuples(
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
         raise InvalidUpdate(f"event {wrong} is {cut(rows[wrong])}: without value columns, a value is () or None")
-    keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
     values = [None if is_unit else row[1] for row in rows]
     updates = [((row[0], value), time, 1) for row, value, time in zip(rows, values, times, strict=True)]
+    if not deleted.any():
+        return to_updates(updates, taken, moments=timeline), deleted
     comes = [*compress(updates, ~deleted)]
     goes = [((key, None), time, 1) for (key, _), time, _ in compress(updates, deleted)]
     live = to_updates(comes, taken, moments=timeline) if comes else taken.arrow.empty_table()
-    deleted_rows = to_updates(goes, keys_only, moments=timeline) if goes else keys_only.arrow.empty_table()
+    keys_only = CollectionSchema(taken.key, Side(()), taken.timeline)
+    deleted_rows = to_updates(goes, keys_only, moments=timeline)
     live_and_deleted = pa.concat_tables([live, _with_nulls(deleted_rows, taken)]).combine_chunks()
     order = np.argsort(np.concatenate([np.flatnonzero(~deleted), np.flatnonzero(deleted)]), kind="stable")
     return live_and_deleted.take(int64_array(order)), deleted

@@ -1,6 +1,6 @@
 """A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -57,7 +57,7 @@ class Draft:
         self._valid_from: dict[tuple[str, int], int] = {}
         self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
-    def extend(self, steps: Iterable[DraftStep]) -> bool:
+    def extend(self, steps: Sequence[DraftStep]) -> bool:
         """Add all steps of one operation, or none of them if one is not valid.
 
         Returns:
@@ -67,7 +67,6 @@ class Draft:
         Raises:
             InvalidUsage, Conflict: what the operation would get if it came next in the log.
         """
-        steps = tuple(steps)
         now = self._now
         check_writer(now.control.writer, now.control.epoch, self._epoch, steps)
         if {*map(type, steps)} == _ONLY_APPENDS:
@@ -92,14 +91,13 @@ class Draft:
         self._appended.update(step.collection for step in steps if isinstance(step, PlannedAppend))
         return True
 
-    def check(self, steps: Iterable[DraftStep]) -> bool:
+    def check(self, steps: Sequence[DraftStep]) -> bool:
         """Check the only operation of a record, except for the rules that `apply` checks of the record.
 
         It checks the rights of the writer, tokens, batches, views, conditions, and writes before they are encoded.
         `apply` checks the mutations, so each is applied once. A condition must come before all changes of its
         collection. Returns and raises as `extend`.
         """
-        steps = tuple(steps)
         check_writer(self._now.control.writer, self._now.control.epoch, self._epoch, steps)
         if self._is_done(steps, _list_tokens(steps)):
             return False
@@ -119,7 +117,7 @@ class Draft:
             self._valid_from[alike] = step.time_min
             self._appended.add(step.collection)
 
-    def _check_views(self, steps: tuple[DraftStep, ...]) -> None:
+    def _check_views(self, steps: Sequence[DraftStep]) -> None:
         """Raise ViewWritten if steps write or seal a view without an `ExpectDefinition`."""
         expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
         for step in steps:
@@ -128,11 +126,11 @@ class Draft:
                 if contents is not None and contents.view is not None:
                     raise ViewWritten(contents.name)
 
-    def _is_done(self, steps: tuple[DraftStep, ...], tokens: dict[Used, str | None]) -> bool:
+    def _is_done(self, steps: Sequence[DraftStep], tokens: dict[Used, str | None]) -> bool:
         """Return whether the log has an operation already, by its batch of a query or by all its tokens."""
         return self._repeats_batch(steps) or (bool(tokens) and self._are_used(tokens))
 
-    def _repeats_batch(self, steps: tuple[DraftStep, ...]) -> bool:
+    def _repeats_batch(self, steps: Sequence[DraftStep]) -> bool:
         """Return whether some collection has the batch of these steps: one record adds it to all."""
         repeated = False
         for mark in steps:

@@ -15,7 +15,6 @@ depends neither on who resolves nor on when.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 import pyarrow.types as pat
@@ -371,8 +370,3 @@ def check_pending(contents: CollectionState) -> None:
         raise ValueError(f"it has updates at times that are not resolved, beyond {contents.resolved}")
     if contents.since > since_max(contents):
         raise ValueError(f"since is {contents.since}, and only {contents.resolved} is resolved")
-
-
-def to_plain(form: KeyedForm | None) -> dict[str, Any]:
-    """Return a declaration as plain values, for messages and for comparing."""
-    return {} if form is None else msgspec.to_builtins(form)

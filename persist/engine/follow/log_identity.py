@@ -19,9 +19,10 @@ hole already. A roll-back loses the last records, so it lost one of these two, u
 last check. docs/run/restore.md describes the remaining window.
 """
 
+import threading
 from typing import Literal
 
-from persist.blob.errors import CorruptBlob, MissingBlob
+from persist.blob.errors import CorruptBlob, Indeterminate, MissingBlob
 from persist.blob.protocol import Blob
 from persist.core.errors import LogInterrupted, LogReplaced
 from persist.core.log.keys import checkpoint_key, listed_records, record_key
@@ -40,10 +41,18 @@ Fate = Gone | Literal["there", "truncated"]
 
 
 class Past:
-    """One client's knowledge of the log, and the time of its last check. Used under the lock of its `Follower`."""
+    """One client's knowledge of the log, and the time of its last check.
 
-    def __init__(self, blob: Blob, state: State, now: Moment) -> None:
+    `learned`, `note_continuation` and `check` are called with the lock of its `Follower`; the others take it.
+    """
+
+    def __init__(self, blob: Blob, lock: "threading.RLock") -> None:
+        self.hole: LogInterrupted | None = None  # The records that were found beyond the end of the log at opening.
         self._blob = blob
+        self._lock = lock
+
+    def begin(self, state: State, now: Moment) -> None:
+        """Begin with a state that is known to be in the log at that moment."""
         self._asked = self._learned = now
         # The newest record at the last check, and the one after it.
         self._marks: list[Mark] = []
@@ -62,15 +71,68 @@ class Past:
         if state.commit is not None:
             self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
 
-    def tops(self, state: State) -> list[Mark]:
-        """Return the records that must be there, or have been truncated, if what follows state is to be read."""
-        newest = [] if state.commit is None else [(state.seqno, state.commit)]
-        return [*self._tops, *newest]
+    def tops(self, before: State) -> list[Mark]:
+        """Return the records that must still exist before a follower of this state acknowledges anything."""
+        with self._lock:
+            self.check_stopped()
+            return [*self._tops, *([] if before.commit is None else [(before.seqno, before.commit)])]
 
-    def saw(self, tops: list[Mark]) -> None:
-        """Note that all of these were there."""
-        if self._tops:
-            self._tops = [top for top in self._tops if top not in tops]
+    def saw(self, looks: list[tuple[Mark, Fate]]) -> bool:
+        """Note what became of tops: return whether all are there, and not truncated.
+
+        Raises:
+            LogReplaced: one of them is gone, or another one is there; the client stops.
+        """
+        are_there = True
+        with self._lock:
+            for _, fate in looks:
+                if isinstance(fate, tuple):
+                    raise self.stop(*fate)
+                are_there &= fate == "there"
+            if self._tops:
+                seen = [top for top, _ in looks]
+                self._tops = [top for top in self._tops if top not in seen]
+        return are_there
+
+    def sees(self, before: State) -> bool:
+        """Look for the tops of a state, and do what `saw` does. Cost: a GET of a few bytes for each."""
+        return self.saw([(top, determine_fate(self._blob, top)) for top in self.tops(before)])
+
+    def prove(self, state: State, now: Moment) -> None:
+        """Make sure that what is committed next will be read by others. Cost: nothing, or a GET now and then.
+
+        Raises:
+            LogInterrupted: records lay beyond the end of the log when it was opened.
+            LogReplaced: the log is another one.
+        """
+        with self._lock:
+            self.check(state, now, PROVE_AFTER_S)
+            self._check_whole()
+
+    def prove_now(self, state: State) -> None:
+        """Like `prove`, whenever that was done before. Cost: one GET. The records for the next check stay the same."""
+        with self._lock:
+            self.check_stopped()
+            self._ask(state, self._marks[-1:])
+            self._check_whole()
+
+    def prove_known(self, state: State) -> None:
+        """Make sure that the log still is the one that this client knows, before it deletes anything by a state.
+
+        Cost: a GET of a few bytes for each record that is looked for, mostly two.
+
+        Raises:
+            LogReplaced, LogInterrupted: as `prove`.
+            Indeterminate: the state may belong to an older log: call `Follower.restart` first.
+        """
+        self.prove_now(state)
+        if not self.sees(state):
+            raise Indeterminate(f"the log of {self._blob.url} was truncated beyond seqno {state.seqno}")
+
+    def _check_whole(self) -> None:
+        if (hole := self.hole) is not None:
+            # Another error each time: this one would keep alive the frames of its last traceback.
+            raise LogInterrupted(hole.url, hole.end, hole.first, hole.last)
 
     def check(self, state: State, now: Moment, after_s: float) -> None:
         """Check that the log still has the known records, if the last check is after_s old.
@@ -88,11 +150,6 @@ class Past:
         self._asked = now
         self._marks.clear()
         self._mark(state)
-
-    def check_now(self, state: State) -> None:
-        """Like `check`, but at once and for one record. The records for the next check stay the same."""
-        self.check_stopped()
-        self._ask(state, self._marks[-1:])
 
     def _mark(self, state: State) -> None:
         if state.commit is not None:

@@ -156,9 +156,10 @@ class CollectionTimes(ABC):
 
     def frontier(self, what: str, given: int | Moment | Antichain) -> int:
         """Convert a user's argument to a frontier; a moment means that all earlier times are sealed."""
-        if parse_time_word(given, self.engine.clock.wall_ms()) is not None:
-            return self.exact_time(what, cast(str, given))
-        given = self._typed(what, given)
+        if not isinstance(given, int | Antichain):
+            if parse_time_word(given, self.engine.clock.wall_ms()) is not None:
+                return self.exact_time(what, cast(str, given))
+            given = self._typed(what, given)
         return self.as_bound(what, given) if is_moment(given) else to_frontier(cast(int | Antichain, given))
 
     def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:

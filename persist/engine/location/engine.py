@@ -212,7 +212,8 @@ class Engine:
     def newest_id_of(self, name: str) -> str | None:
         """Return the id of the collection of a name; None if there is none. Cost: one GET."""
         self.settle_names(name)
-        return self.follower.load_newest_id(name)
+        self.follower.refresh()
+        return self.follower.find_id(name)
 
     def check_clock(self) -> None:
         """Raise ClockAhead if this client's clock is more than a day ahead of the store's, as far as that is known."""
@@ -275,8 +276,8 @@ class Engine:
 
     def metrics(self) -> Metrics:
         """Return what this client did so far; also once it is closed."""
-        interrupted = self.follower.interrupted
-        beyond = 0 if interrupted is None else interrupted.last - interrupted.end
+        hole = self.follower.past.hole
+        beyond = 0 if hole is None else hole.last - hole.end
         groups: dict[str, Mapping[str, float]] = {"log": {"seqno": self.follower.state.seqno, "beyond_end": beyond}}
         if self._writer is not None:
             groups |= {"commits": self._writer.committer.groups.counts(), "leases": self._lease_counts(self._writer)}

@@ -82,7 +82,8 @@ class KeyedQueue:
     """
 
     def __init__(self, bytes_max: int, may_wait: Callable[[], bool]) -> None:
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._queued: Counter[str] = Counter()
         self._bytes_max = bytes_max
         self._may_wait = may_wait
@@ -99,7 +100,7 @@ class KeyedQueue:
     def is_busy(self, collection: str) -> bool:
         """Whether something of a collection is queued or under way."""
         with self._lock:
-            return self._queued[collection] > 0
+            return collection in self._queued
 
     def is_in_job(self) -> bool:
         """Whether the caller is what was submitted here, and not a future's callback."""
@@ -114,7 +115,7 @@ class KeyedQueue:
         with self._lock:
             # A future's callback must not wait here: its thread is the one that makes room.
             if self._may_wait() and not self._is_own_thread():
-                self._lock.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
+                self._changed.wait_for(lambda: not self._bytes or self._bytes + size <= self._bytes_max)
             if self._is_closed:
                 raise ClientClosed("a write")
             if self._pool is None:
@@ -131,7 +132,7 @@ class KeyedQueue:
         with self._lock:
             last = self._submitted
             if not self._is_own_thread():
-                self._lock.wait_for(lambda: self._done >= last)
+                self._changed.wait_for(lambda: self._done >= last)
         while not self._is_in_job and self._done < last:
             self._run_next()
 
@@ -184,7 +185,7 @@ class KeyedQueue:
             self._queued -= Counter(collections)  # This drops collections of which none is left.
             self._bytes -= size
             self._done += 1
-            self._lock.notify_all()
+            self._changed.notify_all()
         return resolution
 
 

@@ -76,7 +76,7 @@ class CompactionSchedule:
         """
         self._commits.clear()
         state = self._follower.refresh()
-        if self._follower.interrupted is not None:
+        if self._follower.past.hole is not None:
             return  # Nothing can be committed.
         now_s = self._clock.monotonic_s()
         sweeps = now_s >= self._sweep_at_s
@@ -102,7 +102,7 @@ class CompactionSchedule:
             PersistError: as `tick`.
         """
         self._follower.refresh()
-        if self._follower.interrupted is not None:
+        if self._follower.past.hole is not None:
             return 0
         return self._sweep((lambda contents: True) if destroys else self._is_overdue)
 

@@ -49,6 +49,7 @@ location below this one.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cache
@@ -252,9 +253,7 @@ class _Round:
         self._log_floor = 0  # The floor that a dry round would declare.
         self._deleted: list[str] = []
         self._declarations: list[int] = []
-        self._counts: dict[str, int] = {}
-        self._bytes = 0
-        self._collections = 0
+        self._counts: Counter[str] = Counter()  # The fields of the report.
         self._being_made: int | None = None  # The least seqno of a checkpoint that this client is writing.
         self._ages = Ages(follower.state, follower.policies, 0.0, ())
         self._full: StoreFull | None = None
@@ -271,11 +270,11 @@ class _Round:
             self._full = None
             self._unhindered(lambda: self._collect(before))
             if self._full is None:
-                return GarbageReport(self._collections, **self._counts, bytes=self._bytes)
+                return GarbageReport(**self._counts)
         assert self._full is not None, "it was the reason to do it again"
         raise StoreFull(
-            f"{len(self._deleted):,} blobs of {self._bytes:,} bytes of this location were deleted; deleting more needs "
-            f"a small write first, and the store is full: {self._full}. Make a little room, then try again"
+            f"{len(self._deleted):,} blobs of {self._counts['bytes']:,} bytes of this location were deleted; deleting "
+            f"more needs a small write first, and the store is full: {self._full}. Make a little room, then try again"
         ) from self._full
 
     def run_only(self) -> Deleted:
@@ -291,7 +290,7 @@ class _Round:
         for _ in range(ROUNDS_MAX):
             try:
                 if not self._is_dry:
-                    self._follower.prove_known()
+                    self._follower.past.prove_known(self._follower.state)
                 collect()
                 return
             except (MissingBlob, Indeterminate) as error:
@@ -394,7 +393,7 @@ class _Round:
             self._delete("parts", garbage)
         collected = kinds.Collected(tuple((dropped.collection, dropped.seqno) for dropped in due))
         if self._with_room(lambda: self._declare(collected)):
-            self._collections += sum(dropped.is_destroyed for dropped in due)
+            self._counts["collections"] += sum(dropped.is_destroyed for dropped in due)
 
     def _collect_uploads(self) -> None:
         # A dry or partial round neither believes nor changes the memory of the last one.
@@ -567,10 +566,10 @@ class _Round:
         entries = (entry for entry in entries if self._only is None or entry.key in self._only)
         while some := [*islice(entries, DELETE_MAX)]:
             if not self._is_dry:
-                self._follower.prove_known()
+                self._follower.past.prove_known(self._follower.state)
                 check([entry.key for entry in some])
                 delete_all(self._blob, [entry.key for entry in some])
             self._deleted += [entry.key for entry in some]
-            self._counts[kind] = self._counts.get(kind, 0) + len(some)
-            self._bytes += sum(entry.bytes for entry in some)
+            self._counts[kind] += len(some)
+            self._counts["bytes"] += sum(entry.bytes for entry in some)
             self._done(len(some))

@@ -43,14 +43,14 @@ class Checkpointing:
         """Make a checkpoint. A failure reaches no caller: the next checkpoint replaces it."""
         state, recent, levels = self._follower.recent()
         try:
-            self._follower.prove_now()
+            self._follower.past.prove_now(state)
             self.made += write_checkpoint(self._blob, state, recent, levels)
         except PersistError as error:
             logger.warning("the checkpoint at seqno %d was not made: %s", state.seqno, error)
             seqno = record_seqno(error.key) if isinstance(error, CorruptBlob) else None
-            if seqno is not None:
+            if seqno is not None and seqno in recent:
                 with suppress(PersistError):  # The next caller gets the error.
-                    self._follower.doubt(seqno)
+                    self._follower.past.verify(seqno, recent[seqno].commit)
         finally:
             self._end()
 

@@ -51,9 +51,10 @@ class Committer:
         self.groups = GroupCommit(blob, follower, clock, writer_name, parts, pool, deadline_s)
         self.write_steps = WriteSteps(parts, pool, clock)
         self._in_flight_bytes_max = memory_budget
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._asked: collections.deque[Operation] = collections.deque()
-        self._hurry = threading.Event()
+        self._is_hurried = False  # Whether a caller waits for an operation.
         self._in_flight_bytes = 0
         self._closed = False
         self._pid = os.getpid()
@@ -82,7 +83,7 @@ class Committer:
         operation = Operation.of(
             steps, names, CommitFuture(self.unobserved, self._on_result_requested), submission, renew
         )
-        with self._changed:
+        with self._lock:
             # A future's callback must not wait here: its thread is the one that makes room.
             if not self._is_own_thread():
                 self._changed.wait_for(lambda: self._closed or self._has_room(operation.bytes))
@@ -115,20 +116,19 @@ class Committer:
 
     def request_stop(self) -> None:
         """Take no more operations, and let the thread end after those it has."""
-        with self._changed:
-            self._closed = True
-            self._hurry.set()
+        with self._lock:
+            self._closed = self._is_hurried = True
             self._changed.notify_all()
 
     def pending(self) -> tuple[int, tuple[str, ...]]:
         """Return how many operations are not done yet, and the names of their collections."""
-        with self._changed:
+        with self._lock:
             names_in_progress = {name for operation in self._under_way() for name in operation.names.values()}
             return self._submitted - self._resolved, tuple(sorted(names_in_progress))
 
     def writes_under_way(self, collection: str) -> list[tuple[Write, CommitFuture]]:
         """Return the submitted writes to a collection that are not durable yet, with their futures."""
-        with self._changed:
+        with self._lock:
             return [
                 (step, operation.future)
                 for operation in self._under_way()
@@ -142,15 +142,16 @@ class Committer:
 
     def settle(self, timeout_s: float) -> bool:
         """Wait until all operations submitted so far are done; return False if that takes longer than timeout_s."""
-        with self._changed:
+        with self._lock:
             submitted = self._submitted
             if self._resolved < submitted:
-                self._hurry.set()
+                self._is_hurried = True
+                self._changed.notify_all()
             return self._changed.wait_for(lambda: self._resolved >= submitted, timeout_s)
 
     def when_ended(self, call: Callable[[], object]) -> None:
         """Have the thread call something when it ends, after `request_stop`; now, if it has ended."""
-        with self._changed:
+        with self._lock:
             if self._thread.is_alive():
                 self._ended.append(call)
                 return
@@ -175,7 +176,9 @@ class Committer:
                 f"process {os.getpid()} waits for a commit that process {self._pid} asked for, and the thread that "
                 "makes it did not come along with the fork. Wait for it there; open a new client in each process."
             )
-        self._hurry.set()
+        with self._lock:
+            self._is_hurried = True
+            self._changed.notify_all()
 
     def _is_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
@@ -187,7 +190,7 @@ class Committer:
         # Nothing of a group may be left here during the wait for the next: not its futures, callbacks, their client.
         while self._commit_next():
             pass
-        with self._changed:
+        with self._lock:
             ended, self._ended = self._ended, []
         for call in ended:
             call()
@@ -201,7 +204,7 @@ class Committer:
             for operation in group:
                 if not operation.future.done():
                     operation.future.fail(error)
-        with self._changed:
+        with self._lock:
             self._in_flight_bytes -= sum(operation.bytes for operation in group)
             self._resolved += len(group)
             self._committing = ()
@@ -210,7 +213,7 @@ class Committer:
 
     def _next_group(self) -> list[Operation]:
         """Wait for operations and return those to commit together; none when the client was closed."""
-        with self._changed:
+        with self._lock:
             self._changed.wait_for(lambda: self._asked or self._closed)
             if not self._asked:
                 return []
@@ -218,12 +221,12 @@ class Committer:
             pipelined = len(self._asked) > 1
         if uploads := first.uploads:
             wait(uploads)
-        if pipelined:
-            self._hurry.wait(LINGER_S)
-        self._hurry.clear()
         group: list[Operation] = []
         group_bytes = 0
-        with self._changed:
+        with self._lock:
+            if pipelined:
+                self._changed.wait_for(lambda: self._is_hurried, LINGER_S)
+            self._is_hurried = False
             # A ready operation must not wait for a later upload.
             while self._asked and group_bytes <= GROUP_BYTES_MAX and self._asked[0].is_ready:
                 is_alone = self._asked[0].is_alone

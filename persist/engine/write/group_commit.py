@@ -111,7 +111,7 @@ class GroupCommit:
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
         self._is_crowded = False  # Whether the last commit lost a race, or had to wait for a turn.
-        if is_remote(blob) and follower.state.seqno >= 0 and follower.interrupted is None:
+        if is_remote(blob) and follower.state.seqno >= 0 and follower.past.hole is None:
             newest = follower.newest_record()
             if newest is not None:
                 self._proof.begin(newest, pool)
@@ -193,7 +193,7 @@ class GroupCommit:
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
         is_alone = len(operations) == 1
         while operations:
-            self._follower.prove()
+            self._follower.past.prove(self._follower.state, self._follower.now())
             state, unreadable = self._load_state(operations)
             if not self._is_store_proven(state):
                 continue
@@ -331,7 +331,7 @@ class GroupCommit:
         if record is None:
             newest = self._follower.newest_record()
             # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
-            if not self._follower.sees(state):
+            if not self._follower.past.sees(state):
                 self._follower.restart()
                 self._follower.refresh()
                 return False

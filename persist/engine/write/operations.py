@@ -225,27 +225,29 @@ class Operation:
                 return False
         return True
 
-    def plan(self, times: Mapping[str, int]) -> Iterable[DraftStep]:
+    def plan(self, times: Mapping[str, int]) -> list[DraftStep]:
         """Return the steps for validation by `persist.core.state_rules.draft.Draft`, given the assigned times.
 
         If several operations share a time, their collections are sealed once all are valid, not by each of them.
         """
         last = {at_commit.collection: at_commit for at_commit in self.at_commit}  # Earlier writes have the same time.
+        steps: list[DraftStep] = []
         for step in self.steps:
             if isinstance(step, Write):
                 time = times[step.collection] if step.at_commit else step.time_min
                 if step.events is not None:
-                    yield replace(step.events, time_min=time, time_max=time) if step.at_commit else step.events
-                    continue
-                for version in step.versions:
-                    yield PlannedAppend(step.collection, time, version)
+                    events = step.events
+                    steps.append(replace(events, time_min=time, time_max=time) if step.at_commit else events)
+                else:
+                    steps += [PlannedAppend(step.collection, time, version) for version in step.versions]
             elif isinstance(step, AtCommit):
                 if not self.shares_time and step is last[step.collection]:
-                    yield self.build_seal(step, times)
+                    steps.append(self.build_seal(step, times))
             elif isinstance(step, kinds.Tokens) and self.at_commit:
-                yield complete_token(step, times)
+                steps.append(complete_token(step, times))
             elif not isinstance(step, Asked):
-                yield step
+                steps.append(step)
+        return steps
 
     def build_seal(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""

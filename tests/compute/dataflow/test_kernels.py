@@ -175,8 +175,6 @@ def test_a_spine_holds_what_was_inserted_advanced_to_since(seed: int, steps: int
     rows[3] = np.maximum(rows[3], since)
     assert expected(rows[1:]) == expected(wanted)
     assert keys[0].take(numbers).tolist() == rows[1].tolist()
-    spine.compact()
-    assert spine.rows == len(expected(np.concatenate([LAYOUT.empty(), *spine.batches()], axis=1)[1:]))
 
 
 def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None:
@@ -220,12 +218,11 @@ def test_batches_beyond_the_budget_are_in_files_that_go_away(tmp_path: Any) -> N
         )
         every.append(updates)
         spine.insert(to_batch(updates, LAYOUT))
-    spine.compact()
     assert spill.spilled_bytes > 0
     assert list(tmp_path.iterdir()) == []
-    [batch] = spine.batches()
-    assert held(batch) == expected(np.concatenate(every, axis=1))
-    del batch, spine
+    batches = [*spine.batches()]
+    assert expected(np.concatenate(batches, axis=1)[1:]) == expected(np.concatenate(every, axis=1))
+    del batches, spine
     assert spill.spilled_bytes == 0
 
 

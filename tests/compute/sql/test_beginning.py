@@ -229,7 +229,7 @@ def test_a_first_refresh_takes_little_at_a_time_and_keeps_what_is_sealed(client:
     for first in range(0, 60, 10):
         table.write([((time, time), time, 1) for time in range(first, first + 10)], seal=first + 10).result()
     view = client.create_view("v", SUM, start=0, memory_budget=1)
-    view.live.options = {**view.live.options, "costs": Costs(catch_up_updates=12)}
+    view.live.together.options = {**view.live.options, "costs": Costs(catch_up_updates=12)}
     uppers = []
     commits = client.engine.seqno
 

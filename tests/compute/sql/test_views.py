@@ -481,7 +481,7 @@ FAILING = {
 @pytest.mark.parametrize("query", FAILING.values(), ids=FAILING)
 def test_a_view_with_state_heals_for_open_handles_and_fresh_clients(client: persist.Client, query: str) -> None:
     def in_pieces(view: persist.View) -> persist.View:
-        view.live.options = {"costs": Costs(piece_rows=1)}  # Of sums.
+        view.live.together.options = {"costs": Costs(piece_rows=1)}  # Of sums.
         return view
 
     numbers = client.create_or_load("numbers", key={"n": pa.int64()})

@@ -12,7 +12,7 @@ import pytest
 import persist
 from persist.blob.errors import MissingBlob, Unavailable
 from persist.blob.layers.metered import MeteredBlob
-from persist.blob.protocol import MemoryBlob
+from persist.blob.protocol import Blob, MemoryBlob
 from persist.core.log import kinds
 from persist.core.log import records as commits
 from persist.core.log.keys import record_key
@@ -270,16 +270,16 @@ def test_what_was_known_when_others_committed_must_be_there_still() -> None:
     writer.create(1)
     following = Follower(writer.blob, ImpatientClock())
     first = following.state
-    assert following.tops(first) == [(0, first.commit)]
+    assert following.past.tops(first) == [(0, first.commit)]
     writer.create(1)
     winner = read_record(writer.blob, 1)
     assert winner is not None
     following.apply_winner(winner)
-    assert following.tops(following.state) == [(0, first.commit), (1, winner.commit)]
-    assert following.sees(following.state)
-    assert following.tops(following.state) == [(1, winner.commit)]
+    assert following.past.tops(following.state) == [(0, first.commit), (1, winner.commit)]
+    assert following.past.sees(following.state)
+    assert following.past.tops(following.state) == [(1, winner.commit)]
     following.apply_winner(winner)  # It is known already.
-    assert following.tops(following.state) == [(1, winner.commit)]
+    assert following.past.tops(following.state) == [(1, winner.commit)]
 
 
 def test_contents_of_collections_far_away_are_read_while_the_log_is_looked_at() -> None:
@@ -381,6 +381,12 @@ def test_a_client_goes_on_from_no_checkpoint_whose_record_is_not_in_the_log() ->
             assert following.restart().seqno == 4
 
 
+def begun(blob: Blob, state: State) -> Past:
+    past = Past(blob, threading.RLock())
+    past.begin(state, (0.0, 0.0))
+    return past
+
+
 def test_a_record_is_asked_for_from_where_the_log_begins_on() -> None:
     writer = Writer(MemoryBlob())
     for _ in range(3):
@@ -389,12 +395,12 @@ def test_a_record_is_asked_for_from_where_the_log_begins_on() -> None:
     for floor in (3, 4):
         writer.commit(kinds.TruncateLog(floor))
         states.append(writer.follower.state)
-    past = Past(writer.blob, states[0], (0.0, 0.0))
-    past.check_now(states[0])
+    past = begun(writer.blob, states[0])
+    past.prove_now(states[0])
     writer.blob.delete(record_key(3))
-    past.check_now(states[1])
+    past.prove_now(states[1])
     with pytest.raises(persist.errors.LogReplaced):
-        past.check_now(states[0])
+        past.prove_now(states[0])
 
 
 def test_who_never_pauses_asks_for_the_record_of_the_last_look_and_the_one_after_it() -> None:
@@ -416,7 +422,7 @@ def test_who_never_pauses_asks_for_the_record_of_the_last_look_and_the_one_after
         past.check(states[at], now, 10.0)
         return [*asked]
 
-    past = Past(Watched(), states[0], (0.0, 0.0))
+    past = begun(Watched(), states[0])
     past.learned(states[1], (5.0, 5.0))
     past.learned(states[2], (6.0, 6.0))
     assert looks(past, 2, (9.9, 9.9)) == []
@@ -432,14 +438,14 @@ def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() ->
     writer = Writer(MemoryBlob())
     writer.create(1)
     state = writer.follower.state
-    past = Past(writer.blob, state, (0.0, 0.0))
+    past = begun(writer.blob, state)
     past.note_continuation(State())
     assert past.tops(State()) == []
     states = [replace(state, seqno=seqno) for seqno in range(TOPS_MAX + 3)]
     for each in states:
         past.note_continuation(each)
     assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
-    past.saw(past.tops(states[-1])[:4])
+    past.saw([(top, "there") for top in past.tops(states[-1])[:4]])
     assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]
 
 
@@ -492,7 +498,7 @@ def test_a_look_at_the_past_that_failed_is_made_again(learned_s: float) -> None:
     with persist.open(blob, settings=persist.Settings(background=False)) as client:
         client.create_or_load("c", key={"k": pa.int64()}).seal(1).result()
         state = client.engine.follower.state
-    past = Past(blob, state, (0.0, 0.0))
+    past = begun(blob, state)
     past.check(state, (100.0, 100.0), 10.0)
     past.learned(state, (learned_s, learned_s))
     blob.delete(record_key(state.seqno))
@@ -513,8 +519,8 @@ def test_records_that_a_failed_look_did_not_find_are_looked_for_again() -> None:
     winner = read_record(blob, 1)
     assert winner is not None
     following.apply_winner(winner)
-    tops = following.tops(following.state)
+    tops = following.past.tops(following.state)
     blob.is_down = True
     with pytest.raises(Unavailable):
-        following.sees(following.state)
-    assert following.tops(following.state) == tops == [(0, first.commit), (1, winner.commit)]
+        following.past.sees(following.state)
+    assert following.past.tops(following.state) == tops == [(0, first.commit), (1, winner.commit)]

@@ -10,7 +10,6 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds as record_kinds
 from persist.core.log.records import read_record
 from persist.core.settings import Tuning
-from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 from persist.engine.hold import Leases, WantedClaim
 from tests.support.clocks import ImpatientClock
@@ -190,14 +189,14 @@ def test_a_claim_that_takes_a_commit_takes_no_look(blob: MemoryBlob) -> None:
         ours = [reader.load(f"c{n:03}") for n in range(3)]
         seqno = reader.seqno
         looks: list[int] = []
-        refreshed = Follower._refreshed
+        read_forward = Follower._read_forward
 
-        def counted(follower: Follower) -> State:
+        def counted(follower: Follower) -> None:
             looks.append(1)
-            return refreshed(follower)
+            read_forward(follower)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Follower, "_refreshed", counted)
+            patch.setattr(Follower, "_read_forward", counted)
             snapshots = [each.snapshot(as_of) for each, as_of in zip(ours, (None, 7, "latest"), strict=True)]
             assert not looks
             snapshots.append(ours[0].snapshot())  # This one is covered, so only a look shows that nothing has come.

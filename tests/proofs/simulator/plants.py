@@ -34,7 +34,7 @@ from persist.core.log.records import create_record, record_bytes
 from persist.core.state_rules.annotations import with_tokens
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
-from persist.engine.follow.follower import Follower
+from persist.engine.follow.log_identity import Past
 from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.write.commit_future import CommitFuture
 from persist.services.erase.relatives import related
@@ -197,7 +197,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a late collector believes what it listed": lambda: [
         (persist.engine.upkeep.garbage._Round, "_collect_objects", what_a_listing_said),
         # It would notice, if the log was truncated meanwhile beyond what it knows.
-        (Follower, "prove_known", lambda follower: None),
+        (Past, "prove_known", lambda past, state: None),
     ],
     "what a server did not answer is not looked up": lambda: [
         (persist.engine.write.group_commit.GroupCommit, "_unsettled", nothing_settled),

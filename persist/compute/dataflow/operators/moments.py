@@ -139,26 +139,19 @@ _SQUARE = 2 * LOWEST
 Statistic = Callable[[Sums], float | None]
 
 
-def _var_pop(sums: Sums) -> float | None:
-    return quotient(sums.spread("xx"), sums.count**2 << _SQUARE)
+def _over(
+    product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = quotient, least: int = 1
+) -> Statistic:
+    """Return the statistic: the sum of products of deviations over a size of n rows, times n; None of fewer rows."""
+    return lambda sums: round_(sums.spread(product), size(sums.count) << _SQUARE) if sums.count >= least else None
 
 
-def _var_samp(sums: Sums) -> float | None:
-    n = sums.count
-    return quotient(sums.spread("xx"), n * (n - 1) << _SQUARE) if n > 1 else None
+def _all(n: int) -> int:
+    return n**2
 
 
-def _stddev_pop(sums: Sums) -> float | None:
-    return root(sums.spread("xx"), sums.count**2 << _SQUARE)
-
-
-def _stddev_samp(sums: Sums) -> float | None:
-    n = sums.count
-    return root(sums.spread("xx"), n * (n - 1) << _SQUARE) if n > 1 else None
-
-
-def _sem(sums: Sums) -> float | None:
-    return root(sums.spread("xx"), sums.count**3 << _SQUARE)
+def _sample(n: int) -> int:
+    return n * (n - 1)
 
 
 def _skewness(sums: Sums) -> float | None:
@@ -185,15 +178,6 @@ def _kurtosis_pop(sums: Sums) -> float | None:
         return None
     excess = sums.power(4) / variance**2 - 3
     return quotient(excess.numerator, excess.denominator)
-
-
-def _covar_pop(sums: Sums) -> float | None:
-    return quotient(sums.spread("xy"), sums.count**2 << _SQUARE)
-
-
-def _covar_samp(sums: Sums) -> float | None:
-    n = sums.count
-    return quotient(sums.spread("xy"), n * (n - 1) << _SQUARE) if n > 1 else None
 
 
 def _corr(sums: Sums) -> float | None:
@@ -224,31 +208,27 @@ def _r2(sums: Sums) -> float | None:
     return quotient(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
 
 
-def _make_sum(product: str) -> Statistic:
-    return lambda sums: quotient(sums.spread(product), sums.count << _SQUARE)
-
-
 _ONE, _TWO = ("x", "xx"), ("x", "y", "xx", "yy", "xy")
 STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
-    "var_pop": (_ONE, _var_pop),
-    "var_samp": (_ONE, _var_samp),
-    "stddev_pop": (_ONE, _stddev_pop),
-    "stddev_samp": (_ONE, _stddev_samp),
-    "sem": (_ONE, _sem),
+    "var_pop": (_ONE, _over("xx", _all)),
+    "var_samp": (_ONE, _over("xx", _sample, least=2)),
+    "stddev_pop": (_ONE, _over("xx", _all, root)),
+    "stddev_samp": (_ONE, _over("xx", _sample, root, 2)),
+    "sem": (_ONE, _over("xx", lambda n: n**3, root)),
     "skewness": (("x", "xx", "xxx"), _skewness),
     "kurtosis": (("x", "xx", "xxx", "xxxx"), _kurtosis),
     "kurtosis_pop": (("x", "xx", "xxx", "xxxx"), _kurtosis_pop),
-    "covar_pop": (("x", "y", "xy"), _covar_pop),
-    "covar_samp": (("x", "y", "xy"), _covar_samp),
+    "covar_pop": (("x", "y", "xy"), _over("xy", _all)),
+    "covar_samp": (("x", "y", "xy"), _over("xy", _sample, least=2)),
     "corr": (_TWO, _corr),
     "regr_avgx": (("y",), lambda sums: sums.mean("y")),
     "regr_avgy": (("x",), lambda sums: sums.mean("x")),
     "regr_intercept": (_TWO, _intercept),
     "regr_r2": (_TWO, _r2),
     "regr_slope": (_TWO, _slope),
-    "regr_sxx": (("y", "yy"), _make_sum("yy")),
-    "regr_sxy": (("x", "y", "xy"), _make_sum("xy")),
-    "regr_syy": (("x", "xx"), _make_sum("xx")),
+    "regr_sxx": (("y", "yy"), _over("yy", int)),
+    "regr_sxy": (("x", "y", "xy"), _over("xy", int)),
+    "regr_syy": (("x", "xx"), _over("xx", int)),
 }
 
 

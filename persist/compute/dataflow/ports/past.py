@@ -19,12 +19,14 @@ import pyarrow.types as pat
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.part import Part
+from persist.compute.dataflow.state.costs import USUAL
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
 from persist.compute.index import PAYS, Path, plan_paths
 from persist.core.errors import AsOfCompacted, CollectionNotFound, LeaseExpired, SourceLost, WouldRecompute
 from persist.engine.collection.reads import snapshot
+from persist.engine.compact import give_back
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.planning.scan import Scan, narrowed_scan
@@ -164,6 +166,8 @@ class Past:
             if self._everything is None:
                 self.readings.append(Reading(self.title, None, 0, self.bytes))
                 everything = self._encoded(self._open().unsummed())
+                if everything.shape[1] >= USUAL.catch_up_updates:
+                    give_back()  # Reading them has freed memory.
                 if not (self.is_small or self.keeps_everything):
                     return everything
                 self._everything = everything

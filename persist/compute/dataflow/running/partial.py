@@ -43,6 +43,7 @@ from persist.compute.dataflow.running.seeds import Accumulation, NullsAndSigns, 
 from persist.compute.dataflow.updates.batch import Keys
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
+from persist.core.progress import check_limits
 
 OPERATORS = Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
 
@@ -67,11 +68,12 @@ class Partial:
 
     Attributes:
         as_of: the time as of which requests read collections.
+        entries: the readers of the sources, by the operators through which their updates come.
         pasts: the readers of sources and outputs.
     """
 
     as_of: int
-    sources: list[Past] = field(default_factory=list)
+    entries: dict[EntryOperator, Past] = field(default_factory=dict)
     pasts: list[Past] = field(default_factory=list)
 
     @classmethod
@@ -87,7 +89,7 @@ class Partial:
         as_of: int,
     ) -> "Partial":
         """Make all arrangements of a program partial, and let them request what they need."""
-        state = cls(as_of, [*sources.values()], [*sources.values()])
+        state = cls(as_of, {entries[number]: past for number, past in sources.items()}, [*sources.values()])
         for number, entry in entries.items():
             node = plan.nodes[number]
             if isinstance(node.operator, Constant):
@@ -127,8 +129,22 @@ class Partial:
         """
         for past in self.pasts:
             past.readings = []
-        for past in self.sources:
+        for past in self.entries.values():
             past.refuses = refuses
+
+    def fill(self, operators: Sequence[Operator]) -> int:
+        """Load what arrangements lack, and return how many updates they have then. A source is read once."""
+        arrangements = [operator for operator in operators if isinstance(operator, Arrangement)]
+        for at, arrangement in enumerate(arrangements, 1):
+            check_limits()
+            later = {entry for other in arrangements[at:] for entry in _list_entries(other)}
+            for entry, past in self.entries.items():
+                past.keeps_everything = entry in later
+            arrangement.load_all()
+            for entry, past in self.entries.items():
+                if entry not in later:
+                    past.close()
+        return sum(arrangement.spine.rows for arrangement in arrangements)
 
     @property
     def readings(self) -> list[Reading]:
@@ -193,6 +209,12 @@ def requested_columns(
             ):
                 request(operator.arrangement, tuple(range(operator.keys)))
     return requests
+
+
+def _list_entries(operator: Operator) -> set[Operator]:
+    """Return the sources that an operator reads without another arrangement between."""
+    below = [source for source in operator.inputs if not isinstance(source, Arrangement)]
+    return {source for source in below if isinstance(source, EntryOperator)}.union(*map(_list_entries, below))
 
 
 def _stored_contents(operator: Operator, past: Past, keys: Keys | None) -> Ints:

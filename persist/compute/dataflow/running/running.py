@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from persist.blob.errors import Indeterminate, InvalidUsage, Unavailable
-from persist.compute.dataflow.operators.arrangement import Arrangement
 from persist.compute.dataflow.plan.draft import Draft
 from persist.compute.dataflow.plan.optimise import Statistics, estimate_streams
 from persist.compute.dataflow.plan.origin import find_separate
@@ -31,7 +30,7 @@ from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
 from persist.core.closing import Closes
-from persist.core.progress import check_limits, task
+from persist.core.progress import task
 from persist.engine.compact import give_back
 from persist.engine.location.engine import Engine
 
@@ -251,16 +250,12 @@ class Running(Closes):
         """Load what the arrangements lack; from then on, the program reads changes only."""
         if self.partial is None or self._options.partial:
             return
-        for past in self.partial.sources:
-            past.keeps_everything = True
-        for operator in self._graph.operators:
-            if isinstance(operator, Arrangement):
-                check_limits()
-                operator.load_all()
+        loaded = self.partial.fill(self._graph.operators)
         self.partial.close()
         self.partial = None
         for source in self.sources:
             source.let_go()
+        self._give_back(loaded)
 
     def _pasts(self, at: int) -> dict[int, Past]:
         """Return what reads the sources as of a time for some keys, by the numbers of their nodes."""

@@ -151,17 +151,6 @@ class Spine:
         """Let times before since become indistinguishable; done when batches are merged."""
         self.since = since
 
-    def compact(self) -> None:
-        """Merge everything into one batch, advanced to since. Cost: all of it."""
-        everything = list(self.batches())
-        if everything:
-            merge = Merge(everything[0], self.layout.empty(), self.layout, self.since, self._allocate)
-            for batch in everything[1:]:
-                merge.work(merge.rows)
-                merge = Merge(merge.result(), batch, self.layout, self.since, self._allocate)
-            merge.work(merge.rows)
-            self._entries = [merge.result()] if merge.result().shape[1] else []
-
     def lookup(self, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
         """Return the updates of keys: for each the number of its key, and the rows as a batch in no order."""
         numbers, rows = [], []

@@ -29,7 +29,7 @@ import xxhash
 from persist.blob.errors import MissingBlob
 from persist.blob.layers.cache import get_checked, get_range_checked
 from persist.blob.layers.cache_folder import BoundedFolder
-from persist.blob.lru import ByteBoundedLru, Cache, Kind
+from persist.blob.lru import Cache, Kind
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.codecs.order.search import SortedKeys
@@ -136,9 +136,8 @@ class SliceLeftovers:
 
     def __init__(self, bytes_max: int) -> None:
         # With the cuts: as long as a filter is kept, no other has its id.
-        self._kept: ByteBoundedLru[Hashable, tuple[Cut, pa.Table, int]] = ByteBoundedLru(
-            bytes_max, lambda left: left[1].nbytes
-        )
+        cache = Cache(bytes_max, is_lru=True)
+        self._kept: Kind[Hashable, tuple[Cut, pa.Table, int]] = cache.kind(lambda left: left[1].nbytes, share=1)
 
     @property
     def bytes(self) -> int:
@@ -199,7 +198,8 @@ class SpilledRows:
         self._location = location
         self._clock = clock
         self._lock = threading.Lock()
-        self._mapped: ByteBoundedLru[str, _Piece] = ByteBoundedLru(bytes_max, lambda piece: piece.rows.nbytes)
+        cache = Cache(bytes_max, is_lru=True)
+        self._mapped: Kind[str, _Piece] = cache.kind(lambda piece: piece.rows.nbytes, share=1)
         self.corrupt = self.hits = 0
 
     def get(self, name: str, schema: pa.Schema, rows: int, touched: Rows | None) -> pa.RecordBatch | None:

@@ -122,7 +122,7 @@ class PartReader:
 
         def pieces() -> Iterator[_PartSection]:
             for part in parts:
-                size = memory_within(part, keys, schema)
+                size = part.memory if part.inline else memory_within(part, keys, schema)
                 if part.inline or size + part.bytes <= room // 2:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
@@ -414,22 +414,27 @@ class _PartSection:
 def _in_order(
     executor: Executor, read: Callable[[_PartSection], pa.Table], pieces: Iterator[_PartSection], room: int
 ) -> Iterator[tuple[Part, pa.Table]]:
-    """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least."""
-    under_way: deque[tuple[_PartSection, Future[pa.Table]]] = deque()
+    """Yield the table of each piece, in order; as many are read ahead as there is room for, one at least.
+
+    An inline part is in memory and small, so it is decoded by the caller.
+    """
+    under_way: deque[tuple[_PartSection, Future[pa.Table] | None]] = deque()
     bytes_ahead = 0
     following = next(pieces, None)
     try:
         while following is not None or under_way:
             while following is not None and (not under_way or bytes_ahead + following.size <= room):
-                under_way.append((following, executor.submit(read, following)))
+                future = None if following.part.inline else executor.submit(read, following)
+                under_way.append((following, future))
                 bytes_ahead += following.size
                 following = next(pieces, None)
             piece, future = under_way.popleft()
-            yield piece.part, future.result()
+            yield piece.part, read(piece) if future is None else future.result()
             bytes_ahead -= piece.size
     finally:
         for _, future in under_way:
-            future.cancel()
+            if future is not None:
+                future.cancel()
 
 
 def ahead(items: Iterator[T], executor: Executor) -> Generator[T, None, None]:
