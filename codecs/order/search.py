@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
-from persist.codecs.order.digits import dense_ranks, ordered_bits
+from persist.codecs.order.digits import dense_ranks, to_ordered_bits
 from persist.codecs.order.ordering import order_keys, row_sorter
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
@@ -75,7 +75,7 @@ def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
     if layout.is_number:
         (column,) = columns
         values = stored_values(column.slice(0, len(column) - column.null_count))
-        return ordered_bits(values) if values.dtype.kind == "f" else values
+        return to_ordered_bits(values) if values.dtype.kind == "f" else values
     rows = np.zeros((len(columns[0]), max(layout.row_bytes, 8)), np.uint8)
     at = 0
     for column, width in zip(columns, layout.widths, strict=True):
@@ -282,7 +282,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
         rows[:, start:end], rows[:, end] = padded, lengths
         end += 1
     elif _is_number_or_time(column.type):
-        numbers = ordered_bits(stored_values(column))
+        numbers = to_ordered_bits(stored_values(column))
         rows[:, start:end] = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, width)
     elif pat.is_boolean(column.type):
         rows[:, start] = stored_values(column.cast(pa.uint8()).fill_null(0))

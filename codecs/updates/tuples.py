@@ -231,10 +231,10 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
 
 
 def _example(schema: CollectionSchema) -> str:
-    return f"(({_named(schema.key)}, {_named(schema.value)}), time, diff)"
+    return f"(({_describe_fields(schema.key)}, {_describe_fields(schema.value)}), time, diff)"
 
 
-def _named(side: Side) -> str:
+def _describe_fields(side: Side) -> str:
     """Return what stands for a side in a tuple: its fields, by name."""
     if side.codec_name is not None:
         return f"a value of codec {side.codec_name!r}"

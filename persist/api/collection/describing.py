@@ -27,7 +27,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import drop
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.publish import Published, format_of, parse_every, publish, published_tables, unpublish
+from persist.services.publish import Published, make_format, parse_every, publish, published_tables, unpublish
 
 
 class Described:
@@ -321,7 +321,7 @@ class PublishingCalls(CollectionBase):
         if identifier is not None:
             options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
         self.handle.engine.settle()
-        format = format_of(self.handle, table, options, None if isinstance(catalog, str) else catalog)
+        format = make_format(self.handle, table, options, None if isinstance(catalog, str) else catalog)
         return publish(self.handle, format, as_of, options=options, digest=digest)
 
     def unpublish(self, table: Table = "delta") -> bool:

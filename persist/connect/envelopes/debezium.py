@@ -204,7 +204,7 @@ def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
     path_types = {name: wanted.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
-        check_told(group, PLACES, types, wanted)
+        check_encodings(group, PLACES, types, wanted)
         how = how_described(_described_row(group.described, PLACES), wanted.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
         sifted_rows = sifted(group.texts, plan, group.rows)
@@ -225,7 +225,7 @@ def _row_types(groups: list[Group], wanted: Wanted) -> dict[str, pa.DataType]:
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 
-def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
+def check_encodings(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
     """Raise early if the encoding of a column is unknown.
 
     One message among others that holds something odd is bad, and no reason to raise.

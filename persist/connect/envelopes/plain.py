@@ -16,7 +16,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import boolean_values, int64_array
 from persist.connect.envelopes.assembly import Changes, Events, OnError, SchemaLike, Wanted, assembled, delivered
 from persist.connect.envelopes.debezium import (
-    check_told,
+    check_encodings,
     list_row_types,
     merged_changes,
     no_rows,
@@ -71,7 +71,7 @@ def plain(
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
         types_of_row = {f.name: f.type for f in row}
-        check_told(group, (), types_of_row, request)
+        check_encodings(group, (), types_of_row, request)
         plan = RowPlan((), types_of_row, how_described(group.described, request.logical), paths, path_types)
         rows = sifted(group.texts, plan, group.rows)
         pieces += rows.pieces

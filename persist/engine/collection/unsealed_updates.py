@@ -82,7 +82,7 @@ class UnsealedUpdates:
     def _pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
         """Return the collection's state, and its stored updates and writes in progress at or after lower."""
         handle = self._handle
-        seqno, [contents] = handle.engine.follower.known_at_once([(handle.id, handle.name)])
+        seqno, [contents] = handle.engine.follower.read_known_states([(handle.id, handle.name)])
         pieces: Pieces = {number: number for number in self._unread.numbers_at_or_after(contents, lower)}
         if handle.engine.mode != "read":
             committer = handle.engine.writer("a source").committer

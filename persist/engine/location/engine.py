@@ -209,7 +209,7 @@ class Engine:
         if any(not names or not naming.isdisjoint(names) for naming in [*self._naming.values()]):
             self.settle()
 
-    def newest_id_of(self, name: str) -> str | None:
+    def find_newest_id(self, name: str) -> str | None:
         """Return the id of the collection of a name; None if there is none. Cost: one GET."""
         self.settle_names(name)
         self.follower.refresh()

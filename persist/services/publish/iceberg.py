@@ -130,7 +130,7 @@ class IcebergTable:
         if not changed:
             return []
         vectors = [encoded_rows(rows) for _, rows in changed]
-        paths = [self.url_of(part.blob) for part, _ in changed]
+        paths = [self.format_url(part.blob) for part, _ in changed]
         data, starts = puffin_file([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
         self._blob.set(key, data)
@@ -139,7 +139,9 @@ class IcebergTable:
 
     def _stored(self, part: Part, rows: Rows) -> Deletes:
         key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
-        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.url_of(part.blob)]).cast(pa.string())
+        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.format_url(part.blob)]).cast(
+            pa.string()
+        )
         sink = io.BytesIO()
         pq.write_table(pa.table({"file_path": paths, "pos": rows}, schema=_DELETES), sink, compression="zstd")
         self._blob.set(key, sink.getvalue())
@@ -158,7 +160,7 @@ class IcebergTable:
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store the manifests of a version and the list of them, which comes first in the result."""
-        return Manifests(self._handle, contents, step, self.url_of).stored()
+        return Manifests(self._handle, contents, step, self.format_url).stored()
 
     def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
         """Write the metadata of the present version, unless it exists, and point to it as the newest."""
@@ -186,7 +188,7 @@ class IcebergTable:
         if self._catalog is not None or self._catalog_name:
             catalog_table = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
             now_ms = self._handle.engine.clock.wall_ms()
-            catalog_table.take(contents, known, self.url_of, self.url(contents, known), now_ms)
+            catalog_table.take(contents, known, self.format_url, self.url(contents, known), now_ms)
 
     def mark(self, table: str) -> bytes:
         """Return the marker in each metadata file of this table."""
@@ -199,7 +201,7 @@ class IcebergTable:
 
     def url(self, contents: CollectionState, known: Publication) -> str:
         """Return the newest metadata of the table."""
-        return self.url_of(f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json")
+        return self.format_url(f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json")
 
     def stored_metadata(self, contents: CollectionState, known: Publication) -> dict[str, Any]:
         """Return the metadata of the present version as it is stored, after storing it if it is not.
@@ -217,7 +219,7 @@ class IcebergTable:
         metadata: dict[str, Any] = json.loads(data)
         return metadata
 
-    def url_of(self, key: str) -> str:
+    def format_url(self, key: str) -> str:
         """Return what a blob is called in the table: not percent-encoded, because readers take names as they are."""
         url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
         # pyiceberg drops these and the following characters from a URL; it uses a path as a whole.
@@ -226,13 +228,13 @@ class IcebergTable:
 
     def location(self, contents: CollectionState) -> str:
         """Return the URL of the folder with the files of the table."""
-        return self.url_of(table_root(contents.id).rstrip("/"))
+        return self.format_url(table_root(contents.id).rstrip("/"))
 
     def _table_bytes(self, contents: CollectionState, known: Publication) -> bytes:
         schema, now_ms = load_schema_version(contents, known.schema), self._handle.engine.clock.wall_ms()
         moment = moment_ms(self._handle, known.as_of)
         at_ms = now_ms if moment is None else moment
-        snapshot = snapshot_json(contents, known, self.url_of, at_ms)
+        snapshot = snapshot_json(contents, known, self.format_url, at_ms)
         table = table_json(contents, schema, self.location(contents), read_format_version(known.options)) | {
             "table-uuid": str(UUID(known.id)),
             "last-sequence-number": known.version + 1,
@@ -268,7 +270,7 @@ class CatalogTable:
         self._name = name
         self._identifier = identifier
 
-    def take(self, contents: CollectionState, known: Publication, url_of: Any, url: str, now_ms: int) -> None:
+    def take(self, contents: CollectionState, known: Publication, format_url: Any, url: str, now_ms: int) -> None:
         """Let the catalog have the present version, unless it has.
 
         If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
@@ -297,7 +299,7 @@ class CatalogTable:
                 catalog.register_table(self._identifier, url)
                 return
             if table.properties.get("persist.table") == known.id:
-                self._update(catalog, table, contents, known, snapshot_json(contents, known, url_of, now_ms))
+                self._update(catalog, table, contents, known, snapshot_json(contents, known, format_url, now_ms))
                 return
         except Exception as error:  # The exception depends on the kind of catalog.
             raise Unavailable(

@@ -108,7 +108,7 @@ def table_json(contents: CollectionState, schema: CollectionSchema, location: st
     }
 
 
-def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, now_ms: int) -> dict[str, Any]:
+def snapshot_json(contents: CollectionState, known: Publication, format_url: Any, now_ms: int) -> dict[str, Any]:
     """Return the snapshot of the present version of a table."""
     parts = [contents.part(number) for number in known.files]
     left_out = [file.deletes for file in known.files.values() if file.deletes is not None]
@@ -127,7 +127,7 @@ def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, no
         "snapshot-id": snapshot_id(known.id, known.version),
         "sequence-number": known.version + 1,
         "timestamp-ms": now_ms,
-        "manifest-list": url_of(known.metadata[0]),
+        "manifest-list": format_url(known.metadata[0]),
         "summary": summary,
         "schema-id": known.schema,
         **(_lineage(contents, known) if read_format_version(known.options) > 2 else {}),
@@ -223,13 +223,15 @@ def all_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
 class Manifests:
     """The manifests of a version that is about to be recorded."""
 
-    def __init__(self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, url_of: Any) -> None:
+    def __init__(
+        self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, format_url: Any
+    ) -> None:
         from pyiceberg.partitioning import PartitionSpec
         from pyiceberg.schema import Schema
 
         self._handle = handle
         self._step = step
-        self._url_of = url_of
+        self._url_of = format_url
         self._columns = load_schema_version(contents, step.schema)
         self._schema = Schema.model_validate(schema_json(self._columns))
         self._spec = PartitionSpec()
@@ -343,13 +345,13 @@ class DataFiles:
     """The files of a table as Iceberg's manifests describe them, with the columns of one schema.
 
     Args:
-        url_of: returns the URL of a blob.
+        format_url: returns the URL of a blob.
         version: of Iceberg's format.
     """
 
-    def __init__(self, columns: CollectionSchema, url_of: Callable[[str], str], version: int) -> None:
+    def __init__(self, columns: CollectionSchema, format_url: Callable[[str], str], version: int) -> None:
         self._columns = columns
-        self._url_of = url_of
+        self._url_of = format_url
         self._version = version
 
     def data_file(self, number: int, part: Part, _: Deletes | None = None) -> Any:

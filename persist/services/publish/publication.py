@@ -276,7 +276,7 @@ def publish_together(
 
 def unpublish(handle: CollectionHandle, table: str) -> bool:
     """Give up a table; see `Collection.unpublish`."""
-    name = format_of(handle, table).name
+    name = make_format(handle, table).name
     if name == "iceberg":
         for time in handle.contents().pins:
             unpin(handle, time)
@@ -342,7 +342,7 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
     """Return the newest versions of the tables that a collection is published as."""
     contents = handle.contents()
     tables = contents.tables.items()
-    return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
+    return [_published(make_format(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
 def _lasting_options(known: Publication | None) -> dict[str, str]:
@@ -351,7 +351,7 @@ def _lasting_options(known: Publication | None) -> dict[str, str]:
     return {} if known is None else {name: value for name, value in known.options.items() if name in names}
 
 
-def format_of(
+def make_format(
     handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
 ) -> TableFormat:
     """Return the maker of tables of a format.
@@ -535,7 +535,7 @@ def publish_due(engine: Engine, contents: CollectionState) -> None:
         time = _due(engine, contents, table, publication)
         if time is not None:
             handle = open_handle(engine, contents, contents.schema)
-            publish(handle, format_of(handle, table, publication.options), time, options=publication.options)
+            publish(handle, make_format(handle, table, publication.options), time, options=publication.options)
 
 
 def _due(engine: Engine, contents: CollectionState, table: str, known: Publication) -> int | None:
@@ -550,6 +550,6 @@ def _due(engine: Engine, contents: CollectionState, table: str, known: Publicati
     span = _SPAN.fullmatch(every)
     if span is None:
         return time if every == "seal" else None
-    shown_at = format_of(open_handle(engine, contents, contents.schema), table, known.options).visible_since_s(known)
+    shown_at = make_format(open_handle(engine, contents, contents.schema), table, known.options).visible_since_s(known)
     is_old = shown_at is None or engine.clock.wall_ms() / 1000 - shown_at >= int(span[1]) * UNITS_S[span[2]]
     return time if is_old else None

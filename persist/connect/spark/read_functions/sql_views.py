@@ -18,7 +18,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
-from persist.compute.query import TimedTable, collection_of, execute, statement_kind, with_times, words_of
+from persist.compute.query import TimedTable, execute, match_collection, statement_kind, with_times, words_of
 from persist.connect.spark.data_source.source import prepared
 from persist.connect.spark.options import seen_by_all
 from persist.connect.spark.read_functions.locations import SparkLocation
@@ -162,7 +162,7 @@ def _tables(here: SparkLocation, query: str, as_of: int | Moment | None) -> tupl
 
     def named(table: TimedTable) -> str:
         """Read a table as of its time; return its name in the query."""
-        collection = collection_of(table.parts, names)
+        collection = match_collection(table.parts, names)
         if collection is None:
             raise table.refused(names)
         name = f"{collection} as of {table.as_of}"
