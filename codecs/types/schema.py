@@ -451,8 +451,8 @@ def _field_from_json(pair: Any) -> pa.Field:
     raise ValueError(f"{pair!r:.80} is not the written form of a field")
 
 
-def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
-    for side, ours, stored_side in (("key", given.key, stored.key), ("value", given.value, stored.value)):
+def _check_codecs(schema: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
+    for side, ours, stored_side in (("key", schema.key, stored.key), ("value", schema.value, stored.value)):
         if ours.codec_name is None or stored_side.codec_name is None:
             continue
         if (ours.codec_name, ours.codec_version) != (stored_side.codec_name, stored_side.codec_version):

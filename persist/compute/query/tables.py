@@ -99,8 +99,8 @@ def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
         other = read.setdefault(whole_path(path), path)
         if tables[other] != table:
             raise InvalidUsage(
-                f"the query reads {format_path(other)} and {format_path(path)}, which differ by case only, and SQL takes them "
-                f"for one: write {format_path((LATEST, MAIN, table.name))} for one of them, or a view of it"
+                f"the query reads {format_path(other)} and {format_path(path)}, which differ by case only, and SQL "
+                f"takes them for one: write {format_path((LATEST, MAIN, table.name))} for one of them, or a view of it"
             )
     every: dict[Path, Path] = {}
     for path in tables:

@@ -136,10 +136,10 @@ def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
     return {name: kind for name, kind, _ in field_types(schema, "schema") if name not in (TIME, DELETED, "_diff")}
 
 
-def delivered(wanted: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
+def delivered(request: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
     """Return events and bad messages, or raise for the first bad one by `on_error`."""
     bad.sort(key=lambda rejection: rejection.row)
-    if bad and wanted.on_error == "raise":
+    if bad and request.on_error == "raise":
         raise BadMessage(bad[0].row, bad[0].reason, len(bad))
     return Events(table(), _rejected(messages, bad))
 

@@ -232,14 +232,14 @@ class _Parser:
             )
         return self._value(operand, of.type)
 
-    def _value(self, operand: _Operand, wanted: pa.DataType | None) -> pa.Scalar:
+    def _value(self, operand: _Operand, target_type: pa.DataType | None) -> pa.Scalar:
         value = operand.value
         try:
-            return _as_type(value, wanted)
+            return _as_type(value, target_type)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
-                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which "
-                "it is not a value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {target_type}, of "
+                "which it is not a value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
     def _operand(self) -> _Operand:
@@ -343,22 +343,22 @@ def _unquoted(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
-def _as_type(value: Any, wanted: pa.DataType | None) -> pa.Scalar:
+def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
-    if wanted is None:
+    if target_type is None:
         return pa.scalar(value)
     if value is None:
-        return pa.scalar(None, wanted)
+        return pa.scalar(None, target_type)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (pat.is_integer(wanted) or pat.is_floating(wanted)):
+    if is_number and (pat.is_integer(target_type) or pat.is_floating(target_type)):
         return pa.scalar(value)
-    if is_number and pat.is_decimal(wanted):
-        return pa.scalar(str(value)).cast(wanted)
-    if isinstance(value, str) and not is_text(wanted):
-        return _parsed(value, wanted)
-    if is_number or (isinstance(value, bool) and not pat.is_boolean(wanted)):
+    if is_number and pat.is_decimal(target_type):
+        return pa.scalar(str(value)).cast(target_type)
+    if isinstance(value, str) and not is_text(target_type):
+        return _parsed(value, target_type)
+    if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
         raise ValueError("of another kind")
-    return pa.scalar(value, wanted)
+    return pa.scalar(value, target_type)
 
 
 def is_text(t: pa.DataType) -> bool:
@@ -366,13 +366,13 @@ def is_text(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t))
 
 
-def _parsed(text: str, wanted: pa.DataType) -> pa.Scalar:
-    if pat.is_boolean(wanted) or pat.is_integer(wanted) or pat.is_floating(wanted):
+def _parsed(text: str, target_type: pa.DataType) -> pa.Scalar:
+    if pat.is_boolean(target_type) or pat.is_integer(target_type) or pat.is_floating(target_type):
         raise ValueError("text among numbers")
     try:
-        return pa.scalar(text).cast(wanted)
+        return pa.scalar(text).cast(target_type)
     except pa.ArrowInvalid:
-        if not pat.is_timestamp(wanted) or wanted.tz is None:
+        if not pat.is_timestamp(target_type) or target_type.tz is None:
             raise
-        naive = pa.scalar(text).cast(pa.timestamp(wanted.unit))  # Without an offset it is in UTC.
-        return pa.scalar(naive.value, pa.timestamp(wanted.unit, wanted.tz))
+        naive = pa.scalar(text).cast(pa.timestamp(target_type.unit))  # Without an offset it is in UTC.
+        return pa.scalar(naive.value, pa.timestamp(target_type.unit, target_type.tz))

@@ -417,11 +417,11 @@ def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
     return (*(step for step in steps if step not in late), *late)
 
 
-def _owed(known: Publication) -> OwedTable:
-    options = {**known.options}
+def _owed(publication: Publication) -> OwedTable:
+    options = {**publication.options}
     if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
-        options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), known.id][-REPLACED_MAX:])
-    return OwedTable(options, digest=bool(known.digest))
+        options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), publication.id][-REPLACED_MAX:])
+    return OwedTable(options, digest=bool(publication.digest))
 
 
 def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:

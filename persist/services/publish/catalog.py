@@ -372,11 +372,11 @@ def _find_publication(contents: CollectionState, snapshot: int) -> Publication |
 
 
 def _snapshot_of_pin(
-    handle: CollectionHandle, contents: CollectionState, known: Publication, table: IcebergTable
+    handle: CollectionHandle, contents: CollectionState, publication: Publication, table: IcebergTable
 ) -> dict[str, Any]:
-    moment = moment_ms(handle, known.as_of)
-    at_ms = moment if moment is not None else min(known.as_of, int(known.options["at_ms"]) - 1)
-    snapshot = snapshot_json(contents, known, table.format_url, at_ms)
+    moment = moment_ms(handle, publication.as_of)
+    at_ms = moment if moment is not None else min(publication.as_of, int(publication.options["at_ms"]) - 1)
+    snapshot = snapshot_json(contents, publication, table.format_url, at_ms)
     # Its files name the rows that they begin with, so that it takes no range of new ones.
     return snapshot | ({"first-row-id": 0, "added-rows": 0} if "added-rows" in snapshot else {})
 

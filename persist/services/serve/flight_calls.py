@@ -334,11 +334,11 @@ class BlobCalls:
 
         return msgspec.json.encode(self._catch(store, lambda failure: BlobHead(failure=failure)))
 
-    def _got(self, wanted: BlobGet) -> Iterator[bytes]:
+    def _got(self, request: BlobGet) -> Iterator[bytes]:
         def read() -> bytes | WrittenError | None:
-            if wanted.most is not None:
-                return get_at_most(self._blob, wanted.key, wanted.most)
-            return self._blob.get(wanted.key, wanted.range)
+            if request.most is not None:
+                return get_at_most(self._blob, request.key, request.most)
+            return self._blob.get(request.key, request.range)
 
         if not self._turns.acquire(timeout=GET_S):
             raise Unavailable(f"{GETS_MAX} values are being read, for more than {GET_S:g} s: try again later")
@@ -353,20 +353,22 @@ class BlobCalls:
         finally:
             self._turns.release()
 
-    def _page(self, wanted: BlobListPage) -> BlobPage:
+    def _page(self, request: BlobListPage) -> BlobPage:
         def read() -> BlobPage:
-            entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
+            entries: Iterator[BlobEntry] = islice(
+                self._blob.list(request.prefix, request.start_after), LIST_PAGE_ENTRIES
+            )
             return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
         return self._catch(read, lambda failure: BlobPage([], failure))
 
-    def _deleted(self, wanted: BlobDelete) -> BlobHead:
-        if len(wanted.keys) > SERVED_DELETE_KEYS:
-            raise ValueError(f"{len(wanted.keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
+    def _deleted(self, request: BlobDelete) -> BlobHead:
+        if len(request.keys) > SERVED_DELETE_KEYS:
+            raise ValueError(f"{len(request.keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
 
         def delete() -> BlobHead:
             try:
-                delete_all(self._blob, wanted.keys)
+                delete_all(self._blob, request.keys)
             except NotDeleted as error:
                 return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
             return BlobHead(found=True)
