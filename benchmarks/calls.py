@@ -14,6 +14,7 @@ from typing import Any
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.settings import Tuning
+from tests.connect.ingest.brokers import Cluster
 
 ROUNDS = 21
 QUIET = persist.Settings(background=False, tuning=Tuning(hold_linger_s=1e9))
@@ -56,11 +57,19 @@ def calls() -> dict[str, Callable[[], object]]:
     def reopen() -> None:
         persist.open(MemoryBlob(), settings=QUIET).close()
 
+    cluster = Cluster()
+
+    def ingest() -> None:
+        cluster.send("topic", {"id": next(times), "amount": 1.5})
+        source = f"kafka://{cluster.address}/topic"
+        persist.ingest(client, {"source": source, "collection": "rows", "key": ["id"]}, once=True)
+
     return {
         "one tuple written": write,
         "upsert of two rows": lambda: keyed.upsert([(1, 5), (2, 6)]).result(),
         "snapshot of six small parts": lambda: six.snapshot(5).to_arrow(),
         "open and close": reopen,
+        "one Kafka message sent and ingested": ingest,
     }
 
 

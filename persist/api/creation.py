@@ -162,7 +162,8 @@ class CreatingCalls:
             raise InvalidUsage(f"the name comes first: write({rows!r}, rows, key=…)")
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         columns, rows = with_first(rows)
-        handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
+        with self.engine.follower.looks.once():
+            handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
         has_key = key is not ... and bool(key)
         names = _name_columns(columns)
         if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):

@@ -155,7 +155,7 @@ def serve(client: Location, options: ServeOptions) -> Servers:
             if options.write:
                 engine.writer("serve with write")
             server = PostgresServer(
-                Backend(client.load, queries),
+                Backend(client.url, client.load, queries),
                 *parse_host_port("postgres", options.postgres),
                 **tokens,
                 may_write=options.write,

@@ -1,6 +1,7 @@
 """`Client.write`: rows into a collection by its name, which is created from them if there is none."""
 
 import datetime as dt
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ import pytest
 
 import persist
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
+from persist.engine.follow.follower import Follower
 from tests.support.tuned import tuned
 
 FRAME = pd.DataFrame({"id": [1, 2], "status": ["new", "new"], "amount": [9.5, 3.0]})
@@ -412,3 +414,20 @@ def test_a_first_write_without_rows_keeps_its_token_its_message_and_its_seal(cli
     assert client["orders"].snapshot().count() == 0
     client.write("sealed", empty, key=["id"], timeline=None, seal=7).result()
     assert client["sealed"].upper == persist.Antichain(7)
+
+
+def test_finding_a_collection_by_name_and_its_contents_is_one_look(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An upsert looks once more, for the rows of its keys."""
+    looks: list[str] = []
+    read_forward = Follower._read_forward
+
+    def counted(follower: Follower) -> None:
+        looks.append(threading.current_thread().name)
+        read_forward(follower)
+
+    client.write("looked", pa.table({"id": [1], "v": [1]}), key=["id"]).result()
+    monkeypatch.setattr(Follower, "_read_forward", counted)
+    client.write("looked", pa.table({"id": [1], "v": [2]}), key=["id"]).result()
+    assert looks.count(threading.current_thread().name) <= 2

@@ -90,21 +90,3 @@ def test_objects_of_polars_are_refused() -> None:
             with pytest.raises(persist.errors.SchemaMismatch, match="column 'v' is of Polars' type Object"):
                 c.write(given, time=0)
         assert c.upper == persist.Antichain(0)
-
-
-def test_a_column_that_is_there_twice_is_refused(client: persist.Client) -> None:
-    c = client.create_or_load("c", key={"id": int}, value={"v": int})
-    frame = pd.DataFrame([[1, 2, 3]], columns=["id", "v", "v"])
-    with pytest.raises(persist.errors.SchemaMismatch, match="'v' is there 2 times"):
-        c.write(frame, time=0)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [pa.array([1, 2]), pa.chunked_array([[1]]), pd.Series([1]), pl.Series([1])],
-    ids=lambda given: type(given).__module__ + type(given).__name__,
-)
-def test_an_array_is_no_table(client: persist.Client, given: Any) -> None:
-    c = client.create_or_load("c", key={"id": int})
-    with pytest.raises(persist.errors.SchemaMismatch, match="gives no Arrow record batches"):
-        c.overwrite(given, time=0)

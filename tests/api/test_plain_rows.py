@@ -139,11 +139,6 @@ def test_an_overwrite_of_rows_with_diffs_is_not_advised_to_leave_out_what_it_has
         orders.overwrite(pa.table({"k": [1], "v": ["a"], "_diff": [5]}), time=5)
 
 
-def test_overwriting_an_empty_collection_inserts_all(orders: persist.Collection) -> None:
-    orders.overwrite([(1, "a")], time=0).result()
-    assert rows_of(orders) == [(1, "a")]
-
-
 def test_overwriting_where_a_filter_is_true_leaves_the_rest_alone(sealed: persist.Collection) -> None:
     sealed.overwrite([(2, "x"), (4, "d")], time=5, where=pc.field("k") >= 2).result()
     assert rows_of(sealed) == [(1, "a"), (2, "x"), (4, "d")]

@@ -1,7 +1,11 @@
 """A small and typed library: collections that read like snapshots, completion, representations, pickles, slips."""
 
 import gc
+import json
 import pickle
+import shutil
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -21,6 +25,7 @@ import persist
 from persist.engine.location.opening import Origin
 from persist.engine.location.writer import OpenOptions
 from tests.api import typed_program
+from tests.support.paths import ROOT
 
 ROWS = [{"id": 1, "status": "new"}, {"id": 2, "status": "paid"}]
 
@@ -39,6 +44,20 @@ def orders(client: persist.Client) -> persist.Collection:
 
 def test_a_program_that_uses_the_library_has_types_and_runs(tmp_path: Path) -> None:
     assert typed_program.run(str(tmp_path / "shop")) == typed_program.EXPECTED
+
+
+@pytest.mark.outside
+def test_pyright_finds_nothing_in_the_same_program(tmp_path: Path) -> None:
+    pyright = shutil.which("basedpyright")
+    if pyright is None:
+        pytest.skip("not installed: pip install basedpyright")
+    shutil.copy(str(typed_program.__file__), tmp_path)
+    # Pyright's own standard. Its strict mode refuses each name of pyarrow, which comes without types.
+    config = {"typeCheckingMode": "standard", "extraPaths": [str(ROOT)]}
+    (tmp_path / "pyrightconfig.json").write_text(json.dumps(config))
+    command = [pyright, "--project", str(tmp_path), "--pythonpath", sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout.splitlines()[-1:]) == (0, ["0 errors, 0 warnings, 0 notes"]), done.stdout
 
 
 def test_a_collection_reads_like_a_snapshot_of_the_latest(orders: persist.Collection) -> None:

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from functools import partial
 
 from persist.blob.threads import DaemonThreads, Pool
+from tests.support.stepped import WAIT_S
 
 
 def test_a_crew_takes_jobs_beyond_its_threads_in_their_order() -> None:
@@ -14,13 +15,13 @@ def test_a_crew_takes_jobs_beyond_its_threads_in_their_order() -> None:
     go, done = threading.Event(), threading.Semaphore(0)
 
     def job(number: int) -> Callable[[], None]:
-        go.wait(5)
+        go.wait(WAIT_S)
         ran.append(number)
         return done.release
 
     assert all(crew.run(partial(job, number)) for number in range(5))
     go.set()
-    assert all(done.acquire(timeout=5) for _ in range(5))
+    assert all(done.acquire(timeout=WAIT_S) for _ in range(5))
     assert ran == [0, 1, 2, 3, 4]
     crew.close(None)
     assert not crew.run(partial(job, 7))
@@ -33,7 +34,7 @@ def test_a_pool_dropped_without_shutdown_leaves_no_thread() -> None:
     assert thread.daemon, "it must not keep the process from ending"
     del pool
     gc.collect()
-    thread.join(5)
+    thread.join(WAIT_S)
     assert not thread.is_alive()
 
 
@@ -72,10 +73,10 @@ def test_what_is_cancelled_before_it_begins_is_not_computed() -> None:
 
     def begin() -> bool:
         begun.set()
-        return go.wait(5)
+        return go.wait(WAIT_S)
 
     before = pool.submit(begin)
-    assert begun.wait(5)
+    assert begun.wait(WAIT_S)
     assert pool.submit(calls.append, 1).cancel()
     go.set()
     assert before.result()

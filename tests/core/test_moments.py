@@ -15,7 +15,6 @@ import persist
 from persist import Antichain
 from persist.core.timeline import Timeline
 from persist.dataflow import Program
-from persist.tools.cli.main import main
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 NOON_MS = 1795262400_000
@@ -48,12 +47,6 @@ def test_updates_of_a_moment_are_written_at_its_time(clicks: persist.Collection,
     clicks.write([((k, None), moment, 1) for k in range(40)], seal=NOON + timedelta(seconds=1)).result()
     assert set(times(clicks)) == {NOON_MS}
     assert clicks.upper == NOON_MS + 1000
-
-
-def test_a_date_is_its_first_moment_in_utc(clicks: persist.Collection) -> None:
-    clicks.write([((1, None), date(2026, 11, 21), 1)], seal=date(2026, 11, 22)).result()
-    assert times(clicks) == [NOON_MS - 12 * 3600_000]
-    assert clicks.upper == NOON_MS + 12 * 3600_000
 
 
 def with_time(column: Any) -> pa.Table:
@@ -240,13 +233,6 @@ def test_text_of_a_time_is_exact() -> None:
     assert Timeline("ns").text_of(1) == "1970-01-01T00:00:00.000000001Z"
     assert Timeline("us").text_of(1_500_000) == "1970-01-01T00:00:01.500000Z"
     assert Timeline("s").text_of(2**62) == str(2**62)
-
-
-def test_the_command_line_shows_moments(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    with persist.open(tmp_path) as client:
-        client.create_or_load("clicks", key={"k": pa.int64()}, timeline="ms").seal(NOON).result()
-    assert main(["ls", str(tmp_path)]) == 0
-    assert " 2026-11-21T12:00:00Z " in capsys.readouterr().out
 
 
 def test_holds_show_moments(client: persist.Client, clicks: persist.Collection) -> None:

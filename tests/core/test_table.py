@@ -144,23 +144,6 @@ def test_a_query_reads_all_of_one_point_of_the_log(client: persist.Client, order
     assert sum(seen) == 3
 
 
-def test_a_statement_is_one_commit_and_its_answer_says_what_it_touched(
-    client: persist.Client, orders: persist.Collection
-) -> None:
-    before = orders.upper.time
-    assert before is not None
-    [changed] = client.sql("UPDATE orders SET amount = amount + 1 WHERE amount > 0").to_pylist()
-    assert (changed["collection"], changed["time"]) == ("orders", before)
-    assert changed["rows"] == len(orders)
-    assert client.sql("DELETE FROM orders").to_pandas()["rows"].tolist() == [changed["rows"]]
-    assert len(orders) == 0
-    assert orders.snapshot(before).count() == changed["rows"]
-    with pytest.raises(persist.InvalidUsage, match="takes no as_of="):
-        client.sql("DELETE FROM orders", as_of=0)
-    with pytest.raises(persist.InvalidUsage, match="give as_of= to read"):
-        client.sql("FROM orders", time=5)
-
-
 def test_a_query_reads_no_files_and_says_so(client: persist.Client, orders: persist.Collection, tmp_path: Path) -> None:
     (tmp_path / "secret.csv").write_text("a\n1\n")
     with pytest.raises(persist.InvalidUsage, match=r"files=True"):

@@ -103,13 +103,6 @@ def test_a_collection_is_read_as_of_a_moment(clicks: persist.Collection) -> None
         clicks.snapshot(after_noon(3), timeout_s=0)
 
 
-def test_a_moment_means_nothing_without_a_timeline(orders: persist.Collection) -> None:
-    assert orders.timeline is None
-    for read in (orders.snapshot, orders.subscribe, orders.listen, orders.hold, lambda t: orders.changes(0, t)):
-        with pytest.raises(persist.InvalidUsage, match=r"the collection 'orders' has no timeline .*timeline=\"us\""):
-            read(NOON)
-
-
 def test_the_timeline_is_stored_and_checked(blob: MemoryBlob, clicks: persist.Collection) -> None:
     with persist.open(blob) as client:
         assert client.load("clicks").timeline == Timeline("ms")
@@ -124,9 +117,3 @@ def test_the_timeline_is_stored_and_checked(blob: MemoryBlob, clicks: persist.Co
             persist.errors.SchemaMismatch, match="timeline='min' is not a unit of time: give one of 's', 'ms'"
         ):
             client.create_or_load("other", key={"k": pa.int64()}, timeline="min")
-
-
-def test_only_a_collection_with_a_timeline_has_one_in_the_log(blob: MemoryBlob, clicks: persist.Collection) -> None:
-    persist.Client(clicks.handle.engine).create_or_load("plain", key={"k": pa.int64()})
-    log = b"".join(blob.get(entry.key) or b"" for entry in blob.list("log/"))
-    assert log.count(b'"timeline":"ms"') == log.count(b'"timeline"') == 1

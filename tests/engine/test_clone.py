@@ -387,21 +387,24 @@ def test_rule_10_who_names_what_its_source_does_not_name_any_more_is_refused(
         client.engine.submit("a test", steps, names).result()
 
 
-def test_many_parts_are_shared_through_a_list_and_survive_checkpoints(dated: DatedBlob) -> None:
+def test_many_parts_are_shared_through_a_list_and_survive_checkpoints(
+    dated: DatedBlob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("persist.core.log.records.PARTS_INLINE_MAX", 16)
     with opened(dated, part_bytes=1) as client:
         orders = client.create_or_load("orders", key=KEY, value={"v": pa.binary()})
-        blobs = [random.Random(k).randbytes(200) for k in range(400)]
+        blobs = [random.Random(k).randbytes(200) for k in range(40)]
         for time in range(2):
-            orders.write([((k, blobs[k]), time, 1) for k in range(time, 400, 2)], seal=time + 1).result()
+            orders.write([((k, blobs[k]), time, 1) for k in range(time, 40, 2)], seal=time + 1).result()
         orders.compact()
-        assert len(orders.handle.contents().parts) >= 300
+        assert len(orders.handle.contents().parts) >= 30
         clone = client.clone("orders", "orders-test")
         client.drop("orders").result()
         clone.seal(3).result()
     for _ in range(2):
         collected(dated)
         with opened(dated) as client:
-            assert client.load("orders-test").snapshot().count() == 400
+            assert client.load("orders-test").snapshot().count() == 40
             assert not checked(client).unreferenced
 
 

@@ -18,12 +18,6 @@ def test_the_version_is_that_of_the_package() -> None:
     assert persist.__version__ == pyproject["project"]["version"]
 
 
-def test_dir_offers_the_api_and_not_modules() -> None:
-    assert dir(persist) == sorted(persist.__all__)
-    assert "open" in dir(persist)
-    assert "collection" not in dir(persist)
-
-
 def test_a_client_gives_a_collection_by_name_and_says_which_there_are() -> None:
     with persist.open(persist.MemoryBlob()) as client:
         made = client.create_or_load("orders", key=KEY, value=VALUE)
@@ -61,15 +55,6 @@ def test_handles_are_equal_however_the_folder_is_spelled(tmp_path: Path, monkeyp
     shutil.copytree(tmp_path / "shop", tmp_path / "copy")
     with persist.open("copy", mode="read") as copy:
         assert copy["orders"] != orders  # What is written to one is not in the other.
-
-
-def test_a_dropped_collection_is_gone_and_its_name_is_free() -> None:
-    with persist.open(persist.MemoryBlob()) as client:
-        client.create_or_load("orders", key=KEY, value=VALUE)
-        client.drop("orders").result()
-        assert client.collections() == []
-        with pytest.raises(persist.errors.CollectionNotFound):
-            client.drop("orders")
 
 
 def test_names_with_dots_are_namespaces() -> None:

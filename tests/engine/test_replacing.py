@@ -216,7 +216,7 @@ STEPS = st.one_of(
 
 @pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("keyed", KEYED.values(), ids=KEYED)
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(steps=st.lists(st.tuples(STEPS, st.integers(0, 1), st.none() | st.integers(0, 2)), max_size=8))
 def test_two_clients_agree_with_the_model(keyed: persist.Keyed | None, steps: list[Any]) -> None:
     blob, model, seen = persist.MemoryBlob(), dict[int, float](), list[tuple[int, list[Any]]]()

@@ -178,7 +178,7 @@ STEP = st.tuples(st.sampled_from(["overwrite", "upsert", "delete", "delete where
 BLOCK = st.tuples(st.integers(0, 1), st.dictionaries(st.sampled_from([*KEYED]), STEP), st.none() | st.integers(0, 2))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(40))
 @given(blocks=st.lists(BLOCK, max_size=6))
 def test_blocks_of_two_clients_agree_with_the_model(blocks: list[Any]) -> None:
     store = MemoryBlob()

@@ -10,7 +10,6 @@ import pytest
 
 import persist
 from persist import Antichain
-from persist.blob.protocol import MemoryBlob
 from persist.tools.cli.main import main
 
 
@@ -57,12 +56,6 @@ def test_frontiers_are_bounds_of_changes(orders: persist.Collection) -> None:
     orders.seal(Antichain()).result()
     assert keys(orders.changes(2, Antichain())) == keys(orders.changes(2)) == [2, 3]
     assert keys(orders.changes(orders.upper)) == []
-
-
-def test_changes_from_beyond_upper_are_waited_for(orders: persist.Collection) -> None:
-    orders.seal(3).result()
-    with pytest.raises(persist.errors.AsOfNotSealed, match=r"^changes until 5 are not complete, because upper=3"):
-        orders.changes(5, timeout_s=0)
 
 
 def test_changes_that_are_not_sealed_say_so_in_the_words_of_changes(orders: persist.Collection) -> None:
@@ -241,7 +234,3 @@ def test_what_arrow_cannot_do_with_options_of_to_pandas_is_an_invalid_usage(
             c.snapshot().to_pandas(dtype_backend=backend, **options)
     with pytest.raises(persist.InvalidUsage, match="unexpected keyword argument 'colour'"):
         c.snapshot(columns=["n"]).to_pandas(colour="red")
-
-
-def test_an_empty_result_is_an_empty_frame(blob: MemoryBlob, wide: persist.Collection) -> None:
-    assert list(wide.changes(0, 1).to_pandas().columns)[-2:] == ["_time", "_diff"]

@@ -13,7 +13,6 @@ import pytest
 import persist
 import persist.engine.read.lookups.part_rows
 from persist.blob.errors import StoreFull
-from persist.tools.cli.main import main
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.paths import ROOT
@@ -101,18 +100,6 @@ def test_garbage_is_collected_on_a_full_disk(disk: Path) -> None:
         orders.write([((1, None), 5, 1)], seal=6).result()
         assert orders.snapshot().count() == 101
         assert client.fsck().is_clean
-
-
-def test_garbage_is_collected_on_a_full_disk_through_the_command_line(disk: Path) -> None:
-    with persist.open(disk, settings=NOW) as client:
-        orders = client.create_or_load("orders", key=KEY)
-        for time_ in range(40):
-            orders.write(table(10, time=time_), seal=time_ + 1).result()
-    fill(disk)
-    assert main(["gc", str(disk)]) in (0, 4)  # Nothing is old enough to go, so it may find no room.
-    (disk / "filler").unlink()
-    assert main(["gc", str(disk)]) == 0
-    assert main(["fsck", str(disk)]) == 0
 
 
 def test_look_ups_go_on_where_a_full_disk_has_no_room_for_what_they_decode(

@@ -1,7 +1,6 @@
 """docs/inside/rules.md, rule by rule; each test is named after the rule it shows."""
 
 import asyncio
-import multiprocessing
 import subprocess
 import time
 from collections.abc import Callable
@@ -178,17 +177,6 @@ def test_rule_5_several_errors_that_nobody_looked_at_are_raised_together(blob: M
     ]
 
 
-def test_rule_5_no_error_is_lost_however_many_there_are(blob: MemoryBlob) -> None:
-    client = persist.open(blob)
-    orders = client.create_or_load("orders", key=KEY, value=VALUE)
-    orders.seal(10).result()
-    futures = [orders.write([((1, "a"), 3, 1)]) for _ in range(150)]
-    for future in futures[:149]:
-        assert future.exception() is not None
-    with pytest.raises(persist.InvalidUsage):
-        client.close()
-
-
 def test_rule_5_an_error_that_a_cancelled_task_waited_for_is_not_lost(blob: MemoryBlob) -> None:
     client = persist.open(blob)
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
@@ -343,35 +331,16 @@ def test_rule_9_a_part_whose_upload_got_no_answer_is_a_write_that_did_not_happen
         assert orders.snapshot(0).count() == 0
 
 
-def test_rule_9_an_answer_that_was_lost_is_resolved_by_the_commit_id() -> None:
-    unreliable = UnreliableBlob(MemoryBlob())
-    with persist.open(unreliable, clock=ImpatientClock()) as client:
-        orders = client.create_or_load("orders", key=KEY, value=VALUE)
-        unreliable.next_faults("create", Fault.HAPPENED_BUT_FAILED)
-        orders.write([((1, "a"), 0, 1)]).result()
-        unreliable.next_faults("create", Fault.NOT_HAPPENED_DOUBTFUL)
-        orders.write([((2, "b"), 0, 1)]).result()
-        orders.seal(1).result()
-        assert sorted(orders.snapshot(0).rows()) == [(1, "a"), (2, "b")]
-
-
-def _write_and_die(path: str, name: str) -> None:
-    import os
-
-    client = persist.open(path)
-    orders = client.create_or_load(name, key=KEY, value=VALUE)
-    orders.write([((1, "a"), 0, 1)]).result()
-    orders.seal(1).result()
-    os._exit(1)
-
-
 def test_rule_9_an_acknowledged_write_survives_the_loss_of_every_client(tmp_path: Path) -> None:
-    child = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(str(tmp_path), "orders"))
-    child.start()
-    child.join(WAIT_S)
-    assert child.exitcode == 1
+    script = (
+        "import os, persist\n"
+        f"c = persist.open({str(tmp_path)!r}).create_or_load('c', key=persist.Int64)\n"
+        "c.write([((1, None), 0, 1)], seal=1).result()\n"
+        "os._exit(1)\n"
+    )
+    assert subprocess.run([*forked_python(), "-c", script], cwd=ROOT).returncode == 1
     with persist.open(tmp_path, mode="read") as reader:
-        assert list(reader.load("orders").snapshot(0).rows()) == [(1, "a")]
+        assert list(reader.load("c").snapshot(0).rows()) == [(1, None)]
 
 
 def test_rule_10_no_blob_that_a_state_refers_to_is_deleted(blob: MemoryBlob) -> None:
@@ -455,18 +424,6 @@ def test_rule_12_a_read_client_writes_nothing_at_all(blob: MemoryBlob, orders: p
                 call()
         assert reader.create_or_load("orders", key=KEY, value=VALUE).id == mine.id
     assert {name for name, count in metered.counts().items() if count.requests} <= {"get", "list"}
-
-
-def test_rule_12_shared_mode_takes_any_number_of_writers(blob: MemoryBlob) -> None:
-    clients = [persist.open(blob) for _ in range(4)]
-    handles = [client.create_or_load("orders", key=KEY, value=VALUE) for client in clients]
-    futures = [handles[i % 4].write([((i, "a"), 0, 1)]) for i in range(100)]
-    for future in futures:
-        future.result()
-    handles[0].seal(1).result()
-    for client, handle in zip(clients, handles, strict=True):
-        assert handle.snapshot(0).count() == 100
-        client.close()
 
 
 def test_rule_13_rows_cannot_show_negative_multiplicities_and_diffs_can(orders: persist.Collection) -> None:

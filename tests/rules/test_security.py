@@ -2,12 +2,10 @@
 leaked."""
 
 import inspect
-import logging
 import os
 import subprocess
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +17,6 @@ import persist
 from persist.blob.protocol import BlobEntry, MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.blob.stores.s3 import S3Blob
-from persist.core.settings import Tuning
 from persist.engine.write.part_writer import PartWriter
 from tests.support.forks import forked_python
 from tests.support.iam import ACTIONS, Call, Gate, Grant, policies_in
@@ -36,7 +33,7 @@ from tests.support.reads import (
     table,
     writes,
 )
-from tests.support.servers.fixtures import SECRET_ACCESS_KEY, make_bucket
+from tests.support.servers.fixtures import make_bucket
 from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 from tests.support.watched import KEY as STORED_KEY
@@ -357,68 +354,3 @@ def test_a_client_that_reads_s3_only_gets_and_lists(gate: Gate, s3_options: dict
 
 
 # Secrets.
-
-
-def shown(thing: object) -> str:
-    """Return all that a log or a traceback could show of a thing."""
-    if isinstance(thing, BaseException):
-        return "".join(traceback.format_exception(thing))
-    return f"{thing!r} {thing!s} {format(thing)}"
-
-
-def provoked(place: Place, options: dict[str, Any]) -> Iterator[object]:
-    """Yield what users hold in their hands, and the errors that they meet."""
-    with persist.open(place.url, storage_options=options) as client:
-        fill(client)
-        orders = client.load("orders")
-        yield from (client, client.url, client.engine.blob, orders, orders.schema, orders.holds(), orders.upper)
-        with orders.snapshot(3) as snapshot, orders.changes(1, 3) as changes, orders.hold(3) as hold:
-            listen, future = orders.subscribe(3), orders.seal(5)
-            yield from (snapshot, snapshot.scan, changes, hold, listen, future, client.multi_write())
-            future.result()
-        failures: list[Callable[[], object]] = [
-            lambda: client.load("missing"),
-            lambda: orders.write([((1, "a"), 0, 1)]).result(),
-            lambda: orders.snapshot(99, timeout_s=0),
-            lambda: orders.seal(1).result(),
-        ]
-        for fail in failures:
-            with pytest.raises(persist.PersistError) as caught:
-                fail()
-            yield caught.value
-    yield from (client, orders)
-    wrong: list[tuple[str, dict[str, Any]]] = [
-        (f"s3://no-such-{place.bucket}/x", options),
-        (place.url, {**options, "endpoint_url": "http://127.0.0.1:1"}),
-        (place.url, {**options, "no_such_option": options["secret_access_key"]}),
-        (place.url, {**options, "server_side_encryption": "rot13"}),
-        (place.url, {**options, "profile": "no-such-profile"}),
-        (place.url.replace("s3://", f"s3://{options['access_key_id']}:{options['secret_access_key']}@"), options),
-        (place.url, {**options, "endpoint_url": f"http://u:{options['secret_access_key']}@127.0.0.1:1"}),
-    ]
-    once = persist.Settings(tuning=Tuning(attempts_max=1))
-    for url, given in wrong:
-        with pytest.raises(persist.PersistError) as caught:
-            persist.open(url, mode="read", storage_options=given, settings=once)
-        yield caught.value
-
-
-def test_no_secret_appears_in_a_repr_an_error_or_a_log(
-    gate: Gate, s3_options: dict[str, Any], caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.DEBUG, logger="persist")
-    place = Place(gate, s3_options)
-    options = {**place.options("AKIDOFNOBODYELSE"), "session_token": "token-for-tests-only"}
-    texts = [shown(thing) for thing in provoked(place, options)]
-    gate.roles["AKIDOFNOBODYELSE"] = [g for g in place.policies["WRITER"] if g.sid != "Upload"]
-    with persist.open(place.url, storage_options=options) as client:  # Its checkpoint fails, and is logged.
-        orders = client.load("orders")
-        for time in range(6, 12):
-            orders.seal(time).result()
-    texts += [
-        record.getMessage() + str(record.exc_text) for record in caplog.records if record.name.startswith("persist")
-    ]
-    assert any("was not made" in text for text in texts)
-    for text in texts:
-        for secret in ("AKIDOFNOBODYELSE", SECRET_ACCESS_KEY, "token-for-tests-only", "Signature=", "X-Amz-Signature"):
-            assert secret not in text, text

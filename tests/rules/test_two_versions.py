@@ -100,7 +100,7 @@ def told_by(worker: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def wait_for_writes(location: str, names: Iterable[str]) -> None:
     """Wait until each of some workers has written a little."""
-    deadline_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + WAIT_S
     with persist.open(location, mode="read") as client:
         while time.monotonic() < deadline_s:
             rows: list[str] = []
@@ -109,7 +109,7 @@ def wait_for_writes(location: str, names: Iterable[str]) -> None:
             if all(rows.count(name) > ENOUGH for name in names):
                 return
             time.sleep(0.2)
-    pytest.fail(f"not all of {[*names]} have written {ENOUGH} times in two minutes")
+    pytest.fail(f"not all of {[*names]} have written {ENOUGH} times in {WAIT_S:g} s")
 
 
 @pytest.mark.thorough

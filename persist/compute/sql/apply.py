@@ -15,7 +15,7 @@ from persist.compute.sql.compile import mentioned
 from persist.compute.sql.definition import Start, parse_start
 from persist.compute.sql.draft import Catalog, Draft, drafted, list_reads
 from persist.compute.sql.graph import load_definition
-from persist.compute.sql.redefine import load_dependents
+from persist.compute.sql.redefine import load_dependents, steps_to_describe
 from persist.compute.sql.view import LiveView, ViewsTogether, live_view
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
@@ -116,8 +116,11 @@ class _Planner:
             self._remove(name, view)
         planned = [self._planned(name) for name in self._sort_names()]
         self._check_readers()
-        steps, names = steps_to_drop(self._engine, [view.handle.contents() for view in self._gone.values()])
-        steps += [step for draft in self._drafts for step in draft.steps]
+        gone = {name: view.handle.contents() for name, view in self._gone.items()}
+        steps, names = steps_to_drop(self._engine, [*gone.values()])
+        for draft in self._drafts:
+            old = gone.get(draft.readable.name)
+            steps += [*draft.steps, *([] if old is None else steps_to_describe(old, draft))]
         names |= {id_: name for draft in self._drafts for id_, name in draft.names.items()}
         changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *planned]
         return ViewsPlan(self._engine, changes, steps, names)

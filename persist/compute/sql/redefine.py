@@ -346,7 +346,7 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         draft = drafted(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
         catalog.add(draft)
         drafts[view.id] = draft
-        steps += [*draft.steps, *_also(view, draft)]
+        steps += [*draft.steps, *steps_to_describe(view.contents, draft)]
         names |= draft.names
     views = {view.name: view.contents.upper != 0 for view in every}
     published = {view.name: view.contents.tables for view in every if view.contents.tables}
@@ -372,10 +372,10 @@ def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int 
     return start if start > max(sinces, default=0) else None
 
 
-def _also(view: Dependent, draft: Draft) -> Sequence[Step]:
+def steps_to_describe(old_contents: CollectionState, draft: Draft) -> Sequence[Step]:
     """Return the steps that give a new view the description of the old one, and its retention."""
-    about, id_, steps = view.contents.about, draft.readable.id, list[Step]()
-    old = dict(zip(map(str, view.contents.schema.ids), view.contents.schema.names, strict=True))
+    about, id_, steps = old_contents.about, draft.readable.id, list[Step]()
+    old = dict(zip(map(str, old_contents.schema.ids), old_contents.schema.names, strict=True))
     new = dict(zip(draft.readable.schema.names, map(str, draft.readable.schema.ids), strict=True))
     columns = {
         new[old[column]]: column_words for column, column_words in about.columns.items() if old.get(column) in new
@@ -385,6 +385,6 @@ def _also(view: Dependent, draft: Draft) -> Sequence[Step]:
             column: Words(column_words.comment, {**column_words.properties}) for column, column_words in columns.items()
         }
         steps.append(kinds.Describe(id_, Words(about.comment or None, {**about.properties}), words))
-    if view.contents.retention is not None:
-        steps.append(kinds.SetRetention(id_, view.contents.retention))
+    if old_contents.retention is not None:
+        steps.append(kinds.SetRetention(id_, old_contents.retention))
     return steps

@@ -17,7 +17,7 @@ from persist.compute.sql.definition import Definition, InputBehind, Start, behin
 from persist.compute.sql.draft import Catalog, drafted, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
 from persist.compute.sql.reasons import reasons
-from persist.compute.sql.redefine import load_dependents, redefinition
+from persist.compute.sql.redefine import load_dependents, redefinition, steps_to_describe
 from persist.core.closing import Closes
 from persist.core.errors import (
     CollectionNotFound,
@@ -247,8 +247,10 @@ class LiveView:
         catalog.remove(view.name)
         keeps_groups = has_groups(self.definition)
         draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
-        drops, names = steps_to_drop(self.engine, [view.contents()])
-        self.engine.submit("redefine", (*drops, *draft.steps), names | {**draft.names}).result()
+        contents = view.contents()
+        drops, names = steps_to_drop(self.engine, [contents])
+        steps = (*drops, *draft.steps, *steps_to_describe(contents, draft))
+        self.engine.submit("redefine", steps, names | {**draft.names}).result()
         with self._lock:
             self.close()
             self.definition = draft.definition

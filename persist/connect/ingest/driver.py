@@ -16,7 +16,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -76,7 +76,10 @@ def ingest(
         client = location if isinstance(location, Client) else open(location, storage_options=storage_options)
         if client is not location:
             stack.enter_context(client)
-        return _follow(reading, Run(client, _collections(client, reading), once, stop or threading.Event()))
+        with client.engine.follower.looks.once():
+            run = Run(client, _collections(client, reading), once, stop or threading.Event())
+            moments = None if reading.moments is None else Moments(run.collections[reading.moments])
+        return _follow(reading, run, moments)
 
 
 def _collections(client: Client, source: Source) -> dict[str, Collection]:
@@ -135,9 +138,8 @@ def _collection(client: Client, target: Target, properties: Mapping[str, str]) -
     return collection
 
 
-def _follow(source: Source, run: Run) -> Ingested:
+def _follow(source: Source, run: Run, moments: Moments | None) -> Ingested:
     rows = commits = 0
-    moments = None if source.moments is None else Moments(run.collections[source.moments])
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
     with (
         failures_told([run.first_handle]),
@@ -160,7 +162,8 @@ def _follow(source: Source, run: Run) -> Ingested:
                 run.outage.end()
             if run.stop.is_set():
                 break
-    uppers = {name: collection.upper.time for name, collection in run.collections.items()}
+    with run.client.engine.follower.looks.once():
+        uppers = {name: collection.upper.time for name, collection in run.collections.items()}
     return Ingested(source.name, rows, commits, uppers)
 
 
@@ -286,7 +289,7 @@ def parse_description(
 
 def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:
     """Return what is configured as a struct of its kind."""
-    names = get_type_hints(kind)
+    names = kind.__struct_fields__
     for name in config:
         if name not in names:
             hint = did_you_mean(name, names)

@@ -17,15 +17,14 @@ An error reaches the client as its class and message, never with a traceback, or
 """
 
 import contextlib
-import logging
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -44,10 +43,11 @@ from persist.blob.served import (
 )
 from persist.blob.threads import DaemonThreads
 from persist.blob.written_errors import WrittenError
-from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError, Unavailable
+from persist.core.errors import InvalidUsage, PersistError, Unavailable
 from persist.core.written_errors import ERRORS
-from persist.services.serve.messages import Address, decode_message, encode_fields
-from persist.services.serve.rights import RIGHTS, NotAllowed, Tokens
+from persist.services.serve.error_codes import encode_error, without_location
+from persist.services.serve.messages import Address, decode_message, encode_fields, join_host_port
+from persist.services.serve.rights import RIGHTS, Tokens
 
 try:
     import grpc
@@ -66,7 +66,6 @@ ERROR_CHARS_MAX = 2000  # Errors travel in headers, which clients limit as well.
 DATA_HEADER, METADATA, DATA_BODY = 2, 3, 1000  # Fields of FlightData.
 _SERVICE = "/arrow.flight.protocol.FlightService/"
 
-logger = logging.getLogger(__name__)
 Method = Callable[[Iterator[bytes], "grpc.ServicerContext"], Iterable[bytes]]
 
 
@@ -232,28 +231,13 @@ def _refuse(requests: object, context: "grpc.ServicerContext") -> Iterator[bytes
 
 def _map_error(error: Exception, hidden: str) -> tuple["grpc.StatusCode", str]:
     """Return the status and the message of an error for a client."""
-    code = grpc.StatusCode.UNAVAILABLE
-    if isinstance(error, CollectionNotFound):
-        code = grpc.StatusCode.NOT_FOUND
-    elif isinstance(error, NotAllowed):
-        code = grpc.StatusCode.PERMISSION_DENIED
-    elif isinstance(error, InvalidUsage | ValueError):
-        code = grpc.StatusCode.INVALID_ARGUMENT
-    elif not isinstance(error, PersistError):
-        logger.exception("a call failed", exc_info=error)
-        return grpc.StatusCode.INTERNAL, f"the server failed ({type(error).__name__}); its log says how"
-    if not isinstance(error, PersistError):
-        return code, without_location(str(error), hidden)[:ERROR_CHARS_MAX]
-    # All clients show this to people: kind and text of the written form are enough.
-    written = ERRORS.write(error, partial(without_location, url=hidden))
-    return code, f"{written['kind']}: {written['text']}"[:ERROR_CHARS_MAX]
-
-
-def without_location(text: str, url: str) -> str:
-    """Return a text that does not show where the location is."""
-    for form in (url, url.removeprefix("file://")):
-        text = text.replace(form, "the location")
-    return text
+    code = encode_error(error, hidden)
+    text = code.text
+    if isinstance(error, PersistError):
+        # All clients show this to people: kind and text of the written form are enough.
+        written = ERRORS.write(error, partial(without_location, url=hidden))
+        text = f"{written['kind']}: {written['text']}"
+    return grpc.StatusCode[code.grpc], text[:ERROR_CHARS_MAX]
 
 
 def _limits() -> list[tuple[str, int]]:
@@ -282,8 +266,7 @@ def _limits() -> list[tuple[str, int]]:
 
 
 def _listen(server: "grpc.Server", address: Address, certificate: tuple[str | bytes, str | bytes] | None) -> int:
-    host = f"[{address.host}]" if ":" in address.host else address.host
-    at = f"{host}:{address.port}"
+    at = join_host_port(address.host, address.port)
     with _as_os_error():
         if certificate is None:
             return int(server.add_insecure_port(at))
@@ -303,7 +286,6 @@ PIECE_BYTES = 1 << 20
 STORE_CALLS = ("get", "list", "delete")
 GETS_MAX = 16  # Values that are in memory at a time.
 GET_S = 10.0  # How long a call waits for its turn.
-T = TypeVar("T")
 
 
 class BlobCalls:
@@ -318,69 +300,66 @@ class BlobCalls:
         if what == "blob.get":
             return self._got(decode_message(body, BlobGet))
         if what == "blob.list":
-            return iter([msgspec.json.encode(self._page(decode_message(body, BlobListPage)))])
+            page = decode_message(body, BlobListPage)
+            return iter([self._answer(lambda: self._page(page), lambda failure: BlobPage([], failure))])
         if what == "blob.delete":
-            return iter([msgspec.json.encode(self._deleted(decode_message(body, BlobDelete)))])
+            keys = decode_message(body, BlobDelete).keys
+            if len(keys) > SERVED_DELETE_KEYS:
+                raise ValueError(f"{len(keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
+            return iter([self._answer(lambda: self._delete(keys))])
         return None
 
     def put(self, put: BlobPut, value: bytes) -> bytes:
         """Store a value, and return the answer."""
+        return self._answer(lambda: BlobHead(found=self._store(put, value)))
 
-        def store() -> BlobHead:
-            if put.is_new:
-                return BlobHead(found=self._blob.create(put.put, value))
-            self._blob.set(put.put, value)
-            return BlobHead(found=True)
+    def _got(self, wanted: BlobGet) -> Iterator[bytes]:
+        value: bytes | None = None
 
-        return msgspec.json.encode(self._catch(store, lambda failure: BlobHead(failure=failure)))
-
-    def _got(self, request: BlobGet) -> Iterator[bytes]:
-        def read() -> bytes | WrittenError | None:
-            if request.most is not None:
-                return get_at_most(self._blob, request.key, request.most)
-            return self._blob.get(request.key, request.range)
+        def read() -> BlobHead:
+            nonlocal value
+            if wanted.most is not None:
+                value = get_at_most(self._blob, wanted.key, wanted.most)
+            else:
+                value = self._blob.get(wanted.key, wanted.range)
+            return BlobHead() if value is None else BlobHead(found=True, bytes=len(value))
 
         if not self._turns.acquire(timeout=GET_S):
             raise Unavailable(f"{GETS_MAX} values are being read, for more than {GET_S:g} s: try again later")
         try:
-            value = self._catch(read, lambda failure: failure)
-            if isinstance(value, bytes):
-                yield msgspec.json.encode(BlobHead(found=True, bytes=len(value)))
-                for start in range(0, len(value), PIECE_BYTES):
-                    yield value[start : start + PIECE_BYTES]
-            else:
-                yield msgspec.json.encode(BlobHead(failure=value))
+            yield self._answer(read)
+            for start in range(0, len(value or b""), PIECE_BYTES):
+                yield (value or b"")[start : start + PIECE_BYTES]
         finally:
             self._turns.release()
 
-    def _page(self, request: BlobListPage) -> BlobPage:
-        def read() -> BlobPage:
-            entries: Iterator[BlobEntry] = islice(
-                self._blob.list(request.prefix, request.start_after), LIST_PAGE_ENTRIES
-            )
-            return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
+    def _page(self, wanted: BlobListPage) -> BlobPage:
+        entries: Iterator[BlobEntry] = islice(self._blob.list(wanted.prefix, wanted.start_after), LIST_PAGE_ENTRIES)
+        return BlobPage([(entry.key, entry.bytes, entry.modified_s) for entry in entries])
 
-        return self._catch(read, lambda failure: BlobPage([], failure))
+    def _store(self, put: BlobPut, value: bytes) -> bool:
+        if put.is_new:
+            return self._blob.create(put.put, value)
+        self._blob.set(put.put, value)
+        return True
 
-    def _deleted(self, request: BlobDelete) -> BlobHead:
-        if len(request.keys) > SERVED_DELETE_KEYS:
-            raise ValueError(f"{len(request.keys)} keys are too many: at most {SERVED_DELETE_KEYS} are deleted at once")
-
-        def delete() -> BlobHead:
-            try:
-                delete_all(self._blob, request.keys)
-            except NotDeleted as error:
-                return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
-            return BlobHead(found=True)
-
-        return self._catch(delete, lambda failure: BlobHead(failure=failure))
-
-    def _catch(self, do: Callable[[], T], told: Callable[[WrittenError], T]) -> T:
-        """Return the result of a function, or its error as a message."""
+    def _delete(self, keys: Sequence[str]) -> BlobHead:
         try:
-            return do()
+            delete_all(self._blob, keys)
+        except NotDeleted as error:
+            return BlobHead(failed={key: self._failure(cause) for key, cause in error.failed.items()})
+        return BlobHead(found=True)
+
+    def _answer(
+        self,
+        do: Callable[[], BlobHead | BlobPage],
+        failed: Callable[[WrittenError], BlobHead | BlobPage] = lambda failure: BlobHead(failure=failure),
+    ) -> bytes:
+        """Return the result of a function, or its error, as a message."""
+        try:
+            return msgspec.json.encode(do())
         except PersistError as error:
-            return told(self._failure(error))
+            return msgspec.json.encode(failed(self._failure(error)))
 
     def _failure(self, error: PersistError) -> WrittenError:
         return STORE_ERRORS.write(error, partial(without_location, url=self._blob.url))

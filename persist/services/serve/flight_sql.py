@@ -69,7 +69,7 @@ class FlightSql:
         self._queries = queries
         self._prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
         self._running: dict[bytes, list[_Running]] = {}
-        self._free = QUERIES_MAX
+        self._turns = threading.BoundedSemaphore(QUERIES_MAX)
         self._lock = threading.Lock()
 
     def info(self, command: bytes) -> flight.FlightInfo:
@@ -84,10 +84,6 @@ class FlightSql:
             ticket = _any("TicketStatementQuery", encode_fields((1, handle)))
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(schema, flight.FlightDescriptor.for_command(command), [endpoint], -1, -1)
-
-    def schema(self, command: bytes) -> bytes:
-        """Return the message with the columns of a command's answer."""
-        return encode_fields((1, self.info(command).schema.serialize()))
 
     def opened(self, ticket: bytes, context: Any) -> Opened:
         """Return the columns for a ticket, a function that releases it, and its batches."""
@@ -161,15 +157,12 @@ class FlightSql:
     def _answered(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
         times = {tuple(path): at for path, at in statement.times}
         rows = _parameters(statement) or [[]]
-        with self._lock:
-            if self._free == 0:
-                raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
-            self._free -= 1
+        if not self._turns.acquire(blocking=False):
+            raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
         try:
             running = _Running(lambda row: self._queries.ask(statement.sql, row, times), rows)
         except BaseException:
-            with self._lock:
-                self._free += 1
+            self._turns.release()
             raise
         with self._lock:
             self._running.setdefault(ticket, []).append(running)
@@ -179,7 +172,7 @@ class FlightSql:
                 queries = self._running.get(ticket, [])
                 if running in queries:
                     queries.remove(running)
-                    self._free += 1
+                    self._turns.release()
                 if not queries:
                     self._running.pop(ticket, None)
             running.close()
@@ -317,16 +310,21 @@ def _read_table(first: dict[int, bytes], requests: Iterator[bytes]) -> pa.Table:
             length += len(padded) + len(body)
         if length > PARAMETER_BYTES_MAX:
             raise InvalidUsage(f"parameters take more than {PARAMETER_BYTES_MAX:,} bytes")
-    try:
-        table = pa.ipc.open_stream(b"".join(pieces)).read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"the parameters are not an Arrow table: {error}") from error
+    table = _decode_table(b"".join(pieces))
     if table.num_rows > PARAMETER_ROWS_MAX:
         raise InvalidUsage(
             f"there are {table.num_rows:,} rows of parameters, and at most {PARAMETER_ROWS_MAX:,} are run"
         )
     return table
+
+
+def _decode_table(data: bytes) -> pa.Table:
+    try:
+        table = pa.ipc.open_stream(data).read_all()
+        table.validate(full=True)
+        return table
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"the parameters are not an Arrow table: {error}") from error
 
 
 def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -347,9 +345,7 @@ def _parameters(statement: _Statement) -> list[list[Any]]:
     if not statement.parameters:
         return []
     try:
-        data = base64.b64decode(statement.parameters, validate=True)
-        table = pa.ipc.open_stream(data).read_all()
-        table.validate(full=True)
-    except (binascii.Error, pa.ArrowException, OSError) as error:
+        table = _decode_table(base64.b64decode(statement.parameters, validate=True))
+    except binascii.Error as error:
         raise ValueError(f"the parameters are not an Arrow table: {error}") from error
     return [[*row] for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]

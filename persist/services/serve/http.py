@@ -17,7 +17,7 @@ from starlette.applications import Starlette
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from persist.core.errors import InvalidUsage
-from persist.services.serve.messages import is_loopback, listening, parse_host_port
+from persist.services.serve.messages import is_loopback, join_host_port, listening, parse_host_port
 
 CONNECTIONS_MAX = 128
 REQUEST_S = 10.0  # How long a request may take to come.
@@ -53,7 +53,6 @@ def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
     """
     with listening(host, port) as listener:
         listener.setblocking(False)
-        shown_host = f"[{host}]" if ":" in host else host
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
@@ -81,7 +80,7 @@ def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
                 if is_main:
                     signal.signal(signal.SIGTERM, previous)
 
-        yield Served(f"http://{shown_host}:{listener.getsockname()[1]}", run, stop)
+        yield Served(f"http://{join_host_port(host, listener.getsockname()[1])}", run, stop)
 
 
 @contextmanager

@@ -33,8 +33,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from persist.core.errors import CollectionNotFound, Conflict, InvalidUsage, PersistError, Unavailable
+from persist.core.errors import PersistError
 from persist.services.publish import CatalogReader, IcebergCatalog, NotListed
+from persist.services.serve.error_codes import encode_error
 from persist.services.serve.http import serve_beside
 from persist.services.serve.messages import is_loopback, parse_host
 from persist.services.serve.rights import RIGHTS, Tokens
@@ -44,6 +45,7 @@ PAGE_MAX = 1000
 PUBLISH_INTERVAL_S = 1.0
 BODY_BYTES_MAX = 1 << 20
 SEPARATOR = "\x1f"
+_KINDS = {400: "BadRequestException", 404: "NoSuchTableException", 503: "ServiceUnavailableException"}
 Namespace = tuple[str, ...]
 ENDPOINTS = (
     "GET /v1/{prefix}/namespaces",
@@ -273,13 +275,8 @@ def _page(request: Request, listed: Sequence[Any]) -> tuple[Sequence[Any], str |
 
 
 def _http_status(error: PersistError) -> tuple[int, str]:
-    if isinstance(error, CollectionNotFound):  # It was dropped meanwhile.
-        return 404, "NoSuchTableException"
-    if isinstance(error, InvalidUsage):
-        return 400, "BadRequestException"
-    if isinstance(error, (Unavailable, Conflict)):
-        return 503, "ServiceUnavailableException"
-    return 500, "InternalServerError"
+    code = encode_error(error, hidden="").http
+    return code, _KINDS.get(code, "InternalServerError")
 
 
 def _error(code: int, kind: str, message: str) -> Response:

@@ -228,13 +228,7 @@ class Address:
     @property
     def url(self) -> str:
         """As users write it."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return f"{SCHEMES[self.is_tls]}://{host}:{self.port}"
-
-    @property
-    def is_public(self) -> bool:
-        """Whether others than processes of this machine may reach it."""
-        return not is_loopback(self.host)
+        return f"{SCHEMES[self.is_tls]}://{join_host_port(self.host, self.port)}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -303,6 +297,21 @@ def parse_host_port(option: str, address: str) -> tuple[str, int]:
     if not host or port is None or parts.path or parts.query or parts.username:
         raise InvalidUsage(f"{option} {address!r} is not HOST:PORT, such as 127.0.0.1:9464; port 0 takes a free one")
     return host, port
+
+
+def join_host_port(host: str, port: int) -> str:
+    """Return an address as URLs have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_strangers(address: str, host: str, token: str | None, *, insecure: bool) -> None:
+    """Raise InvalidUsage if other machines reach an address and need no token, unless that is meant."""
+    if not is_loopback(host) and token is None and not insecure:
+        raise InvalidUsage(
+            f"{address!r} can be reached by other machines, and without a token everybody there could read everything."
+        ).with_remedy(
+            "Give a token (to a command, as PERSIST_SERVE_TOKEN), or {insecure:option:True} if that is meant."
+        )
 
 
 def is_loopback(host: str) -> bool:

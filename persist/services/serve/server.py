@@ -20,7 +20,7 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -64,6 +64,7 @@ from persist.services.serve.messages import (
     Nothing,
     Wait,
     check_certificate,
+    check_strangers,
     check_token,
     decode_message,
     decode_ticket,
@@ -80,6 +81,8 @@ ACTION_RESULT, DESCRIPTOR = 1, 1  # Fields of Flight's messages.
 LOOK_S = 1.0  # The longest wait for news between two checks whether the client still waits.
 SEALED_S = 30.0  # How long a read waits for its time to be sealed.
 CLOSE_S = 5.0
+COMMITS = "commit for others: it needs serve(commits=True)"
+T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -262,18 +265,10 @@ class _Answers:
                 yield self._info(name).serialize()
 
     def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        descriptor = _parsed(flight.FlightDescriptor, next(requests))
-        if is_sql(descriptor.command or b""):
-            yield self._speaking_sql().info(descriptor.command).serialize()
-            return
-        yield self._info(_read_path(descriptor)).serialize()
+        yield self._described(requests).serialize()
 
     def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        descriptor = _parsed(flight.FlightDescriptor, next(requests))
-        if is_sql(descriptor.command or b""):
-            yield self._speaking_sql().schema(descriptor.command)
-            return
-        yield encode_fields((1, self._info(_read_path(descriptor)).schema.serialize()))
+        yield encode_fields((1, self._described(requests).schema.serialize()))
 
     def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         ticket = _parsed(flight.Ticket, next(requests)).ticket
@@ -319,7 +314,7 @@ class _Answers:
             yield encode_fields((METADATA, self._stored(decode_message(command, BlobPut), message, requests)))
             return
         length = decode_message(command, CommitRequest).commit
-        commits = self._committing()
+        commits = self._offered(self._commits, COMMITS)
         with commits.room.of(length):
             yield encode_fields((METADATA, commits.answer(_received(length, message, requests))))
 
@@ -343,7 +338,7 @@ class _Answers:
             return self._wait(decode_message(body, Wait), context)
         if what == "commits":
             decode_message(body, Nothing)
-            return msgspec.json.encode(Commits(self._committing().location()))
+            return msgspec.json.encode(Commits(self._offered(self._commits, COMMITS).location()))
         if what == "leave":
             waiter = decode_message(body, Leave).waiter
             with self._hub.changed:
@@ -366,18 +361,21 @@ class _Answers:
             return self._store.put(put, value)
 
     def _speaking_sql(self) -> FlightSql:
-        if self._sql is None:
-            raise ValueError("this server does not speak SQL: it needs serve(sql=True)")
-        if self._hub.is_closed:
-            raise Unavailable("the server ends")
-        return self._sql
+        return self._offered(self._sql, "speak SQL: it needs serve(sql=True)")
 
-    def _committing(self) -> CommitsForOthers:
-        if self._commits is None:
-            raise ValueError("this server does not commit for others: it needs serve(commits=True)")
+    def _offered(self, part: T | None, lacks: str) -> T:
+        """Return a part of the server. Raises ValueError if it has none, and Unavailable if it ends."""
+        if part is None:
+            raise ValueError(f"this server does not {lacks}")
         if self._hub.is_closed:
             raise Unavailable("the server ends")
-        return self._commits
+        return part
+
+    def _described(self, requests: Iterator[bytes]) -> flight.FlightInfo:
+        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        if is_sql(descriptor.command or b""):
+            return self._speaking_sql().info(descriptor.command)
+        return self._info(_read_path(descriptor))
 
     def _info(self, name: str) -> flight.FlightInfo:
         schema = self._face.load(name).schema
@@ -556,10 +554,5 @@ def _checked(
     check_certificate(certificate)
     if (certificate is not None) != address.is_tls:
         raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
-    if address.is_public and token is None and not insecure:
-        raise InvalidUsage(
-            f"{url!r} can be reached by other machines, and without a token everybody there could read everything."
-        ).with_remedy(
-            "Give a token (to a command, as PERSIST_SERVE_TOKEN), or {insecure:option:True} if that is meant."
-        )
+    check_strangers(url, address.host, token, insecure=insecure)
     return address

@@ -74,7 +74,7 @@ def test_a_process_that_trusts_what_it_has_not_synced_since_would_be_found(
 
 
 @pytest.mark.thorough(except_every=4)
-@pytest.mark.parametrize("call", fsync_calls(), ids=str)
+@pytest.mark.parametrize("call", fsync_calls()[::-1], ids=str)
 def test_without_any_one_of_its_fsyncs_a_folder_would_lose_or_tear_values(
     folders: Iterator[str], call: FsyncCall
 ) -> None:
@@ -98,9 +98,9 @@ def test_a_wrong_way_to_write_is_found(folders: Iterator[str], wrong: type[FileB
 def test_a_client_finds_its_log_whole_and_every_part_that_it_names_after_a_power_cut(folders: Iterator[str]) -> None:
     cuts = Cuts(SEED)
 
-    cuts.check_story(record_story(next(folders), story()).events, most=4, share=max(0.1, examples(50) / 100))
+    cuts.check_story(record_story(next(folders), story()).events, most=4, share=max(0.05, examples(50) / 100))
 
-    assert cuts.states > 30
+    assert cuts.states > 15
 
 
 def test_a_client_of_a_folder_that_does_not_sync_loses_what_it_acknowledged(folders: Iterator[str]) -> None:

@@ -82,6 +82,11 @@ FORMS: dict[str, Callable[[], Any]] = {
     "views": lambda: TABLE.set_column(1, "status", TABLE["status"].cast(pa.string_view())),
     "dictionary": lambda: TABLE.set_column(1, "status", TABLE["status"].dictionary_encode()),
     "decimals": lambda: TABLE.set_column(0, "id", TABLE["id"].cast(pa.decimal128(30, 4))),
+    "columns in another order": lambda: TABLE.select(list(reversed(TABLE.column_names))),
+    "columns that may be null": lambda: TABLE.cast(pa.schema([f.with_nullable(True) for f in TABLE.schema])),
+    "chunks": lambda: pa.concat_tables([TABLE.slice(0, 1), TABLE.slice(1)]),
+    "structs": lambda: pa.chunked_array([TABLE.to_struct_array().chunk(0)]),
+    "pandas of Arrow": lambda: TABLE.to_pandas(types_mapper=pd.ArrowDtype),
     "floats": lambda: TABLE.set_column(0, "id", TABLE["id"].cast(pa.float32())),
 }
 

@@ -2,7 +2,6 @@
 
 import datetime as dt
 import math
-from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
 
@@ -67,27 +66,6 @@ def test_a_table_that_fits_passes_through_as_it_is(data: st.DataObject) -> None:
     again = to_updates(table, _one(t))
     buffers = [b.address for c in table.columns for chunk in c.chunks for b in chunk.buffers() if b]
     assert buffers == [b.address for c in again.columns for chunk in c.chunks for b in chunk.buffers() if b]
-
-
-def _frames() -> list[Callable[[pa.Table], Any]]:
-    return [
-        lambda table: table.to_batches()[0],
-        lambda table: table.to_reader(),
-        lambda table: pa.chunked_array([table.to_struct_array().chunk(0)]),
-        lambda table: pl.from_arrow(table),
-        lambda table: table.to_pandas(types_mapper=pd.ArrowDtype),
-        lambda table: table.select(list(reversed(table.column_names))),
-        lambda table: table.cast(pa.schema([f.with_nullable(True) for f in table.schema])),
-        lambda table: pa.concat_tables([table.slice(0, 1), table.slice(1)]),
-        lambda table: iter(list(to_tuples(table, ORDERS))),
-        lambda table: tuple(to_tuples(table, ORDERS)),
-    ]
-
-
-@pytest.mark.parametrize("frame", _frames())
-def test_every_form_of_input_gives_the_same_table(frame: Callable[[pa.Table], Any]) -> None:
-    table = to_updates(UPDATES, ORDERS)
-    assert to_updates(frame(table), ORDERS).equals(table)
 
 
 def test_pandas_frames_come_with_their_index_if_it_is_a_column() -> None:

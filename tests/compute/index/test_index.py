@@ -63,7 +63,8 @@ def plain(collection: persist.Collection, where: str, as_of: Any = None) -> list
 
 
 def by_all(table: pa.Table) -> list[dict[str, Any]]:
-    return sorted(table.to_pylist(), key=repr)
+    rows: list[dict[str, Any]] = table.sort_by([(name, "ascending") for name in sorted(table.column_names)]).to_pylist()
+    return rows
 
 
 def bytes_read(client: persist.Client) -> int:

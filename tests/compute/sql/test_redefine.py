@@ -12,7 +12,7 @@ import pytest
 import persist
 from persist import View
 from persist.api.collection import Collection
-from persist.sql import open_together
+from persist.sql import Wanted, open_together, plan_views
 from tests.support.tiers import examples
 
 SUMS = "SELECT k, sum(n) AS total FROM facts GROUP BY k"
@@ -223,6 +223,27 @@ def test_a_rehearsal_computes_and_writes_nothing(client: persist.Client) -> None
     assert max(report.updates for report in reports) >= 3
     sums.open_state()
     assert [report.title for report in sums.live.operators()][:1] == [report.title for report in reports][:1]
+
+
+@pytest.mark.parametrize("anew", ["begins anew", "is replaced"])
+def test_a_view_that_is_made_anew_keeps_its_description_and_its_retention(anew: str, client: persist.Client) -> None:
+    facts_of(client)
+    sums = client.create_view("sums", SUMS)
+    group, total = sums.definition.columns[0][0], sums.definition.columns[-1][0]
+    sums.describe(
+        comment="by group", properties={"owner": "us"}, columns={group: "the group", total: "the sum"}
+    ).result()
+    sums.retain(7).result()
+    if anew == "begins anew":
+        sums.redefine(None, start=1)
+    else:
+        plan_views(client, {"sums": Wanted(f"SELECT {group}, 1 AS other FROM ({SUMS})", (group,))}).commit()
+    now = client.view("sums").handle.contents()
+    assert (now.about.comment, now.about.properties, now.retention) == ("by group", {"owner": "us"}, 7)
+    words = {
+        now.schema.names[now.schema.ids.index(int(at))]: column.comment for at, column in now.about.columns.items()
+    }
+    assert words == {group: "the group"} | ({total: "the sum"} if anew == "begins anew" else {})
 
 
 def test_a_view_that_another_one_reads_is_not_begun_anew(client: persist.Client) -> None:

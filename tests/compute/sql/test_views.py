@@ -1,7 +1,6 @@
 """Views as users have them: created from a query, refreshed, read, kept across restarts, and dropped."""
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
@@ -16,6 +15,7 @@ from persist.compute.dataflow.state.costs import Costs
 from persist.compute.sql.draft import Catalog, drafted
 from persist.errors import BeforeViewBegan
 from persist.sql import InputBehind, open_together
+from tests.support.forks import forked_python
 
 TOTALS = "SELECT status, sum(amount) AS total, count(*) AS n FROM orders GROUP BY status"
 
@@ -89,7 +89,7 @@ with persist.open({location!r}) as client:
     except persist.InvalidUsage as error:
         print(error)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([*forked_python(), "-c", program], capture_output=True, text=True, check=True)
     assert TOTALS in done.stdout
     assert "['11.75', '2.00']" in done.stdout
     assert "pip install 'duckdb>=2.0,<2.1'" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.connect.ingest.driver import load_source
+from persist.engine.follow.follower import Follower
 from persist.errors import UpperMismatch
 from tests.connect.ingest.brokers import PARTITIONS, Cluster, FragileCluster
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
@@ -71,6 +72,23 @@ def test_messages_become_rows_and_the_next_call_goes_on(client: Any, cluster: Cl
     assert len(held(client)) == 4
     assert {partition: at for partition, at in positions(client, topic).items() if at} == {0: 2, 2: 2}
     assert sorted(client.collections()) == ["rows", "rows.transactions"]
+
+
+def test_a_run_looks_at_the_log_once_before_it_reads_and_once_after(
+    client: Any, cluster: Cluster, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.send(topic, {"id": 1})
+    taken(client, cluster, topic, key=["id"])
+    looks: list[str] = []
+    read_forward = Follower._read_forward
+
+    def counted(follower: Follower) -> None:
+        looks.append(threading.current_thread().name)
+        read_forward(follower)
+
+    monkeypatch.setattr(Follower, "_read_forward", counted)
+    assert taken(client, cluster, topic).commits == 0
+    assert looks.count(threading.current_thread().name) <= 4
 
 
 def test_reading_goes_on_from_the_offsets_of_an_earlier_version(client: Any, cluster: Cluster, topic: str) -> None:

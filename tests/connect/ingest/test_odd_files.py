@@ -55,6 +55,12 @@ def taken(tmp_path: Path) -> Taken:
     return take
 
 
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in ("row_csv", "row_files"):
+        monkeypatch.setattr(f"persist.connect.ingest.{module}.BLOCK_BYTES", 64 << 10)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [
@@ -136,6 +142,7 @@ def test_a_number_with_a_leading_zero_is_text(taken: Taken) -> None:
     assert taken(("csv", "id,v\n007,a\n7,b\n")) == [{"id": "007", "v": "a"}, {"id": "7", "v": "b"}]
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("text", "line"),
     [
@@ -143,7 +150,7 @@ def test_a_number_with_a_leading_zero_is_text(taken: Taken) -> None:
         ('id,v\n1,x\n2,"abc\n3,"d"\n4,e\n', 3),
         ('id,v\n1,x\n2,"', 3),
         ('id,v\n1,"a"b\n', 2),
-        ('id,v\n1,"' + "x\n" * 5_000_000, 2),
+        ('id,v\n1,"' + "x\n" * 50_000, 2),
     ],
     ids=["cut off", "an even number", "the last byte", "text after quotes", "longer than a block"],
 )
@@ -275,23 +282,23 @@ def test_a_column_that_is_named_twice_is_refused(taken: Taken, ending: str, data
         taken(*files, (ending, data), drift="ignore")
 
 
+@pytest.mark.usefixtures("small_blocks")
 @pytest.mark.parametrize(
     ("ending", "begin", "line", "bad"),
     [("csv", "id,v\n", "1,2\n", "1,x\n"), ("jsonl", "", '{"id": 1, "v": 2}\n', '{"id": 1, "v": "x"}\n')],
 )
-@pytest.mark.costly("it reads more than a block of a file")
 def test_a_value_behind_the_first_block_is_named_by_its_line(
     taken: Taken, ending: str, begin: str, line: str, bad: str
 ) -> None:
-    many = (9 << 20) // len(line)
+    many = (72 << 10) // len(line)
     number = many + bool(begin) + 1
     with pytest.raises(persist.InvalidUsage, match=rf"(?s)1\.{ending} .*line {number}: column 'v'.*x"):
         taken((ending, begin + line), (ending, begin + line * many + bad))
 
 
-@pytest.mark.costly("it reads more than a block of a file")
+@pytest.mark.usefixtures("small_blocks")
 def test_a_field_behind_the_first_block_follows_drift(taken: Taken) -> None:
-    many, more = '{"id": 1}\n' * 900_000, '{"id": 2, "w": {"a": 9007199254740993}}'
+    many, more = '{"id": 1}\n' * 9_000, '{"id": 2, "w": {"a": 9007199254740993}}'
     assert taken(("jsonl", '{"id": 0}'), ("jsonl", many + more), drift="add")[-1] == {
         "id": 2, "w": {"a": 9007199254740993}
     }  # fmt: skip

@@ -33,6 +33,7 @@ from persist.engine.write.part_writer import PartWriter
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.keyframes import snapshots
 from tests.support.parts import commit_parts
+from tests.support.stepped import WAIT_S
 from tests.support.tuned import tuned
 
 KEY, VALUE = {"k": pa.int64()}, {"v": pa.string()}
@@ -103,7 +104,7 @@ def test_every_readable_time_reads_the_same_whatever_was_compacted(seed: int) ->
     since = upper = 0
     with opened(MemoryBlob()) as client, opened(client.engine.storage.metered._inner) as other:
         handles = [each.create_or_load("c", key=KEY, value=VALUE) for each in (client, other)]
-        for _ in range(50):
+        for _ in range(35):
             updates = []
             for key in chance.sample(range(50), chance.randint(0, 25)):
                 at = upper + chance.choice([0, 0, 0, 1, 3])  # Some ahead of the seal: they straddle keyframes.
@@ -433,7 +434,7 @@ def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for at in range(10):
             c.write(rows_at(30, at, diff=-1 if at % 2 else 1), seal=at + 1).result()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + WAIT_S
         while not state(client, c).keyframes:
             assert time.monotonic() < deadline, "nothing was compacted"
             time.sleep(0.02)

@@ -146,7 +146,7 @@ def histories(draw: st.DrawFn) -> tuple[pa.DataType, pa.DataType, list[Update]]:
     return group, value, draw(st.lists(update, max_size=14))
 
 
-@settings(max_examples=examples(100))
+@settings(max_examples=examples(50))
 @given(histories(), st.integers(0, 3), st.lists(st.integers(0, 3), unique=True, max_size=2), st.booleans())
 @example(
     (pa.int64(), pa.float64(), [((1, (1, 1e300)), 0, 1), ((2, (1, 1.5)), 0, 1), ((1, (1, 1e300)), 1, -1)]), 1, [], True

@@ -2,12 +2,9 @@
 
 import datetime as dt
 import math
-import subprocess
-import sys
 import threading
 from collections import Counter
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -38,7 +35,6 @@ from tests.codecs.strategies import python_values
 from tests.support.clocks import ImpatientClock
 from tests.support.keyframes import add_keyframe, snapshots
 from tests.support.reads import rows_with
-from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
 
 NAN = math.nan
@@ -100,7 +96,7 @@ def expected(
     return {record: n for record, n in sums.items() if n}
 
 
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(80))
 @given(
     histories(),
     st.integers(0, 3),
@@ -485,23 +481,6 @@ def test_keys_that_say_that_they_are_arrow_and_give_none_are_refused(client: per
         c.get(Broken())
 
 
-def test_a_lookup_does_not_import_pandas(tmp_path: Path) -> None:
-    """It would take most of a second of every short process."""
-    with persist.open(tmp_path) as client:
-        c = client.create_or_load("c", key={"k": pa.int64()}, value={"v": pa.string()})
-        c.write([((k, "a"), 0, 1) for k in range(5)])
-        c.write([((1, "a"), 1, -1), ((1, "b"), 1, 1)], seal=2).result()
-    script = """
-import sys, numpy, pyarrow, persist
-column = pyarrow.Array.from_buffers(pyarrow.int64(), 2, [None, pyarrow.py_buffer(numpy.array([1, 3]))])
-with persist.open(sys.argv[1], mode="read") as client:
-    found = client.load("c").snapshot().get(pyarrow.table({"k": column}))
-    assert "pandas" not in sys.modules
-    assert found.to_pylist() == [{"k": 1, "v": "b"}, {"k": 3, "v": "a"}], found
-"""
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=WAIT_S)
-
-
 def test_other_columns_are_decoded_only_where_a_key_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.engine.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
     with persist.open(MemoryBlob(), settings=persist.Settings(background=False)) as client:
@@ -715,7 +694,7 @@ def test_what_look_ups_have_decoded_of_parts_that_are_gone_is_not_kept_for_ever(
         users = client.create_or_load("users", key={"k": int}, value={"v": int}, keyed=persist.Keyed())
         kept = client.engine.caches.decoded
         sizes = []
-        for day in range(60):
+        for day in range(30):
             users.upsert([(key, day * key) for key in range(100)], time=day, seal=day + 1).result()
             users.allow_compaction(day).result()
             users.compact()
@@ -723,7 +702,7 @@ def test_what_look_ups_have_decoded_of_parts_that_are_gone_is_not_kept_for_ever(
             clock.sleep(24 * 3600.0)
             sizes.append(kept.bytes)
         assert sizes[-1] > 0
-        assert max(sizes[30:]) <= max(sizes[:10])
+        assert max(sizes[15:]) <= max(sizes[:10])
 
 
 def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(

@@ -1,6 +1,5 @@
 """Corners of reading: no columns, large multiplicities, zeros and NaN in filters, and when to stop waiting."""
 
-import os
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -173,18 +172,6 @@ def test_a_multi_write_is_used_once_and_only_in_its_block(client: persist.Client
         pass
     numbers.seal(11).result()
     assert numbers.snapshot(10).count() == 1
-
-
-def test_a_client_does_not_work_in_a_forked_child(client: persist.Client) -> None:
-    numbers = sealed(client, {"k": pa.int64()}, None, [])
-    child = os.fork()
-    if child == 0:
-        try:
-            numbers.write([((1, None), 10, 1)])
-        except persist.InvalidUsage as error:
-            os._exit(0 if "Open a new client in each process" in str(error) else 2)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.parametrize("location", [None, 123, b"path"])

@@ -201,6 +201,7 @@ def test_rule_24_a_collector_that_is_late_anywhere_deletes_nothing_that_the_newe
     late(at)
 
 
+@pytest.mark.thorough  # It checks the test above, which makes the same world.
 def test_the_pauses_are_at_every_request_of_a_round() -> None:
     assert 50 < late(None).calls < CALLS
 

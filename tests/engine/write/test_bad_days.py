@@ -66,30 +66,6 @@ def test_credentials_that_expire_are_named_and_nothing_is_lost_when_they_are_goo
     assert seen in ([1, 3], [1, 2, 3]), "what was refused may be there once, and what was acknowledged is"
 
 
-def test_a_write_waits_through_seconds_of_503(server: HostileS3) -> None:
-    clock = ImpatientClock()
-    with closing(way(server.lying_url)) as blob, opened(blob, clock) as client:
-        orders = client.create_or_load("orders", key=KEY)
-        until_s = clock.monotonic_s() + 20
-        refusals: list[str] = []
-
-        def between(request: str, path: str, apply: Apply) -> Answer:
-            if clock.monotonic_s() >= until_s:
-                return apply(None)
-            refusals.append(path)
-            return refused(503, "SlowDown")
-
-        server.between = between
-        orders.write([((1, None), 0, 1)]).result()
-        assert refusals
-        until_s = float("inf")
-        with pytest.raises(persist.PersistError, match=r"SlowDown|throttl"):
-            orders.write([((2, None), 0, 1)]).result()
-        until_s = 0.0
-        orders.write([((3, None), 0, 1)]).result()
-    assert set(rows_seen(server)) - {2} == {1, 3}
-
-
 def test_what_is_tried_by_its_token_through_twenty_minutes_of_503_is_written_once(server: HostileS3) -> None:
     """A throttled call waits for five minutes, and then fails and says why."""
     clock = ImpatientClock()
@@ -142,9 +118,9 @@ def test_a_request_that_arrives_twice_happens_once(server: HostileS3, is_second_
     server.between = between
     with closing(way(server.lying_url)) as blob, opened(blob) as client:
         orders = client.create_or_load("orders", key=KEY)
-        for number in range(10):
+        for number in range(4):
             orders.write([((number, None), 0, 1)]).result()
-    assert rows_seen(server) == [*range(10)]
+    assert rows_seen(server) == [*range(4)]
 
 
 @pytest.mark.parametrize(
@@ -167,7 +143,7 @@ def test_reads_and_listings_that_are_behind_lose_nothing(server: HostileS3, seed
     with closing(way(server.lying_url)) as one, closing(way(server.lying_url)) as other:
         with opened(one) as client:
             client.create_or_load("orders", key=KEY)
-        for number in range(20):
+        for number in range(12):
             try:
                 with opened(one if number % 2 else other) as client:
                     client.load("orders").write([((number, None), 0, 1)]).result()
@@ -177,5 +153,5 @@ def test_reads_and_listings_that_are_behind_lose_nothing(server: HostileS3, seed
     server.between = None
     seen = rows_seen(server)
     assert len(seen) == len(set(seen))
-    assert len(acknowledged) >= 5
+    assert len(acknowledged) >= 3
     assert acknowledged <= set(seen)

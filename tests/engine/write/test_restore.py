@@ -42,7 +42,11 @@ def test_a_restored_collection_holds_what_it_held_and_keeps_its_history(client: 
 
 
 @given(
-    st.lists(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-2, 2)), max_size=6), min_size=1),
+    st.lists(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2), st.integers(-2, 2)), max_size=6),
+        min_size=1,
+        max_size=5,
+    ),
     st.data(),
 )
 @settings(max_examples=examples(100))
@@ -113,13 +117,13 @@ def test_a_restore_is_made_anew_as_long_as_others_come_first() -> None:
         orders.write([(0, 0.0)]).result()
 
         def write() -> None:
-            for number in range(1, 60):
+            for number in range(1, 30):
                 theirs["orders"].write([(number, 1.0)]).result()
 
         with ThreadPoolExecutor(1) as pool:
             done = pool.submit(write)
             times = []
-            for _ in range(10):
+            for _ in range(5):
                 future = orders.restore(0)
                 future.result()
                 times.append(future.time)

@@ -97,14 +97,6 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
     assert Path(f"{folder}.txt").read_text() == "not yet"
 
 
-def test_a_store_that_does_not_answer_keeps_the_process_for_the_timeout_only(folder: Path) -> None:
-    done = run(
-        "client, orders = opened(Slow(HERE), settings=QUICK); Slow.is_down = True; orders.write(update(1))\n", folder
-    )
-    assert done.returncode == 120
-    assert "1 operation of 'orders' was pending when the process ended, and may be lost" in done.stderr
-
-
 def test_a_client_that_is_collected_warns_finishes_and_prints_its_errors(folder: Path) -> None:
     done = run(
         "client, orders = opened(Slow(HERE)); orders.seal(1).result(); Slow.seconds = 0.2\n"

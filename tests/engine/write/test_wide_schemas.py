@@ -75,7 +75,7 @@ def test_everything_works_at_any_width(width: int, shape: Any, tmp_path: Path) -
         assert client.fsck().is_clean
 
 
-@pytest.mark.thorough(except_every=4)
+@pytest.mark.thorough  # The test above has a wide one, and these take seconds.
 @pytest.mark.parametrize("shape", [flat, struct])
 @pytest.mark.parametrize("width", [5_000, LEAVES_MAX - 1])  # The key is a leaf, too.
 def test_what_was_acknowledged_can_be_read_at_any_width_that_is_allowed(width: int, shape: Any, tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from tests.support.clocks import ImpatientClock
 from tests.support.forks import forked_python
 from tests.support.parts import commit_parts
 from tests.support.paths import ROOT
-from tests.support.stepped import WAIT_S
 
 KEY = {"k": pa.int64()}
 ROW = [((1, None), 5, 1)]
@@ -34,19 +33,6 @@ def opened(blob: object, **how: object) -> persist.Client:
     return persist.open(blob, clock=ImpatientClock(), **how)  # type: ignore[arg-type]
 
 
-def test_a_token_is_remembered_by_other_clients_and_after_a_seal(blob: MemoryBlob) -> None:
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        first = c.write(ROW, token="job 1", seal=6).result()
-        assert c.write(ROW, token="job 1", seal=6).result() >= first
-    with opened(blob) as client:
-        c = client.load("c")
-        c.write(ROW, token="job 1").result()
-        assert rows(c) == 1
-        with pytest.raises(persist.errors.UpdateNotBeyondUpper):
-            c.write(ROW, token="job 2").result()
-
-
 def test_repetitions_that_are_issued_together_are_one_write(blob: MemoryBlob) -> None:
     with opened(blob) as client:
         c = client.create_or_load("c", key=KEY)
@@ -54,16 +40,6 @@ def test_repetitions_that_are_issued_together_are_one_write(blob: MemoryBlob) ->
         assert len({future.result() for future in futures}) <= 2
         c.seal(6).result()
         assert rows(c) == 1
-
-
-def test_a_large_write_that_was_done_before_leaves_no_upload_behind(blob: MemoryBlob) -> None:
-    table = pa.table({"k": range(50_000), "_time": [0] * 50_000, "_diff": [1] * 50_000})
-    with opened(blob) as client:
-        c = client.create_or_load("c", key=KEY)
-        c.write(table, token="t").result()
-        before = [entry.key for entry in blob.list("part/")]
-        c.write(table, token="t").result()
-    assert [entry.key for entry in blob.list("part/")] == before
 
 
 def test_a_token_is_checked_before_the_expected_upper(blob: MemoryBlob) -> None:
@@ -275,22 +251,6 @@ def test_a_holder_that_died_is_replaced_by_its_successor_or_by_force(tmp_path: P
         persist.open(tmp_path, mode="exclusive", reentrance_id="other")
     with persist.open(tmp_path, mode="exclusive", reentrance_id="nightly") as client:
         client.load("c").seal(6).result()
-
-
-def test_a_process_that_exits_without_closing_does_not_hang_and_loses_nothing_acknowledged(tmp_path: Path) -> None:
-    script = (
-        "import persist\n"
-        f"client = persist.open({str(tmp_path)!r})\n"
-        "c = client.create_or_load('c', key=persist.Int64)\n"
-        "c.write([((1, None), 0, 1)], seal=1).result()\n"
-        "snapshot = c.snapshot(0)\n"
-        "listen = c.listen(0)\n"
-        "c.hold(0)\n"
-    )
-    done = subprocess.run([*forked_python(), "-c", script], timeout=WAIT_S, cwd=ROOT)
-    assert done.returncode == 0
-    with persist.open(tmp_path, mode="read") as client:
-        assert rows(client.load("c")) == 1
 
 
 def test_a_part_list_has_the_seqno_of_the_record_that_names_it_whatever_races_were_lost(

@@ -47,7 +47,7 @@ pytestmark = pytest.mark.thorough(except_every=14)
 SCALE = int(os.environ.get("PERSIST_CORRUPTIONS", "1"))
 LARGE_BYTES = 4096  # From here on bits are sampled instead of flipping each.
 LARGE_FLIPS = 400 * SCALE
-THROUGH_CLIENT = 5 * SCALE  # Changes of each sort, per blob, that are tried with a client.
+THROUGH_CLIENT = 2 * SCALE  # Changes of each sort, per blob, that are tried with a client.
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": {"fields": [["v", "string"]]}}
 
 ONE = blobs_of(1)
@@ -275,7 +275,7 @@ def pairs(folder: str) -> list[tuple[str, str]]:
     keys = list(of_folder(ONE, folder))
     found = [(a, b) for a in keys for b in keys if a < b]
     needed = [pair for pair in found if CLEAN.read.issuperset(pair)]
-    return [pair for each in (found, needed) for pair in random.Random(folder).sample(each, min(len(each), 4 * SCALE))]
+    return [pair for each in (found, needed) for pair in random.Random(folder).sample(each, min(len(each), 2 * SCALE))]
 
 
 @pytest.mark.parametrize("folder", FOLDERS)
@@ -308,7 +308,7 @@ def test_a_blob_of_another_location_is_found(folder: str) -> None:
     others = list(of_folder(OTHER, folder))
     keys = list(of_folder(ONE, folder))
     for n, key in enumerate(keys):
-        if n % max(1, len(keys) // (8 * SCALE)) == 0 or n in (1, len(keys) - 1):
+        if n % max(1, len(keys) // (4 * SCALE)) == 0 or n in (1, len(keys) - 1):
             assert_found(key, put(key, OTHER.get(key, OTHER[others[n % len(others)]])))
 
 

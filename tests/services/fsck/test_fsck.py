@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from time import monotonic, sleep
+from time import sleep
 from typing import Any
 
 import msgspec
@@ -209,15 +209,14 @@ def test_a_healthy_folder_is_clean(tmp_path: Path) -> None:
         assert {found.advice for found in report.unreferenced} == {"gc deletes it: its collection was destroyed"}
 
 
-def test_golden_locations_are_clean() -> None:
-    folders = [*GOLDEN.glob("format-*/location")]
-    assert folders
-    for folder in folders:
-        report = persist.fsck(folder)
-        assert report.is_clean, str(report)
-        # One of them was left while its log was being truncated, and before what compaction replaced was deleted.
-        kinds = {found.kind for found in report.unreferenced if "compaction has replaced it" not in found.advice}
-        assert kinds <= {"record"}, str(report)
+@pytest.mark.thorough(except_every=6)
+@pytest.mark.parametrize("folder", sorted(GOLDEN.glob("format-*/location")), ids=lambda folder: folder.parent.name)
+def test_golden_locations_are_clean(folder: Path) -> None:
+    report = persist.fsck(folder)
+    assert report.is_clean, str(report)
+    # One of them was left while its log was being truncated, and before what compaction replaced was deleted.
+    kinds = {found.kind for found in report.unreferenced if "compaction has replaced it" not in found.advice}
+    assert kinds <= {"record"}, str(report)
 
 
 def test_a_log_that_was_truncated_in_part_is_read_by_the_schemas_of_the_newest_state(dated: DatedBlob) -> None:
@@ -226,6 +225,7 @@ def test_a_log_that_was_truncated_in_part_is_read_by_the_schemas_of_the_newest_s
         users.evolve(add={"w": pa.string()})
         for time in range(2, 200):
             users.seal(time).result()
+            wait_for_checkpoint(client)  # Or else a slow one stands for the next, and the last is too old.
             if time == 186:  # In records that the log keeps, and before the newest checkpoint.
                 users.upsert([(1, ("a", "b"), time)]).result()
         wait_for_checkpoint(client)
@@ -355,7 +355,7 @@ def test_every_byte_of_a_small_location_is_covered() -> None:
     chance = random.Random(5)
     assert {key.split("/")[0] for key in keys(blob, "")} == {"log", "part", "list", "checkpoint"}
     for key, data in everything(blob).items():
-        for at in sorted(chance.sample(range(len(data)), min(len(data), 8))):
+        for at in sorted(chance.sample(range(len(data)), min(len(data), 4))):
             changed = bytearray(data)
             changed[at] ^= 1 << chance.randrange(8)
             blob.set(key, bytes(changed))
@@ -999,8 +999,7 @@ def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: P
         thread.start()
     try:
         reports: list[persist.FsckReport] = []
-        ends_s = monotonic() + 60
-        while len(reports) < 12 or (reports[-1].seqno < 60 and monotonic() < ends_s):
+        while not failures and (len(reports) < 12 or reports[-1].seqno < 60):
             reports.append(persist.fsck(tmp_path, settings=settings, deep=len(reports) % 2 == 0))
             sleep(0.02)
     finally:
@@ -1010,7 +1009,6 @@ def test_nothing_is_reported_while_writers_write_destroy_and_collect(tmp_path: P
     assert not failures
     for report in reports:
         assert report.is_clean, str(report)
-    assert reports[-1].seqno >= 60
 
 
 class Meddling(MemoryBlob):

@@ -4,7 +4,6 @@ import http.client
 import json
 import random
 import subprocess
-import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +21,7 @@ from persist.core.log.framing import FORMAT_MIN
 from persist.services.publish.catalog import to_identifier
 from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
 from tests.services.publish.test_delta import SETTINGS
+from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 
 
@@ -341,7 +341,7 @@ def test_the_command_line_serves_a_catalog_with_properties(client: persist.Clien
     client.close()
     file = tmp_path / "properties.json"
     file.write_text('{"s3.region": "here"}')
-    command = [sys.executable, "-m", "persist", "serve", client.url, "--json", "--iceberg", "127.0.0.1:0"]
+    command = [*forked_python(), "-m", "persist", "serve", client.url, "--json", "--iceberg", "127.0.0.1:0"]
     server = subprocess.Popen([*command, "--iceberg-properties", str(file)], stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

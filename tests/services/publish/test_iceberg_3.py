@@ -167,6 +167,7 @@ def test_a_folder_of_any_name_has_such_a_table(tmp_path: Path, read: Read) -> No
         assert same_rows(read(c.publish("iceberg").url), c) == 48
 
 
+@pytest.mark.thorough(except_every=2)
 @pytest.mark.parametrize("seed", range(2))
 def test_random_versions_equal_their_snapshots(client: persist.Client, seed: int) -> None:
     c = orders(client, 300)

@@ -18,6 +18,7 @@ from persist.blob.served import SERVED_DELETE_KEYS, BlobDelete, BlobGet, BlobHea
 from persist.core.antichain import Antichain
 from persist.errors import AsOfNotSealed, CollectionNotFound, Conflict, InvalidUsage, PersistError
 from persist.services.serve import flight_calls, server
+from persist.services.serve.error_codes import without_location
 from persist.services.serve.flight_calls import (
     DATA_BODY,
     DATA_HEADER,
@@ -27,7 +28,6 @@ from persist.services.serve.flight_calls import (
     BlobCalls,
     batch_messages,
     schema_message,
-    without_location,
 )
 from persist.services.serve.messages import encode_fields, group_fields
 from tests.support.stepped import wait_until

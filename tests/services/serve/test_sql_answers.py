@@ -197,7 +197,6 @@ def rows_of(sql: FlightSql, ticket: bytes, context: Context | None = None) -> li
 def ticket_of(sql: FlightSql, command: bytes) -> bytes:
     info = sql.info(command)
     [endpoint] = info.endpoints
-    assert group_fields(sql.schema(command))[1] == info.schema.serialize().to_pybytes()
     ticket: bytes = endpoint.ticket.ticket
     return ticket
 

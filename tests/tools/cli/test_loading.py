@@ -91,7 +91,7 @@ def test_rows_of_every_format_arrive_as_they_are(place: str, tmp_path: Path, nam
     assert contents(place) == ROWS.to_pylist()
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", ["rows.csv", "rows.jsonl", "rows.parquet"])
 def test_updates_bring_their_own_times_and_diffs(place: str, tmp_path: Path, name: str) -> None:
     updates = ROWS.append_column("_time", pa.array([4, 5, 5])).append_column("_diff", pa.array([2, 1, 1]))
     (tmp_path / name).write_bytes(FORMATS[name](updates))
@@ -299,19 +299,6 @@ def test_who_interrupts_a_load_is_told_how_it_goes_on(
     assert "The same command goes on" in capsys.readouterr().err
 
 
-def test_a_token_of_the_users_own_is_refused_for_other_rows(place: str, tmp_path: Path, capsys: Printed) -> None:
-    for name, text in (("a.csv", "1,a,1,\n"), ("b.csv", "2,b,2,\n")):
-        (tmp_path / name).write_text("id,name,amount,at\n" + text)
-    command = ["write", place, "orders", str(tmp_path / "a.csv"), "--time", "1", "--seal", "2", "--token", "day 1"]
-    assert main(command) == 0
-    assert main(command) == 0
-    assert "nothing was done" in capsys.readouterr().out
-    command[3] = str(tmp_path / "b.csv")
-    assert main(command) == 2
-    assert "day 1" in capsys.readouterr().err
-    assert [row["id"] for row in contents(place)] == [1]
-
-
 def test_overwrite_makes_the_file_the_contents(place: str, tmp_path: Path, capsys: Printed) -> None:
     for name, text in (("a.csv", "1,a,1,\n2,b,2,\n"), ("b.csv", "2,b,2,\n3,c,3,\n")):
         (tmp_path / name).write_text("id,name,amount,at\n" + text)
@@ -372,16 +359,6 @@ def test_the_same_file_overwrites_once_and_then_changes_nothing(place: str, tmp_
     assert [row["id"] for row in contents(place)] == [1]
 
 
-def test_a_token_names_an_overwrite_whatever_the_file_is_called(place: str, tmp_path: Path, capsys: Printed) -> None:
-    for name in ("a.csv", "b.csv"):
-        (tmp_path / name).write_text("id,name,amount,at\n1,a,1,\n")
-        assert main(["overwrite", place, "orders", str(tmp_path / name), "--time", "5", "--token", "day 5"]) == 0
-    assert "nothing changed" in capsys.readouterr().out
-    (tmp_path / "b.csv").write_text("id,name,amount,at\n1,b,1,\n")
-    assert main(["overwrite", place, "orders", str(tmp_path / "b.csv"), "--time", "5", "--token", "day 5"]) == 2
-    assert "day 5" in capsys.readouterr().err
-
-
 def test_an_overwrite_that_repeats_a_key_is_refused_unless_keys_may_have_several_rows(
     place: str, tmp_path: Path, capsys: Printed
 ) -> None:
@@ -393,19 +370,6 @@ def test_an_overwrite_that_repeats_a_key_is_refused_unless_keys_may_have_several
     assert main([*command, "--multiset"]) == 0
     with persist.open(place, mode="read") as client:
         assert sorted(client.load("sales").snapshot().rows()) == [(1, 5.5), (1, 6.5), (2, 7.0)]
-
-
-def test_an_upsert_of_a_collection_that_is_not_keyed_replaces_the_rows_of_its_keys(
-    place: str, tmp_path: Path, capsys: Printed
-) -> None:
-    for name, text in (("a.csv", "1,5.5\n2,7.0\n"), ("b.csv", "2,8.0\n3,1.0\n")):
-        (tmp_path / name).write_text("id,amount\n" + text)
-    assert main(["create", place, "sales", "-k", "id:int64", "-v", "amount:float64"]) == 0
-    assert main(["overwrite", place, "sales", str(tmp_path / "a.csv")]) == 0
-    assert main(["upsert", place, "sales", str(tmp_path / "b.csv")]) == 0
-    assert "gave 2 events to sales" in capsys.readouterr().out
-    with persist.open(place, mode="read") as client:
-        assert sorted(client.load("sales").snapshot().rows()) == [(1, 5.5), (2, 8.0), (3, 1.0)]
 
 
 def written(*arguments: str) -> int:

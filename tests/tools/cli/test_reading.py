@@ -258,27 +258,6 @@ def test_the_log_is_shown_in_sentences(place: str, capsys: Printed) -> None:
     assert any("sealed 'shop.items'" in did for did in record["did"])
 
 
-def test_the_log_tells_moments_and_names_of_views(tmp_path: Path, capsys: Printed) -> None:
-    place = str(tmp_path / "moments")
-    with persist.open(place) as client:
-        orders = client.create_or_load("orders", key={"id": int}, value={"amount": float}, timeline="ms")
-        orders.write([(1, 2.0)], time="2026-01-01", seal="2026-01-02").result()
-        orders.evolve(add={"note": str})
-        view = client.create_view("large", "SELECT * FROM orders WHERE amount > 1")
-        view.refresh()
-        view.close()
-    assert main(["log", place]) == 0
-    out = capsys.readouterr().out
-    for text in (
-        "wrote 1 update to 'orders' at time 2026-01-01T00:00:00Z",
-        "sealed 'orders' to 2026-01-02T00:00:00Z",
-        "gave 'orders' version 2 of its schema: id, amount, note",
-        "created the view 'large'",
-        "the hold 'view large' of 'orders' was set at",
-    ):
-        assert text in out
-
-
 def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) -> None:
     assert main(["seal", place, "orders"]) == 2
     assert main(["seal", place, "orders", "12"]) == 2

@@ -13,6 +13,7 @@ import typer
 import persist
 from persist.tools.cli.command import SECTIONS, SectionedGroup, app
 from persist.tools.cli.main import main
+from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 
 HEAVY = {"pyarrow", "numpy", "msgspec", "fsspec", "boto3", "duckdb", "pandas", "starlette", "uvicorn", "click", "rich"}
@@ -165,7 +166,7 @@ def test_what_has_no_end_ends_well_by_sigterm(command: list[str], tmp_path: Path
     with persist.open(tmp_path) as client:
         made = client.create_or_load("orders", key={"k": int})
         made.write([(1, None)], time=1, seal=2).result()
-    asked = [sys.executable, "-m", "persist", command[0], str(tmp_path), *command[1:]]
+    asked = [*forked_python(), "-m", "persist", command[0], str(tmp_path), *command[1:]]
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline()

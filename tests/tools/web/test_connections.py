@@ -40,7 +40,7 @@ def connected(url: str, sent: bytes) -> socket.socket:
 
 
 def all_of(connection: socket.socket) -> bytes:
-    """Return all that comes until the other side ends the connection, which fails after 30 s."""
+    """Return all that comes until the other side ends the connection, which fails after `WAIT_S`."""
     found = b""
     with contextlib.suppress(ConnectionError):
         while data := connection.recv(1 << 16):
@@ -75,7 +75,7 @@ def test_a_request_that_is_never_whole_ends_its_connection(url: str, kind: str) 
 def test_headers_that_come_byte_by_byte_have_no_more_time_than_others(url: str) -> None:
     with connected(url, get(url)) as connection, contextlib.suppress(ConnectionError):
         connection.settimeout(0.05)
-        for _ in range(600):
+        for _ in range(6000):
             connection.sendall(b"X")
             try:
                 if not connection.recv(1):
@@ -83,7 +83,7 @@ def test_headers_that_come_byte_by_byte_have_no_more_time_than_others(url: str) 
             except TimeoutError:
                 continue
         else:
-            pytest.fail("it was still open after 30 s")
+            pytest.fail("it was still open after five minutes")
 
 
 def test_an_answer_that_nobody_takes_ends_its_connection(url: str) -> None:
@@ -96,10 +96,10 @@ def test_an_answer_that_nobody_takes_ends_its_connection(url: str) -> None:
         ended = select.poll()
         ended.register(connection, select.POLLERR | select.POLLHUP)
         with contextlib.suppress(ConnectionError):
-            for _ in range(600):
+            for _ in range(6000):
                 ended.poll(50)
                 connection.sendall(b"\r\n")
-            pytest.fail("it was still open after 30 s")
+            pytest.fail("it was still open after five minutes")
 
 
 def test_more_connections_than_there_may_be_are_closed_and_make_room_when_they_end(
@@ -107,7 +107,7 @@ def test_more_connections_than_there_may_be_are_closed_and_make_room_when_they_e
 ) -> None:
     monkeypatch.setattr(server, "CONNECTIONS_MAX", 5)
     with ExitStack() as stack:
-        opened = [stack.enter_context(connected(url, b"")) for _ in range(1000)]
+        opened = [stack.enter_context(connected(url, b"")) for _ in range(100)]
         for connection in opened:
             assert all_of(connection) == b""
     with urlopen(url, timeout=WAIT_S) as answer:

@@ -6,9 +6,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.compute.query import ServedSql
-from persist.core.errors import CollectionNotFound
 from persist.services.serve.postgres.catalog import Catalog, Session
-from persist.services.serve.postgres.failures import to_failure
 from persist.services.serve.postgres.statements import Subscribe
 from persist.services.serve.postgres.values import describe_listed_column
 from persist.services.serve.postgres.wire import Column, Failure
@@ -20,11 +18,13 @@ class Backend:
     """Answers the statements of sessions; for any thread.
 
     Args:
+        url: of the location, which no error shows.
         load: returns the collection of a name, for SUBSCRIBE.
         queries: run statements, each at one point of the log.
     """
 
-    def __init__(self, load: Callable[[str], Any], queries: ServedSql) -> None:
+    def __init__(self, url: str, load: Callable[[str], Any], queries: ServedSql) -> None:
+        self.url = url
         self.queries = queries
         self._load = load
         self._catalog = Catalog(queries.empty_database())
@@ -59,12 +59,9 @@ class Backend:
         """Return a listener of a collection, the requested end, and the columns.
 
         Raises:
-            Failure: the collection does not exist.
+            CollectionNotFound: there is none.
         """
-        try:
-            collection = self._load(subscribe.name.removeprefix("main."))
-        except CollectionNotFound as error:
-            raise to_failure(error) from error
+        collection = self._load(subscribe.name.removeprefix("main."))
         handle = collection.handle
         as_of = None if subscribe.as_of is None else handle.as_time("as_of", _time(subscribe.as_of))
         end = None if subscribe.up_to is None else handle.as_time("until", _time(subscribe.up_to))

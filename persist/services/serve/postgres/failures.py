@@ -2,16 +2,7 @@
 
 import re
 
-from persist.core.errors import (
-    AsOfCompacted,
-    AsOfNotSealed,
-    CollectionNotFound,
-    Conflict,
-    DuplicateKeys,
-    InvalidUsage,
-    ReadOnly,
-    Unavailable,
-)
+from persist.services.serve.error_codes import encode_error
 from persist.services.serve.postgres.wire import Failure
 
 _DUCKDB_CODES = (
@@ -36,26 +27,15 @@ _DUCKDB_CODES = (
 )
 
 
-def to_failure(error: Exception) -> Failure:
-    """Return an error as one of Postgres."""
+def to_failure(error: Exception, hidden: str) -> Failure:
+    """Return an error as one of Postgres, without the URL of the location."""
     if isinstance(error, Failure):
         return error
-    kinds: list[tuple[type[Exception] | tuple[type[Exception], ...], str]] = [
-        (CollectionNotFound, "42P01"),
-        (DuplicateKeys, "23505"),
-        (ReadOnly, "25006"),
-        ((AsOfNotSealed, AsOfCompacted), "22023"),
-        (Conflict, "40001"),
-        (Unavailable, "53300"),
-    ]
-    text = str(error)
-    for kind, code in kinds:
-        if isinstance(error, kind):
-            return Failure(code, text)
-    if isinstance(error, InvalidUsage):
-        code = next((code for part, code in _DUCKDB_CODES if part in text), "22023")
-        return Failure(code, text, position=None)
-    return Failure("XX000", text)
+    code = encode_error(error, hidden)
+    sqlstate = code.sqlstate
+    if sqlstate == "22023":
+        sqlstate = next((state for part, state in _DUCKDB_CODES if part in code.text), sqlstate)
+    return Failure(sqlstate, code.text)
 
 
 _SHOWN_LINE = re.compile(r"LINE \d+: (.*)\n( *)\^")

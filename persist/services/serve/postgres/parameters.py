@@ -26,7 +26,6 @@ from persist.services.serve.postgres.values import (
     NUMERIC,
     TEXT,
     TIME,
-    TIMESTAMP,
     TIMESTAMPTZ,
     TYPES,
     US_MAX,
@@ -34,11 +33,6 @@ from persist.services.serve.postgres.values import (
 )
 from persist.services.serve.postgres.wire import Failure
 
-_DUCKDB = {
-    BOOL: "BOOLEAN", BYTEA: "BLOB", INT8: "BIGINT", INT2: "SMALLINT", INT4: "INTEGER", JSON: "JSON", FLOAT4: "REAL",
-    FLOAT8: "DOUBLE", DATE: "DATE", TIME: "TIME", TIMESTAMP: "TIMESTAMP", TIMESTAMPTZ: "TIMESTAMPTZ",
-    INTERVAL: "INTERVAL", NUMERIC: "NUMERIC", UUID: "UUID", TEXT: "VARCHAR",
-}  # fmt: skip
 _TEXTS = (0, 18, 19, 25, 705, 1042, 1043, 3802)
 _PACKED = {INT2: "!h", INT4: "!i", INT8: "!q", FLOAT4: "!f", FLOAT8: "!d", 26: "!I"}
 
@@ -56,7 +50,7 @@ def literal(value: bytes | None, oid: int, form: int) -> str:
         Failure: it is none of its type.
     """
     item = ARRAYS.get(oid)
-    kind = f"{_DUCKDB[item]}[]" if item is not None else _DUCKDB.get(oid, "BIGINT" if oid == 26 else "")
+    kind = f"{TYPES[item][1]}[]" if item is not None else TYPES[oid][1] if oid in TYPES else "bigint" * (oid == 26)
     if value is None:
         return f"CAST(NULL AS {kind})" if kind and oid not in _TEXTS else "NULL"
     if not kind and oid not in _TEXTS:
@@ -74,7 +68,7 @@ def literal(value: bytes | None, oid: int, form: int) -> str:
 def _literal(value: bytes | None, oid: int, form: int) -> str:
     if value is None:
         return "NULL"
-    kind = _DUCKDB.get(oid, "BIGINT")
+    kind = TYPES[oid][1] if oid in TYPES else "bigint"
     if oid in _TEXTS or not form:
         if oid == 3802 and form:  # Binary values of jsonb begin with a version.
             value = value[1:]

@@ -16,7 +16,7 @@ import threading
 
 from persist.core.closing import Closes
 from persist.core.errors import InvalidUsage, PersistError
-from persist.services.serve.messages import is_loopback, listening
+from persist.services.serve.messages import check_strangers, join_host_port, listening
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.backend import Backend
 from persist.services.serve.postgres.catalog import Session
@@ -64,11 +64,7 @@ class PostgresServer(Closes):
         Raises:
             InvalidUsage: the address or the certificate does not fit.
         """
-        if not is_loopback(host) and token is None and not insecure:
-            raise InvalidUsage(
-                f"{host}:{port} can be reached by other machines, and without a token everybody there could read "
-                "everything."
-            ).with_remedy("Give a token, or {insecure:option:True} if that is meant.")
+        check_strangers(join_host_port(host, port), host, token, insecure=insecure)
         self.backend = backend
         self.may_write = may_write
         self.slow_s = slow_s
@@ -82,8 +78,7 @@ class PostgresServer(Closes):
         self._is_closed = False
         self._listener = listening(host, port)
         self._listener.settimeout(1.0)
-        url_host = f"[{host}]" if ":" in host else host
-        self.url = f"postgresql://{url_host}:{self._listener.getsockname()[1]}/latest"
+        self.url = f"postgresql://{join_host_port(host, self._listener.getsockname()[1])}/latest"
         self._thread = threading.Thread(target=self._accept, name="persist-postgres", daemon=True)
         self._thread.start()
 
@@ -198,7 +193,7 @@ class _Client:
         except ProtocolViolation as violation:
             self._farewell(Failure("08P01", f"protocol violation: {violation}"))
         except (Failure, PersistError, MemoryError, RecursionError) as error:
-            self._farewell(to_failure(error))
+            self._farewell(to_failure(error, self._server.backend.url))
 
     def _farewell(self, failure: Failure) -> None:
         self._connection.send(wire.error(failure, "FATAL"))

@@ -15,7 +15,6 @@ from the first change on. A change waits for the message after it: if that is `S
 """
 
 import contextlib
-import logging
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +22,6 @@ from collections.abc import Callable, Iterator, Mapping
 import pyarrow as pa
 
 from persist.compute.query import QueryResult
-from persist.core.errors import PersistError
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.answers import (
     Answer,
@@ -62,8 +60,6 @@ from persist.services.serve.postgres.statements import (
 )
 from persist.services.serve.postgres.values import describe_column
 from persist.services.serve.postgres.wire import Column, Failure, ProtocolViolation, Reader
-
-logger = logging.getLogger(__name__)
 
 PREPARED_MAX = 1_000
 PORTALS_MAX = 50
@@ -168,15 +164,13 @@ class SessionOfClient:
         except (ProtocolViolation, OSError):
             raise
         except Exception as error:
-            if not isinstance(error, (Failure, PersistError, pa.ArrowException)):
-                logger.exception("A statement of a Postgres client failed.")
             self._fail(error)
             self._skips = kind not in (b"Q", b"S")
         if kind in (b"Q", b"S"):
             self._sync()
 
     def _fail(self, error: Exception) -> None:
-        failure = Failure("57014", self._cancelled) if self._cancelled else to_failure(error)
+        failure = Failure("57014", self._cancelled) if self._cancelled else to_failure(error, self._backend.url)
         if failure.position is None:
             failure.position = find_position(error, self._text)
         self._waiting = None

@@ -176,16 +176,8 @@ def copy_text_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: boo
 
 
 def _escaped(values: pa.Array, separator: str) -> pa.Array:
-    for character, escape in (
-        ("\\", "\\\\"),
-        ("\n", "\\n"),
-        ("\r", "\\r"),
-        ("\t", "\\t"),
-        ("\b", "\\b"),
-        ("\f", "\\f"),
-    ):
-        values = pc.replace_substring(values, character, escape)
-    values = pc.replace_substring(values, "\v", "\\v")
+    for character, letter in zip("\\\n\r\t\b\f\v", "\\nrtbfv", strict=True):
+        values = pc.replace_substring(values, character, "\\" + letter)
     return values if separator == "\t" else pc.replace_substring(values, separator, "\\" + separator)
 
 

@@ -84,18 +84,20 @@ def command_complete(tag: str) -> bytes:
 
 def error(failure: Failure, severity: str = "ERROR") -> bytes:
     """Return the message of an error; severity FATAL ends the connection."""
-    fields = [(b"S", severity), (b"V", severity), (b"C", failure.code), (b"M", failure.text)]
-    if failure.hint:
-        fields.append((b"H", failure.hint))
+    fields = [(b"H", failure.hint)] if failure.hint else []
     if failure.position is not None:
         fields.append((b"P", str(failure.position)))
-    return message(b"E", b"".join(name + text(value) for name, value in fields) + b"\0")
+    return _report(b"E", severity, failure.code, failure.text, fields)
 
 
 def notice(code: str, value: str) -> bytes:
     """Return the message of a warning."""
-    fields = [(b"S", "WARNING"), (b"V", "WARNING"), (b"C", code), (b"M", value)]
-    return message(b"N", b"".join(name + text(value) for name, value in fields) + b"\0")
+    return _report(b"N", "WARNING", code, value)
+
+
+def _report(kind: bytes, severity: str, code: str, value: str, more: Sequence[tuple[bytes, str]] = ()) -> bytes:
+    fields = [(b"S", severity), (b"V", severity), (b"C", code), (b"M", value), *more]
+    return message(kind, b"".join(name + text(value) for name, value in fields) + b"\0")
 
 
 def row_description(columns: Sequence[Column], formats: Sequence[int]) -> bytes:

@@ -162,6 +162,13 @@ def test_a_subscription_streams_contents_and_changes(served: tuple[persist.Clien
 ENDLESS = "VIEW endless AS WITH RECURSIVE r(n) AS (SELECT id FROM orders UNION SELECT n + 1 FROM r) SELECT n FROM r"
 
 
+def test_no_error_shows_where_the_location_is(served: tuple[persist.Client, Servers]) -> None:
+    client, servers = served
+    with connect(servers, autocommit=True) as connection, pytest.raises(psycopg.Error, match="the location") as caught:
+        connection.execute("SUBSCRIBE TO nope")
+    assert client.url not in str(caught.value)
+
+
 def test_what_runs_long_is_cancelled(served: tuple[persist.Client, Servers]) -> None:
     client, servers = served
     with connect(servers, autocommit=True) as connection:
@@ -397,6 +404,7 @@ def test_a_statement_ends_at_its_timeout(served: tuple[persist.Client, Servers])
         for sql in (slow, f"UPDATE orders SET amount = ({slow})", "SUBSCRIBE TO orders", f"{slow}; SELECT 1"):
             with pytest.raises(psycopg.errors.QueryCanceled, match="due to statement timeout"):
                 connection.execute(sql)
+    with connect(served[1], autocommit=True) as connection:
         connection.execute("SET statement_timeout = '1min'")
         assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2,)
         assert state_of(lambda: connection.execute("SET statement_timeout = 'soon'")) == "22023"
