@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -69,13 +70,16 @@ def test_a_token_of_an_older_release_stands_for_the_same_data(name: str, tmp_pat
         assert written.snapshot().to_arrow() == before
 
 
-def objects(location: Path) -> Iterator[dict[str, Any]]:
-    """Yield every JSON object within every stored object of a location, and these themselves."""
+@cache
+def objects(location: Path) -> list[dict[str, Any]]:
+    """Return every JSON object within every stored object of a location, and these themselves."""
     blob = FileBlob(location)
+    found: list[dict[str, Any]] = []
     for entry in blob.list(""):
         if not entry.key.startswith(("part/", "gc/")) or ARCHIVE.fullmatch(entry.key):
             for line in (blob.get(entry.key) or b"").splitlines():  # Only pages of a directory have several.
-                yield from _within(json.loads(line))
+                found += _within(json.loads(line))
+    return found
 
 
 def _within(value: Any) -> Iterator[dict[str, Any]]:

@@ -190,7 +190,7 @@ def check_within(calls: list[Call], place: Place) -> None:
                 assert STORED_KEY.fullmatch(key.removeprefix(base)), key
 
 
-def test_who_may_only_read_the_bucket_reads_in_any_mode_and_is_told_when_writing(
+def test_who_may_only_read_reads_in_any_mode_and_a_writer_replaces_no_record(
     gate: Gate, s3_options: dict[str, Any]
 ) -> None:
     place = Place(gate, s3_options)
@@ -202,12 +202,6 @@ def test_who_may_only_read_the_bucket_reads_in_any_mode_and_is_told_when_writing
         with pytest.raises(persist.InvalidUsage, match=r"AccessDenied.*s3:PutObject"):
             orders.seal(9).result()
     assert {call.method for call in gate.refused} == {"PUT"}
-
-
-def test_a_writer_without_the_right_to_replace_cannot_replace_a_record(gate: Gate, s3_options: dict[str, Any]) -> None:
-    place = Place(gate, s3_options)
-    with persist.open(place.url, storage_options=place.options("WRITER")) as client:
-        fill(client)
     bucket = S3Blob(place.bucket, place.prefix, place.options("WRITER"))
     record = bucket.get("log/" + "0" * 20)
     for attempt in (bucket.set, lambda key, _: bucket.delete(key)):

@@ -73,14 +73,6 @@ class Dependent:
         return self.contents.id
 
 
-@dataclass(frozen=True, slots=True)
-class Redefinition:
-    """The next definition of a view: submit the steps, with the names, as one commit."""
-
-    steps: tuple[Step, ...]
-    names: Mapping[str, str]
-
-
 def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool = False) -> list[CollectionHandle]:
     """Return the views that depend on a collection, directly or not.
 
@@ -95,8 +87,10 @@ def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool
     return [view for view in dependents if with_groups or find_owner(view.name) is None]
 
 
-def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefinition | None:
-    """Return the steps that give a view another query; None if it means what the view's own means already.
+def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple[list[Step], dict[str, str]] | None:
+    """Return the steps of the commit that gives a view another query, and names for errors, by id.
+
+    None if the query has the meaning of the present one.
 
     Raises:
         InvalidUsage: the query cannot replace the view's own; the message has the reason.
@@ -130,7 +124,7 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> Redefiniti
     names = {dependent.id: dependent.name for dependent in every}
     for dependent in every:
         names |= {id_: catalog.by_id(id_).name for id_ in (*inputs[dependent.id], *dependent.definition.inputs)}
-    return Redefinition(tuple(steps), names)
+    return steps, names
 
 
 def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent:

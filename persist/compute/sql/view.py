@@ -224,7 +224,7 @@ class LiveView:
             self._refresh_all()
             change = redefinition(self.engine, self.handle, sql)
             if change is not None:
-                self.engine.submit("redefine", change.steps, dict(change.names)).result()
+                self.engine.submit("redefine", *change).result()
             return change is not None
 
         conflicts = (UpperMismatch, HoldMoved, SchemaMoved)

@@ -16,6 +16,7 @@ import pytest
 from persist.blob.errors import Indeterminate, InvalidUsage, StoreMisconfigured, Throttled, Unavailable
 from persist.blob.stores.s3 import S3Blob
 from persist.blob.url import open_blob
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.servers.fake_s3 import FakeS3, Trouble, fake_s3
 from tests.support.servers.fixtures import put_object
@@ -287,7 +288,7 @@ def test_missing_credentials_are_named_at_the_first_request(tmp_path: Path) -> N
     )
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "AWS_EC2_METADATA_DISABLED": "true"}
     done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+        [*forked_python(), "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
     lines = done.stdout.splitlines()
     assert len(lines) == 3, done

@@ -100,6 +100,7 @@ def shop() -> Iterator[persist.Client]:
         yield client
 
 
+@pytest.mark.thorough(except_every=5)  # The first tier has each name and each statement.
 @pytest.mark.parametrize(
     ("table", "name"),
     [

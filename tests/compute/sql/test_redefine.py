@@ -297,7 +297,7 @@ def _submit_late(view: View, other: View) -> None:
     found = redefinition(view.handle.engine, view.handle, SUMS + " HAVING sum(n) > 3")
     assert found is not None
     other.redefine(LARGE)
-    view.handle.engine.submit("redefine", found.steps, dict(found.names)).result()
+    view.handle.engine.submit("redefine", *found).result()
 
 
 QUERIES = [

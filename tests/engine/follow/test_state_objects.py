@@ -65,6 +65,7 @@ def ordered(contents: CollectionState) -> bytes:
     return msgspec.json.encode(contents)
 
 
+@pytest.mark.thorough(except_every=5)
 @pytest.mark.parametrize("seed", range(20))
 def test_levels_of_any_states_make_the_last_one_with_all_its_maps_in_order(seed: int) -> None:
     chosen = random.Random(seed)

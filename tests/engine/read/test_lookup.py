@@ -308,6 +308,7 @@ def test_a_lookup_takes_anything_arrow_and_answers_each_key_once(client: persist
     assert pa.table(found).to_pylist() == [{"k": 1, "v": 1}, {"k": 2, "v": 2}]
 
 
+@pytest.mark.thorough(except_every=3)
 @pytest.mark.parametrize("kind", [pa.int64(), pa.uint8(), pa.string(), pa.float64()])
 @pytest.mark.parametrize("columns", [None, ["v"], ["v", "k"], ["k"]])
 @pytest.mark.parametrize("null", [False, True])

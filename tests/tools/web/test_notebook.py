@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 import persist
 from persist import slider
+from tests.support.forks import forked_python
 from tests.support.paths import ROOT
 from tests.support.stepped import WAIT_S
 from tests.tools.web.browser import browser, find_chromium
@@ -28,7 +28,7 @@ def client(tmp_path: Path) -> Iterator[persist.Client]:
 
 def test_a_slider_needs_no_package_of_the_page() -> None:
     code = "import sys; sys.modules['uvicorn'] = None; from persist import slider"
-    assert not subprocess.run([sys.executable, "-c", code], check=False, timeout=WAIT_S).returncode
+    assert not subprocess.run([*forked_python(), "-c", code], check=False, timeout=WAIT_S).returncode
 
 
 def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) -> None:
@@ -81,7 +81,7 @@ def test_a_collection_of_a_notebook_with_the_extension_is_a_slider_that_looks_ag
         "    found = [shell.display_formatter.format(each)[0] for each in (client.load('orders'), view)]\n"
         "    print(json.dumps([sorted(each) for each in (before, *found)]))\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    done = subprocess.run([*forked_python(), "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     before, *found = json.loads(done.stdout)
     assert before == ["text/html", "text/plain"]
@@ -97,7 +97,7 @@ def test_without_the_package_the_extra_is_named(client: persist.Client) -> None:
         "    try: slider(client.create_or_load('a', key={'k': int}))\n"
         "    except persist.InvalidUsage as error: print(error)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = subprocess.run([*forked_python(), "-c", code], capture_output=True, text=True)
     assert "pip install 'anywidget>=0.9'" in done.stdout, done.stderr
 
 
@@ -117,7 +117,7 @@ for cell in json.load(open(sys.argv[1]))["cells"]:
 
 def test_each_cell_of_the_example_runs(tmp_path: Path) -> None:
     path = ROOT / "examples" / "through_time.ipynb"
-    done = subprocess.run([sys.executable, "-c", RUN, str(path)], cwd=tmp_path, capture_output=True, text=True)
+    done = subprocess.run([*forked_python(), "-c", RUN, str(path)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     found = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert found[0] == "Collection"
