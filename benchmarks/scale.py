@@ -1,6 +1,6 @@
 """What an operation costs as that grows which it does not touch: `python -m benchmarks.scale`.
 
-    python -m benchmarks.scale [--parts N …] [--collections N …] [--plot FILE]
+    python -m benchmarks.scale [--parts N …] [--collections N …] [--plot FILE] | --spark
 
 Collections of very many parts are made up: descriptors without blobs, of one keyframe whose parts follow each other in
 key, and 50 parts of history. Locations of very many collections are made up, too: pages of a directory, whose entries
@@ -299,8 +299,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--parts", type=int, nargs="+", default=PARTS, help="sizes of a collection")
     parser.add_argument("--collections", type=int, nargs="+", default=COLLECTIONS, help="sizes of a location")
+    parser.add_argument("--spark", action="store_true", help="only the driver of Spark, for 10¹⁰ rows in 10⁵ parts")
     parser.add_argument("--plot", metavar="FILE", help="draw the curves, as an image")
     options = parser.parse_args()
+    if options.spark:
+        from benchmarks import spark_scale
+
+        return spark_scale.main()
     curves = []
     for what, sizes, measure in (
         ("parts", options.parts, of_parts),

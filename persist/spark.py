@@ -7,10 +7,8 @@ The functions here register the source with their session, and so does `register
 
 - `snapshot`, `changes`, `location`, `explain`: DataFrames by Spark's own Parquet scan where it can be used
 - `as_of_join`: rows with the contents of their keys at the times of the rows
-- `create_views`, `register`: names for collections in SQL
-- `columns_used`, `pruned`: the columns that a query needs, because Spark passes none to a Python data source
+- `catalog`: collections as tables of Spark SQL
 - `write`, `foreach_batch_writer`: DataFrames ranged and sorted by key; many collections from one streaming query
-- `sql`: queries whose tables may have times of their own; UPDATE, DELETE, INSERT and MERGE INTO as one commit
 - `delete`, `upsert`: retractions by condition or key; events by key, looked up on the driver or in tasks
 - `refresh`, `explain_refresh`, `run_program`: refreshes of views and dataflow programs by tasks
 - `compact`: maintenance by the tasks of a cluster
@@ -29,7 +27,6 @@ except ImportError as error:
 from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.connect.spark.catalog import catalog
 from persist.connect.spark.compacting import compact
-from persist.connect.spark.data_source.pruning import columns_used, pruned
 from persist.connect.spark.data_source.source import PersistDataSource, introduce, register
 from persist.connect.spark.read_functions.locations import (
     SparkLocation,
@@ -39,7 +36,6 @@ from persist.connect.spark.read_functions.locations import (
     location,
     snapshot,
 )
-from persist.connect.spark.read_functions.sql_views import create_views, sql
 from persist.connect.spark.refreshing import explain_refresh, refresh, run_program
 from persist.connect.spark.write_functions.dataframes import delete, write
 from persist.connect.spark.write_functions.foreach_batch import foreach_batch_writer
@@ -52,20 +48,16 @@ __all__ = [
     "as_of_join",
     "catalog",
     "changes",
-    "columns_used",
     "compact",
-    "create_views",
     "delete",
     "explain",
     "explain_refresh",
     "foreach_batch_writer",
     "location",
-    "pruned",
     "refresh",
     "register",
     "run_program",
     "snapshot",
-    "sql",
     "upsert",
     "write",
 ]

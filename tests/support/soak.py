@@ -17,6 +17,7 @@ KINDS = {
     "fuzz": "tests.rules.fuzz.soak",
     "sql": "tests.compute.sql.soak",
     "year": "tests.proofs.year.soak",
+    "cluster": "tests.connect.spark.soak",
 }
 
 

@@ -196,13 +196,6 @@ _TOKEN = re.compile(
 )
 _PATH = re.compile(rf"{_SKIPPED}|{_NAME}(?:\s*\.\s*{_NAME})*", re.DOTALL)
 _PART = re.compile(r'"((?:[^"]|"")+)"|`((?:[^`]|``)+)`|([^\s."`]+)')
-# What may follow a table and is no other name for it.
-_NO_ALIAS = re.compile(
-    r"anti|asof|cluster|cross|distribute|except|fetch|from|full|group|having|inner|intersect|join|lateral|left"
-    r"|limit|minus|natural|offset|on|order|pivot|positional|qualify|right|sample|select|semi|set|sort"
-    r"|tablesample|union|unpivot|using|when|where|window",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True)
@@ -219,13 +212,11 @@ class TimedTable:
         return InvalidUsage(f"{wanted!r} is not a collection, so it has no times{hint} the collections are {[*names]}")
 
 
-def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[str], str] | None = None) -> str:
+def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
     """Return a query whose tables with times have other names.
 
     Args:
-        named: the name of such a table, in quotes.
-        alias: quotes the last part of the name of a table, by which the rest of the query knows it, if it says no other
-            one; None if the new name ends with it.
+        named: the name of such a table, in quotes; it ends with the table's own.
 
     Raises:
         InvalidUsage: a time is neither a whole number nor text in quotes.
@@ -236,9 +227,7 @@ def with_times(sql: str, named: Callable[[TimedTable], str], alias: Callable[[st
             return match[0]
         if match["time"] is None:
             return _refused_or_kept(sql, match)
-        table = TimedTable(parts_of(match["table"]), _unquote(match["time"]))
-        is_known = alias is None or _has_alias(sql[match.end() :])
-        return named(table) + ("" if is_known or alias is None else f" AS {alias(table.parts[-1])}")
+        return named(TimedTable(parts_of(match["table"]), _unquote(match["time"])))
 
     return _TOKEN.sub(renamed, sql) if isinstance(sql, str) else sql
 
@@ -290,9 +279,3 @@ def _refused_or_kept(sql: str, match: re.Match[str]) -> str:
 
 def _unquote(text: str) -> int | str:
     return int(text) if text.isdecimal() else text[text.index("'") + 1 : -1].replace("''", "'")
-
-
-def _has_alias(rest: str) -> bool:
-    """Return whether a query goes on with another name for the table before it."""
-    following = re.match(rf"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*({_NAME})", rest, re.DOTALL)
-    return following is not None and _NO_ALIAS.fullmatch(following[1]) is None

@@ -31,7 +31,7 @@ from persist.compute.tasks.keyed_work import (
     commit_resolved,
     seal_done,
 )
-from persist.compute.tasks.planned_write import Target, check_times
+from persist.compute.tasks.planned_write import Target, check_times, log_written
 from persist.core.antichain import END, Antichain
 from persist.core.errors import (
     Conflict,
@@ -146,6 +146,8 @@ def _commit(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTim
 
     conflicts = (UpdateNotBeyondUpper, FrontierRegression)
     commit_with_retry(plan, action="write", clock=engine.clock, conflicts=conflicts, prepare=raise_if_late)
+    for share in shares:
+        log_written(share.target, share.parts)
 
 
 def _fit_events(engine: Engine, mark: Mark, shares: Sequence[Share], times: BatchTimes) -> int | None:

@@ -23,7 +23,7 @@ from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
-from persist.compute.tasks.planned_write import Target, check_times, digests_added, upload
+from persist.compute.tasks.planned_write import Target, check_times, digests_added, log_written, upload
 from persist.core.antichain import to_antichain, to_stored
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
@@ -304,6 +304,7 @@ def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any]
     except (InvalidUsage, Conflict):
         _discard(work.target, stored)
         raise
+    log_written(work.target, stored.everything)
     return True
 
 

@@ -9,6 +9,7 @@ user's or a new one: so a commit that is repeated after an unknown outcome is re
 deleted.
 """
 
+import logging
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,7 @@ from persist.engine.write.part_writer import PartWriter
 from persist.engine.write.retrying import commit_with_retry
 from persist.engine.write.write_options import WriteOptions, delete_digest, overwrite_digest
 
+logger = logging.getLogger(__name__)
 BUFFER_BYTES_MAX = 64 << 20
 
 
@@ -385,6 +387,7 @@ class PlannedWrite:
                 if self.seal is not None:
                     self._check_seal(max((part.time_max for part in parts), default=-1))
                     commit.add(handle, [handle.seal_step(self.seal)])
+        log_written(self.target, parts)
 
     def _check_seal(self, latest: int) -> None:
         assert self.seal is not None
@@ -393,6 +396,12 @@ class PlannedWrite:
                 f"seal={self.seal} is not beyond the data, whose latest time is {latest}: what is sealed to is "
                 f"complete, and this would be left out. Seal to {latest + 1} or later, or write without a seal."
             )
+
+
+def log_written(target: Target, parts: Sequence[Part]) -> None:
+    """Log the size of a write that has been committed."""
+    rows, gone, size = (sum(getattr(part, name) for part in parts) for name in ("rows", "negatives", "bytes"))
+    logger.info("wrote %r: %d parts, %d updates (%d retract), %d bytes", target.name, len(parts), rows, gone, size)
 
 
 def check_times(handle: CollectionHandle, parts: Sequence[Part], *, allow_future: bool) -> None:

@@ -41,12 +41,13 @@ from persist.api.client import open as open_client
 from persist.api.collection import Collection
 from persist.codecs.nested import quote_name
 from persist.codecs.types.schema import CollectionSchema
-from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.data_source.source import register
 from persist.connect.spark.data_source.writers import DataFrameWrite, present_time
 from persist.connect.spark.jar import find_jar
 from persist.connect.spark.options import WriteOptions, seen_by_all
 from persist.connect.spark.read_functions.locations import SparkLocation
-from persist.connect.spark.read_functions.store import unused
+from persist.connect.spark.read_functions.plans import read_extremes
+from persist.connect.spark.read_functions.store import local_frame, unused
 from persist.connect.spark.types import quoted, spark_schema, to_stored_schema
 from persist.connect.spark.uploads import ranged, upload_by_tasks
 from persist.connect.spark.write_functions.dataframes import write
@@ -123,7 +124,7 @@ def catalog(
             )
         spark.conf.set(f"spark.sql.catalog.{name}{option}", value)
     _STORAGE[place[".location"]] = dict(storage_options or {})
-    prepared(spark)
+    register(spark)
     register_planner(spark.sparkContext)
     return spark
 
@@ -212,6 +213,16 @@ class Planner:
             return opened.at.snapshot(
                 options["name"], as_of=options["as_of"], columns=columns, schema=options["version"]
             )
+
+    def extremes(self, options: Mapping[str, Any]) -> DataFrame | None:
+        """Return rows with the least and the greatest value of columns; None if they have to be read."""
+        with self._reading(options) as opened:
+            if options["as_of"] is None:
+                return None
+            reading: dict[str, Any] = {"columns": options["columns"], "schema": options["version"], "timeout_s": 0}
+            with engine_snapshot(opened.handle, options["as_of"], **reading) as contents:
+                extremes = read_extremes(contents.scan)
+        return None if extremes is None else local_frame(self._spark, extremes)
 
     def changes(self, options: Mapping[str, Any]) -> DataFrame:
         """Return the updates in a range of times, one row per record and time."""

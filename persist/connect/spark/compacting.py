@@ -33,7 +33,7 @@ from persist.compute.tasks.compaction_jobs import (
     grouped,
     result_bytes,
 )
-from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.data_source.source import register
 from persist.connect.spark.options import check_whole, seen_by_all
 from persist.connect.spark.workers import surfaced_errors
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
@@ -84,7 +84,7 @@ def compact(
     check_whole("partitions", partitions, 1, SLICES_MAX)
     if settings is not None and not isinstance(settings, Settings):
         raise InvalidUsage(f"settings={settings!r} is not a Settings: use persist.Settings(memory_budget=…)")
-    prepared(spark)
+    register(spark)
     # The engine of this call does no background work.
     settings = replace(settings or Settings(), background=False)
     with open_engine(where, storage_options, OpenOptions(settings=settings)) as engine:

@@ -12,7 +12,6 @@ are the columns of rows. A batch usually means rows, but a stream rarely does, s
 
 import json
 import os
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -33,7 +32,6 @@ STORAGE = "storage."
 COUNT_MAX = 2**62
 PARTITIONS_MAX = 100_000
 OF_TIMES = ("changes", "transitions", "upserts")
-TABLE_PROPERTIES = ("comment", "external", "is_managed_location", "location", "owner", "provider")
 SPARKS_OWN = ("checkpointlocation", "queryname")  # Spark passes them on to what a stream is written by.
 
 
@@ -183,13 +181,6 @@ OPTIONS = (
 )  # fmt: skip
 
 
-_OF_TABLES = (
-    "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use CREATE TEMPORARY "
-    "VIEW … USING persist OPTIONS (…), or SELECT … FROM t WITH (path = …, collection = …), or a source that has them: "
-    'persist.spark.register(spark, "orders", location=…, collection="orders").'
-)
-
-
 def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, str], dict[str, str]]:
     """Split options into the location, options of the store, and options of some uses.
 
@@ -199,21 +190,18 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
         InvalidUsage: an option is unknown, or the location or the collection is missing.
     """
     lower = {name.lower(): text for name, text in given.items()}
-    is_table = "provider" in lower
-    lower = _without_table(lower)
+    if "provider" in lower:
+        raise InvalidUsage(
+            "Spark does not pass on the options of a table that was made by CREATE TABLE … USING persist: use a table "
+            "of the catalog, as of persist.spark.catalog, or CREATE TEMPORARY VIEW … USING persist OPTIONS (…)"
+        )
     location = lower.pop("path", None)
-    if location is not None and re.match("file:/(?!/)", location):
-        location = location.replace("file:", "file://", 1)  # How Hadoop writes the path of a table.
     storage = {name.removeprefix(STORAGE): text for name, text in lower.items() if name.startswith(STORAGE)}
     ours = lower.keys() - (SPARKS_OWN if "streaming write" in uses else ())
     options = {name: text for name, text in lower.items() if name in ours and not name.startswith(STORAGE)}
     _check_known(options, uses)
-    if is_table and not (location and options.get("collection")):
-        raise InvalidUsage(
-            f"CREATE TABLE … USING persist needs OPTIONS (path '…', collection '…'), and no LOCATION. {_OF_TABLES}"
-        )
     if not location:
-        raise InvalidUsage(f'no location was given: use .load("s3://bucket/prefix") or .save("/folder"). {_OF_TABLES}')
+        raise InvalidUsage('no location was given: use .load("s3://bucket/prefix") or .save("/folder")')
     if not options.get("collection"):
         raise InvalidUsage('no collection was given: use .option("collection", "name")')
     return seen_by_all(location), storage, options
@@ -274,15 +262,6 @@ def seen_by_all(location: str | os.PathLike[str]) -> str:
         )
     text = os.fspath(location)
     return text if "://" in text else os.path.abspath(os.path.expanduser(text))
-
-
-def _without_table(options: dict[str, str]) -> dict[str, str]:
-    """Return options without the table properties that Spark adds for CREATE TABLE … USING persist."""
-    if "provider" not in options:
-        return options
-    return {
-        name: text for name, text in options.items() if name not in TABLE_PROPERTIES and not name.startswith("option.")
-    }
 
 
 @dataclass(frozen=True)

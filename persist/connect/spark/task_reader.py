@@ -4,12 +4,15 @@ Slices are planned on the driver, and each travels with its task. They name immu
 or again, reads the same.
 """
 
+import pickle
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql.datasource import InputPartition
 from pyspark.sql.types import StructType, TimestampType
 
 from persist.compute.index import FoundByIndex
@@ -17,7 +20,6 @@ from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.types import as_spark_expects
 from persist.connect.spark.workers import surfaced_errors, tell
 from persist.core.errors import InvalidUsage
-from persist.core.settings import Storage
 from persist.core.timeline import read_timeline
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
 from persist.engine.read.merging import Form, read_snapshot, repeated
@@ -28,39 +30,49 @@ from persist.engine.read.results.result import BATCH_ROWS_MAX
 What = Literal["all", "changes"]
 
 
-@dataclass(frozen=True)
-class SliceReader:
-    """Reads one slice, in a task.
+@dataclass
+class Slice(InputPartition):
+    """The input of one task. It travels compressed, because the descriptors of parts hold keys.
 
     Attributes:
-        what: "all" for contents, "changes" for updates.
-        schema: of the result.
         events: makes rows by key from the updates; None for rows as they are stored.
         as_of: the time that a stream shows contents at; None if they have none.
     """
 
-    address: CollectionAddress
     scan: Scan | FoundByIndex
-    form: Form
-    what: What
-    schema: StructType
+    address: CollectionAddress
     events: Transitions | UpsertEvents | None = None
     as_of: int | None = None
 
-    def rows(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows, as Spark expects them."""
+    def __post_init__(self) -> None:
+        super().__init__(None)
+
+    def __getstate__(self) -> bytes:
+        return zlib.compress(pickle.dumps(self.__dict__), 1)
+
+    def __setstate__(self, packed: bytes) -> None:
+        self.__dict__.update(pickle.loads(zlib.decompress(packed)))  # noqa: S301  # The driver has made it.
+
+    def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
+        """Yield the rows in a task, as Spark expects them.
+
+        Args:
+            what: "all" for contents, "changes" for updates.
+        """
         with surfaced_errors(), self.address.opened() as storage:
             rows = 0
-            for table in self._tables(self.scan, PartReader(storage.blob)):
+            for table in self._tables(form, what, PartReader(storage.blob)):
                 rows += len(table)
-                table = as_spark_expects(self._with_moments(table), self.schema)
+                table = as_spark_expects(self._with_moments(table, schema), schema)
                 yield from table.to_batches(max_chunksize=BATCH_ROWS_MAX)
-            self._log(rows, storage)
+            gets, parts = storage.metered.counts()["get"], len(self.scan.all_parts)
+            message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
+            tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
 
-    def _with_moments(self, table: pa.Table) -> pa.Table:
+    def _with_moments(self, table: pa.Table, schema: StructType) -> pa.Table:
         """Return a table with `_time` as moments, if that is how the schema has it."""
-        has_moments = "_time" in table.column_names and "_time" in self.schema.names
-        if not has_moments or not isinstance(self.schema["_time"].dataType, TimestampType):
+        has_moments = "_time" in table.column_names and "_time" in schema.names
+        if not has_moments or not isinstance(schema["_time"].dataType, TimestampType):
             return table
         timeline = read_timeline(self.scan.schema)
         if timeline is None:
@@ -70,27 +82,22 @@ class SliceReader:
             )
         return with_moments(table, timeline)
 
-    def _log(self, rows: int, storage: Storage) -> None:
-        gets = storage.metered.counts()["get"]
-        parts = len(self.scan.all_parts)
-        message = "read a slice of %s: %d rows, %d parts, %d bytes in %d requests"
-        tell(message, self.address.collection, rows, parts, gets.bytes, gets.requests)
-
-    def _tables(self, scan: Scan | FoundByIndex, reader: PartReader) -> Iterator[pa.Table]:
+    def _tables(self, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
+        scan = self.scan
         if isinstance(scan, FoundByIndex):
-            return scan.tables(self.form, reader)
+            return scan.tables(form, reader)
         if self.events is None:
-            return self._as_stored(scan, reader)
+            return self._as_stored(scan, form, what, reader)
         # One table, since an event needs all updates of its key.
-        stored = [*self._as_stored(scan, reader)]
+        stored = [*self._as_stored(scan, form, what, reader)]
         return iter([self.events.of(pa.concat_tables(stored) if stored else scan.schema.arrow.empty_table())])
 
-    def _as_stored(self, scan: Scan, reader: PartReader) -> Iterator[pa.Table]:
-        if self.what == "changes":
+    def _as_stored(self, scan: Scan, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
+        if what == "changes":
             updates = read_changes(scan, reader)
-            return iter([updates]) if self.form == "diff" else repeated(_insertions(updates), scan)
-        contents = read_snapshot(scan, self.form, reader)
-        if self.as_of is None or self.form == "rows":
+            return iter([updates]) if form == "diff" else repeated(_insertions(updates), scan)
+        contents = read_snapshot(scan, form, reader)
+        if self.as_of is None or form == "rows":
             return contents
         return (with_time_column(table, self.as_of, scan) for table in contents)
 

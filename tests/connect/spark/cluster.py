@@ -7,6 +7,7 @@ process can have one Spark, and the one of the tests' own is local. Whatever is 
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import sysconfig
 import time
 import venv
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -167,31 +168,73 @@ class Cluster:
         self._daemons.kill(name)
         os.kill(line[-2], signal.SIGKILL)
 
+    def kill_some(self, kind: str, random_: random.Random) -> int:
+        """Kill a worker with its executors, an executor, or a Python process of tasks; return how many there were."""
+        host = random_.choice(sorted(self._workers))
+        name, worker = self._workers[host]
+        executors = _children(worker)
+        if kind == "worker":
+            del self._workers[host]
+            self._daemons.kill(name)
+            victims = executors
+        elif kind == "executor":
+            victims = executors
+        else:
+            victims = [child for executor in executors for daemon in _children(executor) for child in _children(daemon)]
+        for pid in victims:
+            with suppress(ProcessLookupError):  # It has ended meanwhile.
+                os.kill(pid, signal.SIGKILL)
+        return len(victims) if kind != "worker" else 1
+
     def close(self) -> None:
         """End all processes: a worker ends its executors."""
         self._daemons.close()
+
+
+class DriverEnded(Exception):
+    """The driver's process has ended before it answered."""
 
 
 class Driver:
     """A process that runs functions of `cluster_driver.py`, one at a time."""
 
     def __init__(self, python: Path, environ: dict[str, str], folder: Path, master: str) -> None:
-        with (folder / "driver.log").open("ab") as log:
+        self._command = [str(python), "-W", "ignore", str(DRIVER), master, JAVA_OPTIONS]
+        self._environ, self._folder = environ, folder
+        self._start()
+
+    def _start(self) -> None:
+        with (self._folder / "driver.log").open("ab") as log:
             self._process = subprocess.Popen(
-                [str(python), "-W", "ignore", str(DRIVER), master, JAVA_OPTIONS],
+                self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env=environ,
-                cwd=folder,
+                env=self._environ,
+                cwd=self._folder,
                 text=True,
             )
+
+    def kill(self) -> None:
+        """Kill it, and the JVM that it has started."""
+        for pid in [*_children(self._process.pid), self._process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Start another process in place of one that was killed."""
+        self.kill()
+        self._start()
 
     def ask(self, function: str, **arguments: Any) -> Callable[[], Any]:
         """Have a function called; return what waits for its result."""
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps([function, arguments]) + "\n")
-        self._process.stdin.flush()
+        try:
+            self._process.stdin.write(json.dumps([function, arguments]) + "\n")
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise DriverEnded from error
         return self._answer
 
     def call(self, function: str, **arguments: Any) -> Any:
@@ -209,7 +252,8 @@ class Driver:
     def _answer(self) -> Any:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        assert line, "the driver ended: see driver.log"
+        if not line:
+            raise DriverEnded("see driver.log")
         kind, result = json.loads(line)
         assert kind == "returned", result
         return result
@@ -260,6 +304,14 @@ def running_driver(folder: Path, python: Path, master: str) -> Iterator[Driver]:
         yield driver
     finally:
         driver.close()
+
+
+def _children(pid: int) -> list[int]:
+    """Return the processes that a process has started and that still run."""
+    threads = Path(f"/proc/{pid}/task").glob("*/children")
+    with suppress(FileNotFoundError, ProcessLookupError):
+        return [int(child) for thread in threads for child in thread.read_text().split()]
+    return []
 
 
 def _parent(pid: int) -> int:

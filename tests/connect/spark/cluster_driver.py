@@ -162,10 +162,25 @@ def where(spark: SparkSession) -> list[str]:
     return sorted({persist.__file__, *(row["file"] for row in rows)})
 
 
-def write(spark: SparkSession, location: str, storage: Storage, *, start: int, end: int, at: int) -> None:
+def write(
+    spark: SparkSession, location: str, storage: Storage, *, start: int, end: int, at: int, token: str | None = None
+) -> None:
     """Write records at a time, ranged by key, and seal it."""
     frame = updates(spark, start, end, at, 4)
-    persist.spark.write(frame, location, "c", seal=at + 1, storage_options=storage)
+    persist.spark.write(frame, location, "c", seal=at + 1, token=token, storage_options=storage)
+
+
+def overwrite(
+    spark: SparkSession, location: str, storage: Storage, *, start: int, end: int, at: int, token: str
+) -> None:
+    """Make the contents equal to some records."""
+    frame = updates(spark, start, end, at, 4).drop("_time", "_diff")
+    persist.spark.write(frame, location, "c", mode="overwrite", time=at, token=token, storage_options=storage)
+
+
+def delete(spark: SparkSession, location: str, storage: Storage, *, condition: str, at: int, token: str) -> None:
+    """Delete the records that fulfil a condition."""
+    persist.spark.delete(spark, location, "c", condition, time=at, token=token, storage_options=storage)
 
 
 def write_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str, at: int) -> None:
@@ -193,9 +208,9 @@ def route(spark: SparkSession, location: str, storage: Storage) -> str:
 
 
 def query(spark: SparkSession, location: str, storage: Storage, sql: str) -> list[list[Any]]:
-    """Return what a query of the views of a location gives."""
-    persist.spark.create_views(spark, location, storage_options=storage)
-    return [list(row) for row in spark.sql(sql).collect()]
+    """Return what a query of the contents of the collection gives."""
+    contents = persist.spark.snapshot(spark, location, "c", storage_options=storage)
+    return [list(row) for row in spark.sql(sql, c=contents).collect()]
 
 
 def read_stalling(spark: SparkSession, location: str, storage: Storage, *, folder: str) -> list[list[Any]]:
@@ -253,6 +268,8 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
     for each in (
         where,
         write,
+        overwrite,
+        delete,
         write_stalling,
         read,
         snapshot,

@@ -1,10 +1,15 @@
 """Collections as tables of Spark SQL: names, times, changes, statements, and who comes first."""
 
+import logging
+import os
+import subprocess
+import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyspark
 import pytest
 from pyspark.errors import AnalysisException
 from pyspark.sql import SparkSession
@@ -12,7 +17,7 @@ from pyspark.sql import SparkSession
 import persist
 import persist.spark
 from persist.connect.spark import jar
-from persist.connect.spark.catalog import Planner
+from persist.connect.spark.catalog import CATALOG, EXTENSIONS, Planner
 from persist.errors import InvalidUsage
 
 pytestmark = [
@@ -63,6 +68,8 @@ def test_namespaces_and_tables_are_listed(shop: SparkSession, place: str) -> Non
     assert [row[:2] for row in rows(shop, "SHOW TABLES IN shop")] == [("", "orders")]
     assert [row[:2] for row in rows(shop, "SHOW TABLES IN shop.eu")] == [("eu", "orders")]
     assert rows(shop, "SELECT count(*) FROM shop.eu.west.orders") == [(2,)]
+    shop.sql("CREATE NAMESPACE IF NOT EXISTS shop.us")
+    assert rows(shop, "SHOW TABLES IN shop.us") == []
 
 
 def test_a_table_is_read_as_of_versions_and_tags(shop: SparkSession, place: str) -> None:
@@ -225,7 +232,7 @@ def test_rule_6_a_statement_is_refused_if_another_writer_came_first(shop: SparkS
         ("CREATE OR REPLACE TABLE shop.orders USING persist AS SELECT 1 AS id", "keeps its history"),
         ("INSERT INTO shop.orders REPLACE WHERE id = 1D VALUES (1, 'x')", "as DOUBLE"),
         ("SELECT * FROM shop.orders CHANGES FROM VERSION 10 WITH (computeUpdates = 'true')", "not paired"),
-        ("CREATE NAMESPACE shop.eu", "as soon as it has a table"),
+        ("UNCACHE TABLE shop.orders", "CLEAR CACHE frees"),
         ("ALTER TABLE shop.orders ADD COLUMN x INT FIRST", "leave out FIRST"),
         ("INSERT INTO shop.orders WITH ('colour' = 'red') VALUES (1, 'x')", "colour"),
     ],
@@ -294,3 +301,85 @@ def test_counting_reads_no_part(shop: SparkSession, place: str) -> None:
     assert query.collect()[0].n == 50_000
     assert "FileScan" not in plan
     assert "Range" in plan
+    extremes = shop.sql("SELECT max(id) AS most, min(id) FROM shop.wide")
+    assert "FileScan" not in extremes._jdf.queryExecution().executedPlan().toString()
+    assert [tuple(row) for row in extremes.collect()] == [(49_999, 0)]
+    assert rows(shop, "SELECT max(id), count(*) FROM shop.wide WHERE id < 9") == [(8, 9)]
+    with persist.open(place) as client:
+        client.load("wide").write(pa.table({"id": [49_999], "_time": [1], "_diff": [-1]}), seal=2).result()
+    assert rows(shop, "SELECT max(id), min(id) FROM shop.wide") == [(49_998, 0)]
+
+
+def test_keyed_collections_are_tables_whose_inserts_are_events(shop: SparkSession, place: str) -> None:
+    with persist.open(place) as client:
+        keyed = persist.Keyed(tombstone="gone")
+        value = {"name": pa.string(), "gone": pa.bool_()}
+        client.create_or_load("a{b}`", key={"id": pa.int64()}, value=value, keyed=keyed)
+    shop.sql("INSERT INTO shop.`a{b}``` VALUES (1, 'ada', false), (2, 'bob', false)")
+    shop.sql("INSERT INTO shop.`a{b}``` VALUES (1, 'Ada', false), (2, NULL, true)")
+    assert rows(shop, "SELECT id, name FROM shop.`a{b}``` WHERE name <> '{x}'") == [(1, "Ada")]
+    assert contents(place, "a{b}`") == [(1, "Ada", False)]
+
+
+def test_reads_and_writes_are_logged_with_their_sizes(
+    shop: SparkSession, place: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_orders(place)
+    with caplog.at_level(logging.INFO, "persist"):
+        shop.sql("UPDATE shop.orders SET status = 'sent' WHERE id = 1")
+    lines = [record.getMessage() for record in caplog.records]
+    assert any(line.startswith("reads 'orders' as of 11 by ") and "parts pruned: none" in line for line in lines), lines
+    assert any(line.startswith("wrote 'orders': 1 parts, 2 updates (1 retract), ") for line in lines), lines
+
+
+SCRIPT = """
+CREATE TABLE persist.shop.orders (id BIGINT, status STRING, PRIMARY KEY (id)) USING persist
+  TBLPROPERTIES (timeline = 'ms');
+INSERT INTO persist.shop.orders WITH ('time' = '2026-11-20T12:00:00Z', 'seal' = '2026-11-21T00:00:00Z')
+  VALUES (1, 'new'), (2, 'new');
+MERGE INTO persist.shop.orders t USING (SELECT * FROM VALUES (2, 'paid'), (3, 'new') AS v(id, status)) s ON t.id = s.id
+  WHEN MATCHED THEN UPDATE SET * WHEN NOT MATCHED THEN INSERT *;
+SELECT concat('now ', id, ' ', status) FROM persist.shop.orders ORDER BY id;
+SELECT concat('then ', id, ' ', status) FROM persist.shop.orders TIMESTAMP AS OF '2026-11-20 13:00:00'
+  ORDER BY id;
+SELECT concat('change ', id, ' ', status, ' ', _change_type) FROM persist.shop.orders
+  CHANGES FROM TIMESTAMP '2026-11-21 00:00:00' ORDER BY id, _change_type;
+"""
+
+
+@pytest.mark.thorough
+def test_a_script_of_spark_sql_creates_merges_travels_and_follows(place: str, tmp_path: Path) -> None:
+    (tmp_path / "script.sql").write_text(SCRIPT)
+    conf = {
+        "spark.sql.extensions": EXTENSIONS,
+        "spark.sql.catalog.persist": CATALOG,
+        "spark.sql.catalog.persist.location": place,
+        "spark.pyspark.driver.python": sys.executable,
+        "spark.pyspark.python": sys.executable,
+        "spark.ui.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.shuffle.partitions": "1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.sql.catalogImplementation": "in-memory",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    }
+    home = Path(pyspark.__file__).parent
+    command = [str(home / "bin" / "spark-sql"), "--master", "local[1]", "--jars", str(jar.JAR)]
+    command += [word for name, value in conf.items() for word in ("--conf", f"{name}={value}")]
+    environ = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
+    environ = {name: value for name, value in environ.items() if not name.startswith("PYSPARK")}
+    done = subprocess.run(
+        [*command, "-f", str(tmp_path / "script.sql")],
+        cwd=tmp_path,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=1000,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines() == [
+        *("now 1 new", "now 2 paid", "now 3 new"),
+        *("then 1 new", "then 2 new"),
+        *("change 2 new delete", "change 2 paid insert", "change 3 new insert"),
+    ]

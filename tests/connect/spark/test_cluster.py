@@ -136,7 +136,7 @@ def test_a_cluster_writes_reads_and_compacts_as_one_process_does(
         assert sorted(map(tuple, driver.call("snapshot", **arguments(place), form="rows"))) == before["rows"]
         way = "Spark's own scan" if "://" not in place[0] else "the data source: the JVM cannot read"
         assert way in driver.call("route", **arguments(place))
-    [[count]] = driver.call("query", **arguments(place), sql="SELECT count(v) FROM c(0)")
+    [[count]] = driver.call("query", **arguments(place), sql="SELECT count(v) FROM {c}")
     assert count == len(before["diff"])
     check_clean(place)
 

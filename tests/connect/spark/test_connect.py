@@ -37,7 +37,7 @@ def test_a_client_of_spark_connect_writes_reads_and_compacts(client: Driver, tmp
             native = client.call("snapshot", location=location, storage=storage, form="rows")
             assert sorted(map(tuple, native)) == expected
             assert "Spark's own scan" in client.call("route", location=location, storage=storage)
-        [[count]] = client.call("query", location=location, storage=storage, sql="SELECT count(*) FROM c(0)")
+        [[count]] = client.call("query", location=location, storage=storage, sql="SELECT count(*) FROM {c}")
         assert count == 6000
         changes = client.call("read", location=location, storage=storage, form="changes", start=1, until=2)
         assert sorted(map(tuple, changes)) == sorted(

@@ -56,7 +56,7 @@ def test_each_function_takes_each_type_as_it_is(spark: SparkSession, tmp_path: P
             path, {"c": lambda df: df.where(f"{quoted(key)} IS NOT NULL")}, query_id="q"
         )(frame, 0)
         check("c", rows, "batch")
-        alone = persist.spark.pruned(spark, path, "c", lambda df: df.select(quoted(value)))
+        alone = persist.spark.snapshot(spark, path, "c", columns=[value], native=False)
         assert shown(alone) == shown(frame.select(quoted(value)))
         with persist.open(path) as client:
             schema = client.load("c").handle.schema

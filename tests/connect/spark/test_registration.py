@@ -36,7 +36,6 @@ def overwritten(spark):
 for name, read in {
     "snapshot": lambda spark: persist.spark.snapshot(spark, path, "c", native=False),
     "changes": lambda spark: persist.spark.changes(spark, path, "c", 0, 1, native=False),
-    "pruned": lambda spark: persist.spark.pruned(spark, path, "c", lambda rows: rows.groupBy("v").count()),
     "overwrite": overwritten,
 }.items():
     try:
@@ -93,7 +92,6 @@ def test_the_format_and_functions_that_use_it_need_no_registration(tmp_path: Pat
         "before any function 2",
         "snapshot 2",
         "changes 2",
-        "pruned 1",
         "overwrite 2",
     ]
 

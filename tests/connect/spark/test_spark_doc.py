@@ -13,4 +13,4 @@ def test_the_blocks_of_the_page_about_spark_print_what_stands_below_them(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    check_page("spark.md")  # Its session is the one that is there.
+    check_page("use/spark.md")  # Its session is the one that is there.

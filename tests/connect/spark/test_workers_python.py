@@ -29,7 +29,6 @@ for call in (
     lambda: persist.spark.location(spark, path),
     lambda: persist.spark.write(frame, path, "c"),
     lambda: persist.spark.register(spark),
-    lambda: persist.spark.create_views(spark, path),
     lambda: persist.spark.compact(spark, path),
     lambda: persist.spark.foreach_batch_writer(path, {"c": lambda rows: rows})(frame, 0),
 ):

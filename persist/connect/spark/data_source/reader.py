@@ -20,7 +20,7 @@ import logging
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import date, datetime
 from functools import reduce
 from operator import and_
@@ -38,7 +38,7 @@ from persist.compute.index import FoundByIndex, indexed
 from persist.compute.tasks.stream_hold import Offset
 from persist.compute.tasks.stream_source import NO_LIMITS, CollectionAddress, StreamSource
 from persist.connect.spark.options import COUNT_MAX, OF_TIMES, ReadOptions, StreamOptions
-from persist.connect.spark.task_reader import SliceReader, What
+from persist.connect.spark.task_reader import Slice, What
 from persist.connect.spark.workers import PARALLEL_DEFAULT, surfaced_errors, tell
 from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.core.expression.filters import arrow_filter
@@ -52,23 +52,6 @@ from persist.engine.read.following.changes import Changes, ChangesForm, Transiti
 from persist.engine.read.merging import Form
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.results.snapshot import Snapshot
-
-
-@dataclass
-class Slice(InputPartition):
-    """The input of one task; as_of is only set for contents of a stream."""
-
-    scan: Scan | FoundByIndex
-    address: CollectionAddress
-    events: Transitions | UpsertEvents | None = None
-    as_of: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__init__(None)
-
-    def rows(self, form: Form, what: What, schema: StructType) -> Iterator[pa.RecordBatch]:
-        """Read it, in a task."""
-        yield from SliceReader(self.address, self.scan, form, what, schema, self.events, self.as_of).rows()
 
 
 class PersistReader(DataSourceReader):

@@ -1,10 +1,5 @@
-"""`format("persist")`, and registered sources: Spark's interface of a data source, implemented by a collection.
+"""`format("persist")`: Spark's interface of a data source, implemented by a collection."""
 
-Spark 4.3 forgets the options of `CREATE TABLE … USING persist OPTIONS (…)` when a Python data source reads the table. A
-registered name that has its location and collection in it needs none.
-"""
-
-import re
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +11,6 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import (
-    CaseInsensitiveDict,
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
@@ -149,7 +143,7 @@ class PersistDataSource(DataSource):
             return UpsertStreamWriter(streamed, schema) if streamed.upserts else PersistStreamWriter(streamed, schema)
 
 
-def prepared(spark: SparkSession) -> None:
+def register(spark: SparkSession) -> None:
     """Check the Python of workers, and register `format("persist")` with the session.
 
     PySpark finds the data source by itself only if it was started with a Python that has this library.
@@ -171,13 +165,9 @@ def introduce() -> None:
 def read_by_source(spark: SparkSession, address: CollectionAddress, **options: Any) -> DataFrame:
     """Return what `format("persist")` reads of a collection; options that are None are left out."""
     spark.dataSource.register(PersistDataSource)
-    texts = _storage(address.storage) | {"collection": address.collection}
+    texts = {f"{STORAGE}{name}": value for name, value in address.storage.items()} | {"collection": address.collection}
     texts |= {name: value for name, value in options.items() if value is not None}
     return spark.read.format("persist").options(**texts).load(address.url)
-
-
-def _storage(storage: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{STORAGE}{name}": value for name, value in storage.items()}
 
 
 def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
@@ -190,60 +180,3 @@ def _chosen(handle: CollectionHandle, options: ReadOptions) -> int | None:
     except AsOfNotSealed:
         return None
     return result.as_of if isinstance(result, Snapshot) else None
-
-
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-def register(
-    spark: SparkSession,
-    name: str | None = None,
-    *,
-    location: str | None = None,
-    collection: str | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> None:
-    """Register `format("persist")` with a session; or, with a name, a source for one collection.
-
-    With a name, `CREATE TABLE t USING <name>` reads and writes the collection, and so does `format("<name>")`. Options
-    of a query (`SELECT … FROM t WITH (as_of = 10)`, `.option("as_of", 10)`) override the options of this call.
-
-    Args:
-        name: letters, digits and underscores.
-        location, collection: needed with a name, and of no use without one.
-        options: any others of `format("persist")`, for reading and writing alike.
-
-    Raises:
-        InvalidUsage: the name cannot be one, or is "persist"; or what goes with it is missing.
-    """
-    prepared(spark)
-    if name is None:
-        if location is not None or collection is not None or options or storage_options:
-            raise InvalidUsage(
-                'register(spark, …) with a location or options needs a name: register(spark, "orders", …)'
-            )
-        return
-    if not _NAME.fullmatch(name) or name.lower() == "persist":
-        raise InvalidUsage(f"{name!r} cannot be the name of a source: use letters, digits and _, and not 'persist'")
-    if location is None or collection is None:
-        raise InvalidUsage(f"the source {name!r} needs location= and collection=")
-    texts = {"path": location, "collection": collection, **{key: str(value) for key, value in options.items()}}
-    texts |= {key: str(value) for key, value in _storage(storage_options or {}).items()}
-    spark.dataSource.register(_named(name, texts))
-
-
-def _named(its_name: str, given: dict[str, str]) -> type[PersistDataSource]:
-    class NamedSource(PersistDataSource):
-        """One collection."""
-
-        def __init__(self, options: Mapping[str, str]) -> None:
-            merged = CaseInsensitiveDict(given)
-            merged.update(options)
-            super().__init__(merged)
-
-        @classmethod
-        def name(cls) -> str:
-            return its_name
-
-    return NamedSource

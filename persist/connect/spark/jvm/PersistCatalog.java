@@ -9,6 +9,7 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.ConcurrentHashMap;
 import org.apache.spark.sql.catalyst.analysis.NoSuchNamespaceException;
 import org.apache.spark.sql.catalyst.analysis.NoSuchTableException;
 import org.apache.spark.sql.catalyst.analysis.TableAlreadyExistsException;
@@ -41,6 +42,7 @@ import org.apache.spark.sql.util.CaseInsensitiveStringMap;
 public final class PersistCatalog implements StagingTableCatalog, SupportsNamespaces {
   private String name;
   private final Map<String, Object> place = new HashMap<>();
+  private final Set<List<String>> created = ConcurrentHashMap.newKeySet();
 
   @Override
   public void initialize(String name, CaseInsensitiveStringMap options) {
@@ -224,10 +226,10 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
         .toArray(String[][]::new);
   }
 
-  /** Any namespace can be used: it exists with its first table. */
+  /** A namespace exists with its first table, or once this session has created it. */
   @Override
   public boolean namespaceExists(String[] namespace) {
-    return namespace.length == 0 || namespaces().stream().anyMatch(words -> Arrays.equals(words, namespace));
+    return namespace.length == 0 || created.contains(List.of(namespace)) || namespaces().stream().anyMatch(words -> Arrays.equals(words, namespace));
   }
 
   @Override
@@ -236,10 +238,10 @@ public final class PersistCatalog implements StagingTableCatalog, SupportsNamesp
     return Map.of();
   }
 
+  /** Note the namespace for this session: others see it with its first table. */
   @Override
   public void createNamespace(String[] namespace, Map<String, String> metadata) {
-    throw PersistException.of("a namespace exists as soon as it has a table: create the table "
-        + String.join(".", namespace) + ".NAME");
+    created.add(List.of(namespace));
   }
 
   @Override

@@ -49,10 +49,11 @@ public final class Python {
     }
   }
 
-  /** Return the rows that answer a call. */
+  /** Return the rows that answer a call; null if there are none. */
   @SuppressWarnings("unchecked")
   static org.apache.spark.sql.classic.Dataset<Row> rows(String name, Map<String, Object> arguments) {
-    return (org.apache.spark.sql.classic.Dataset<Row>) call(name, arguments, SparkSession.active(), null);
+    Object answer = call(name, arguments, SparkSession.active(), null);
+    return answer instanceof String ? null : (org.apache.spark.sql.classic.Dataset<Row>) answer;
   }
 
   private static Object call(String name, Map<String, Object> arguments, SparkSession session, Dataset<Row> frame) {

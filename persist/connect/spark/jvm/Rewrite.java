@@ -1,6 +1,7 @@
 package dev.persist.spark;
 
 import java.util.ArrayList;
+import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import org.apache.spark.sql.catalyst.expressions.Alias;
@@ -15,16 +16,22 @@ import org.apache.spark.sql.catalyst.expressions.If;
 import org.apache.spark.sql.catalyst.expressions.Literal;
 import org.apache.spark.sql.catalyst.expressions.MicrosToTimestamp;
 import org.apache.spark.sql.catalyst.expressions.NamedExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.AggregateExpression;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Max;
+import org.apache.spark.sql.catalyst.expressions.aggregate.Min;
+import org.apache.spark.sql.Row;
 import org.apache.spark.sql.catalyst.plans.logical.Aggregate;
 import org.apache.spark.sql.catalyst.plans.logical.AppendData;
 import org.apache.spark.sql.catalyst.plans.logical.LogicalPlan;
 import org.apache.spark.sql.catalyst.plans.logical.OverwriteByExpression;
 import org.apache.spark.sql.catalyst.plans.logical.Project;
 import org.apache.spark.sql.catalyst.plans.logical.SubqueryAlias;
+import org.apache.spark.sql.catalyst.plans.logical.UncacheTable;
 import org.apache.spark.sql.catalyst.plans.logical.WriteDelta;
 import org.apache.spark.sql.catalyst.rules.Rule;
 import org.apache.spark.sql.catalyst.util.RowDeltaUtils;
 import org.apache.spark.sql.catalyst.util.WriteDeltaProjections;
+import org.apache.spark.sql.classic.Dataset;
 import org.apache.spark.sql.connector.catalog.Table;
 import org.apache.spark.sql.connector.write.RowLevelOperationTable;
 import org.apache.spark.sql.execution.datasources.v2.ChangelogTable;
@@ -43,6 +50,7 @@ import scala.jdk.javaapi.CollectionConverters;
  * <ul>
  *   <li>A table that is read becomes the plan of the DataFrame that Python makes of the collection as of its time.
  *   <li>Where a query needs no column, as in {@code SELECT count(*)}, that plan has as many rows, and reads none.
+ *   <li>Where it needs least and greatest values alone, the plan has those of the parts' descriptors.
  *   <li>A row-level operation becomes an insert of updates: records that go have {@code _diff} -1, new ones 1.
  *   <li>The condition of an overwrite becomes SQL text, because Python reads what it replaces.
  * </ul>
@@ -50,9 +58,13 @@ import scala.jdk.javaapi.CollectionConverters;
 final class Rewrite extends Rule<LogicalPlan> {
   @Override
   public LogicalPlan apply(LogicalPlan plan) {
+    if (plan instanceof UncacheTable uncached && relation(uncached.table()) != null)
+      throw PersistException.of("Spark keeps a cached table of persist as of its time and under no name, so UNCACHE TABLE "
+          + "does not find it: CLEAR CACHE frees all that is cached, and unpersist() a DataFrame that cache() keeps");
     LogicalPlan written = plan.transformUp(Functions.where(Rewrite::write));
     LogicalPlan counted = written.transformUpWithSubqueries(Functions.where(Rewrite::count));
-    return counted.transformUpWithSubqueries(Functions.where(Rewrite::read));
+    LogicalPlan bounded = counted.transformUpWithSubqueries(Functions.where(Rewrite::bound));
+    return bounded.transformUpWithSubqueries(Functions.where(Rewrite::read));
   }
 
   private static LogicalPlan write(LogicalPlan node) {
@@ -122,6 +134,34 @@ final class Rewrite extends Rule<LogicalPlan> {
     arguments.put("columns", List.of());
     LogicalPlan rows = Python.rows("read", arguments).queryExecution().analyzed();
     return aggregate.withNewChildren(seq(List.of(rows)).toIndexedSeq());
+  }
+
+  /** Return the table of persist that a plan reads and does nothing else; null for others. */
+  private static DataSourceV2Relation relation(LogicalPlan plan) {
+    while (plan instanceof SubqueryAlias) plan = plan.children().head();
+    return plan instanceof DataSourceV2Relation relation && relation.table() instanceof PersistTable ? relation : null;
+  }
+
+  /** Return a query of least and greatest values with rows that have these; null for all others. */
+  private static LogicalPlan bound(LogicalPlan node) {
+    if (!(node instanceof Aggregate aggregate) || !aggregate.groupingExpressions().isEmpty()) return null;
+    DataSourceV2Relation relation = relation(aggregate.child());
+    if (relation == null) return null;
+    Map<String, AttributeReference> columns = new LinkedHashMap<>();
+    for (NamedExpression named : CollectionConverters.asJava(aggregate.aggregateExpressions())) {
+      if (!(named instanceof Alias alias && alias.child() instanceof AggregateExpression term && term.filter().isEmpty()
+          && (term.aggregateFunction() instanceof Min || term.aggregateFunction() instanceof Max)
+          && term.aggregateFunction().children().head() instanceof AttributeReference column)) return null;
+      columns.put(column.name(), column);
+    }
+    Map<String, Object> arguments = ((PersistTable) relation.table()).arguments();
+    arguments.put("columns", columns.keySet());
+    Dataset<Row> rows = Python.rows("extremes", arguments);
+    if (rows == null) return null;
+    LogicalPlan plan = rows.queryExecution().analyzed();
+    List<NamedExpression> known = new ArrayList<>();
+    columns.forEach((name, column) -> known.add(alias(named(name, CollectionConverters.asJava(plan.output())), column)));
+    return aggregate.withNewChildren(seq(List.<LogicalPlan>of(new Project(seq(known), plan))).toIndexedSeq());
   }
 
   private static LogicalPlan read(LogicalPlan node) {

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from persist.compute.tasks.planned_write import gathered
 from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, match_names
 from persist.connect.spark.options import seen_by_all
 from persist.connect.spark.read_functions.plans import PlannedChanges, PlannedSnapshot, plan, plan_changes
@@ -305,7 +305,7 @@ def _reading(spark: SparkSession, location: str, storage_options: Mapping[str, A
 def _check_session(spark: SparkSession) -> None:
     if not hasattr(spark, "read") or not hasattr(spark, "range"):
         raise InvalidUsage(f"{spark!r} is not a SparkSession: give the session first, then the location")
-    prepared(spark)
+    register(spark)
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def as_of_join(
         Errors in tasks (`AsOfNotSealed`, `AsOfCompacted`, `NegativeMultiplicity`) come as Spark's errors, with ours in
         their message.
     """
-    prepared(df.sparkSession)
+    register(df.sparkSession)
     names = None if on is None else (on,) if isinstance(on, str) else tuple(on)
     values = None if columns is None else (columns,) if isinstance(columns, str) else tuple(columns)
     plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, values, timeout_s)

@@ -17,6 +17,7 @@ Spark verifies the checksum of each page it reads, but not the checksum of the w
 """
 
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -25,11 +26,13 @@ from operator import and_
 from typing import Any, Literal
 
 import pyarrow as pa
+import pyarrow.types as pt
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from persist.codecs.part.key_range import comparable_keys
 from persist.codecs.part.part import Part
+from persist.codecs.types.arrow_types import scalar_from_json
 from persist.codecs.types.schema import DIFF, TIME
 from persist.compute.tasks.stream_source import CollectionAddress
 from persist.connect.spark.data_source.source import read_by_source
@@ -54,6 +57,7 @@ from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import Explanation
 from persist.engine.read.results.snapshot import Snapshot
 
+logger = logging.getLogger(__name__)
 BROADCAST_ROWS_MAX = 4_000_000  # Keys in an anti join: each executor holds all of them.
 BLOCK = 1 << 20  # Spark repeats a row through an array of at most so many.
 
@@ -133,6 +137,12 @@ class PlannedSnapshot:
 
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the rows, as a DataFrame; nothing is read before an action."""
+        if logger.isEnabledFor(logging.INFO):
+            told = self.explanation
+            pruned = ", ".join(f"{count} by {reason}" for reason, count in told.pruned.items() if count)
+            text = "reads %r as of %d by %s: %d parts, %d rows, %d bytes; parts pruned: %s"
+            counts = told.parts, told.rows, told.bytes
+            logger.info(text, self.address.collection, told.as_of, _WAYS[self.route.kind], *counts, pruned or "none")
         if self.route.kind == "count":
             return spark.range(_count(self.snapshot.scan)).select()
         if self.route.kind == "source":
@@ -186,6 +196,26 @@ def _tells_count(scan: Scan, tail: Tail) -> bool:
 
 def _count(scan: Scan) -> int:
     return sum(part.diff_sum for part in scan.all_parts)
+
+
+def read_extremes(scan: Scan) -> pa.Table | None:
+    """Return rows with the least and the greatest value of each column; None unless descriptors have them all."""
+    kinds = {name: scan.schema.arrow.field(name).type for name in scan.columns}
+    parts = scan.all_parts
+    is_whole = scan.filter is None and scan.narrow is None and all(map(scan.is_inside, scan.parts))
+    # The extremes of text may be missing, and Arrow orders NaN otherwise than Spark.
+    is_simple = all(pt.is_integer(kind) or pt.is_date(kind) or pt.is_timestamp(kind) for kind in kinds.values())
+    if not (is_whole and is_simple) or scan.sign < 0 or scan.schema.is_widened:
+        return None
+    if any(
+        part.negatives or part.schema != scan.schema.version or not kinds.keys() <= part.stats.keys() for part in parts
+    ):
+        return None
+    columns = {
+        name: pa.array([scalar_from_json(end, kind) for part in parts for end in part.stats[name][:2]], kind)
+        for name, kind in kinds.items()
+    }
+    return pa.table(columns)
 
 
 def _source_route(

@@ -13,7 +13,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.types as pat
 import pyarrow.types as pt
 from pyspark.errors import PySparkException
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -307,7 +306,7 @@ class Tombstoned:
     def _is_live(self, column: Column) -> Column:
         assert self.form is not None
         assert self.form.tombstone is not None
-        if pat.is_boolean(self.schema.arrow.field(self.form.tombstone).type):
+        if pt.is_boolean(self.schema.arrow.field(self.form.tombstone).type):
             return column.isNull() | (column == F.lit(False))
         if self.form.tombstone_value is not None:
             return column.isNull() | (column != F.lit(self.form.tombstone_value))

@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
 from decimal import Decimal
 from typing import Any
 
@@ -100,47 +99,10 @@ def _expressions(plan: Any) -> Iterator[Any]:
             yield from _expressions(child)
 
 
-def is_pushed(df: DataFrame) -> bool:
-    """Return whether Spark can hand the conditions of a plan to a data source.
-
-    PySpark fails at a constant before the year 1 or after 9999, in UTC, which Python has no moment for.
-    """
-    if not isinstance(df, ClassicDataFrame):
-        return True
-    frame: Any = df
-    return not any(map(_is_far, _conditions(frame._jdf.queryExecution().analyzed())))
-
-
-def _conditions(plan: Any) -> Iterator[Any]:
-    """Yield the conditions of the filters of a plan."""
-    if plan.getClass().getSimpleName() == "Filter":
-        yield plan.condition()
-    for child in _items(plan.children()):
-        yield from _conditions(child)
-
-
-def _is_far(term: Any) -> bool:
-    """Return whether a term has a constant that Python has no moment for."""
-    name = term.dataType().simpleString()
-    if name in _RANGES and term.foldable():
-        try:
-            value = term.eval(None)
-        except Py4JError:  # Spark itself reports the error.
-            return False
-        return value is not None and not _RANGES[name][0] <= value <= _RANGES[name][1]
-    return any(map(_is_far, _items(term.children())))
-
-
 def _items(found: Any) -> Iterator[Any]:
     """Yield the items of a Scala sequence."""
     for at in range(found.size()):
         yield found.apply(at)
-
-
-_EPOCH = date(1970, 1, 1)
-_DAYS = (date.min - _EPOCH).days, (date.max - _EPOCH).days
-_MICROSECONDS = _DAYS[0] * 86_400_000_000, (_DAYS[1] + 1) * 86_400_000_000 - 1
-_RANGES = {"date": _DAYS, "timestamp": _MICROSECONDS, "timestamp_ntz": _MICROSECONDS}
 
 
 def _kind(term: Any) -> T.DataType:

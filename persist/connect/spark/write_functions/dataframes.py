@@ -1,6 +1,6 @@
 """`persist.spark.write` and `persist.spark.delete`: batch writes whose rows Spark ranges and sorts by key beforehand.
 
-To replace or delete records, the data source reads them before the commit. The tasks that upload new rows also upload
+To replace or delete records, Spark reads them before the commit. The tasks that upload new rows also upload
 their retractions.
 """
 
@@ -20,8 +20,7 @@ from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
-from persist.compute.tasks.stream_source import CollectionAddress
-from persist.connect.spark.data_source.source import prepared, read_by_source
+from persist.connect.spark.data_source.source import register
 from persist.connect.spark.data_source.writers import (
     DataFrameWrite,
     commit_difference,
@@ -33,23 +32,22 @@ from persist.connect.spark.frames import (
     ignores_case,
     map_in_tasks,
     rename,
-    set_for_now,
     spell,
 )
 from persist.connect.spark.options import write_options
+from persist.connect.spark.read_functions.locations import snapshot
 from persist.connect.spark.read_functions.store import holds_map, unused
 from persist.connect.spark.types import as_collection_expects, quoted
 from persist.connect.spark.uploads import (
     RESERVED,
     Rows,
-    Uploaded,
     UploadTask,
     is_ranged_by_key,
     ranged,
     upload_by_tasks,
 )
 from persist.connect.spark.workers import surfaced_errors, writable
-from persist.connect.spark.write_functions.conditions import Condition, is_pushed
+from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.upserting import upsert
 from persist.core.antichain import Antichain
 from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
@@ -57,7 +55,6 @@ from persist.core.timeline import Moment
 from persist.engine.write.write_options import WriteMode, choose_mode
 
 SAME_KEYS = "its key is one of the rows"  # In place of the text of a condition, in the digest of an upsert.
-PUSHES_FILTERS = "spark.sql.python.filterPushdown.enabled"  # Spark hands conditions to the data source.
 
 
 def write(
@@ -130,7 +127,7 @@ def write(
         raise InvalidUsage(f'where={condition.text!r} goes with mode="overwrite": to append, filter the DataFrame')
     if multiset and chosen != "overwrite":
         raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
-    prepared(df.sparkSession)
+    register(df.sparkSession)
     folds = ignores_case(df.sparkSession)
     if key is not None:
         options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
@@ -185,7 +182,7 @@ def _overwrite(df: DataFrame, write: DataFrameWrite, partitions: int | None, con
     rows, by = Rows(schema), planned.digest_by
     task = UploadTask(planned.target, rows, digest_by=by, marker=marker, one_per_key=one_per_key)
     updates = _with_present(df, planned, marker, condition).withColumn("_time", F.lit(time).cast("long"))
-    uploaded = _upload_pushing(ranged(updates, schema, partitions), task)
+    uploaded = upload_by_tasks(ranged(updates, schema, partitions), task)
     is_single = one_per_key and condition is None
     planned.commit([part.as_single() if is_single else part for part in uploaded.parts], uploaded.digest)
 
@@ -225,12 +222,6 @@ def _with_present(df: DataFrame, planned: PlannedWrite, marker: str | None, cond
     return reduce(DataFrame.unionByName, [new, present])
 
 
-def _upload_pushing(df: DataFrame, task: UploadTask) -> Uploaded:
-    """Upload rows, and let the data source skip present rows that cannot fulfil the condition."""
-    with set_for_now(df.sparkSession, PUSHES_FILTERS, str(is_pushed(df)).lower()):
-        return upload_by_tasks(df, task)
-
-
 def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition | None = None) -> DataFrame | None:
     """Return the last sealed records that fulfil a condition, with negated diffs.
 
@@ -240,9 +231,8 @@ def retracted(spark: SparkSession, planned: PlannedWrite, condition: Condition |
     if as_of is None:
         return None
     target = planned.target
-    present = read_by_source(
-        spark, CollectionAddress(target.location, target.storage, target.name), as_of=as_of, form="diff"
-    )
+    reading: dict[str, Any] = {"schema": target.schema.version, "storage_options": target.storage}
+    present = snapshot(spark, target.location, target.name, as_of=as_of, form="diff", **reading)
     if condition is not None:
         present = condition.filter(present)
     # The least diff has no opposite: as two halves.
@@ -290,7 +280,7 @@ def delete(
         raise InvalidUsage(f"time={time!r} is not a moment, and a deletion has one time: give a number or a moment")
     keys = what if isinstance(what, DataFrame) else None
     condition = None if isinstance(what, DataFrame) else Condition.of(what)
-    prepared(spark)
+    register(spark)
     with writable(collection):
         planned = PlannedWrite.overwrite(options, None if condition is None else condition.text)
     if planned.target.keyed is not None:
@@ -311,7 +301,7 @@ def delete(
             present = _with_keys(present, keys, schema)
         rows = present.withColumn("_time", F.lit(planned.time).cast("long"))
         rows = ranged(rows, schema, partitions) if is_ranged_by_key(schema) else rows
-        uploaded = _upload_pushing(rows, UploadTask(planned.target, Rows(schema)))
+        uploaded = upload_by_tasks(rows, UploadTask(planned.target, Rows(schema)))
         parts = [part if keys is None else part.as_single() for part in uploaded.parts]
         planned.commit_deletion(parts, digest)
 

@@ -26,7 +26,7 @@ from persist.compute.tasks.keyed_work import (
     seal_done,
 )
 from persist.compute.tasks.planned_write import writing
-from persist.connect.spark.data_source.source import prepared
+from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
 from persist.connect.spark.options import write_options
 from persist.connect.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
@@ -101,7 +101,7 @@ def upsert(
         location, collection, spell(time, df), seal, token, partitions, storage_options, allow_future=allow_future
     )
     collects = late == "collect"
-    prepared(df.sparkSession)
+    register(df.sparkSession)
     folds = ignores_case(df.sparkSession)
     work = planned(options, df.schema, machine, collects=collects, folds=folds)
     with writing(options.location, options.storage) as engine:

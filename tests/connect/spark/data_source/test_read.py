@@ -19,6 +19,7 @@ import persist
 import persist.spark
 from persist.compute.index import FoundByIndex
 from persist.connect.spark.data_source.reader import PushingReader, expression
+from persist.connect.spark.data_source.source import PersistDataSource
 from persist.connect.spark.options import ReadOptions
 from persist.core.settings import Tuning
 
@@ -286,3 +287,19 @@ def test_a_compacted_collection_is_the_same_as_in_python_before_and_after_its_ke
         assert "backwards" in str(orders.snapshot(2).explain())
     for (as_of, form), found in expected.items():
         assert rows(read(spark, location, as_of=as_of, form=form, partitions=3)) == found
+
+
+def test_the_input_of_a_task_travels_small_and_unchanged(tmp_path: Path) -> None:
+    with persist.open(tmp_path) as client:
+        rows = client.create_or_load("rows", key={"id": pa.int64()})
+        for part in range(20):
+            ids = range(part * 5000, (part + 1) * 5000)
+            rows.write(pa.table({"id": ids, "_time": [0] * 5000, "_diff": [1] * 5000})).result()
+        rows.seal(1).result()
+    source = PersistDataSource({"path": str(tmp_path), "collection": "rows", "partitions": "1"})
+    reader: Any = source.reader(source.schema())
+    [slice_] = reader.partitions()
+    sent = pickle.dumps(slice_)
+    assert len(sent) < 0.7 * len(pickle.dumps(slice_.__dict__)), "a task of a large collection has at most 10 kB"
+    assert pickle.loads(sent) == slice_
+    assert sum(batch.num_rows for batch in reader.read(pickle.loads(sent))) == 100_000

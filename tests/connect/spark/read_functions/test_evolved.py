@@ -153,29 +153,6 @@ def test_a_data_frame_keeps_the_schema_that_it_was_made_with(spark: SparkSession
         assert [tuple(row) for row in found.collect()] == [(1, 10, 20)]  # Not the NULL of the other one.
 
 
-@pytest.mark.thorough
-def test_sql_reads_with_the_version_that_it_is_told(spark: SparkSession, location: str, tmp_path: Path) -> None:
-    create = persist.spark.create_views
-    with pytest.raises(persist.errors.SchemaMismatch, match="'told' of schema version 2 is gone"):
-        create(spark, location, schemas={"rows": 2})
-    with pytest.raises(persist.errors.SchemaMismatch, match="schema=9 is not a version"):
-        create(spark, location, schemas={"rows": 9})
-    with pytest.raises(persist.InvalidUsage, match="schemas= names 'orders', of which no view is made"):
-        create(spark, location, schemas={"orders": 1})
-    with pytest.raises(persist.InvalidUsage, match="not a dict of versions"):
-        create(spark, location, schemas=[2])  # type: ignore[arg-type]
-    with persist.open(tmp_path, settings=QUIET) as client:
-        rows = client.create_or_load("rows", key={"id": pa.int64()}, value={"a": pa.int16()})
-        rows.write(table(rows, 0, 0, a=1), seal=1).result()
-        rows.evolve(rename={"a": "b"}, widen={"a": pa.int64()}, add={"c": pa.string()}, defaults={"c": "x"})
-        rows.write(table(rows, 0, 1, b=1, c="x", diff=-1), seal=2).result()
-        rows.write(table(rows, ROWS, 2, b=2, c="y"), seal=3).result()
-        expected = rows.snapshot(schema=1).to_arrow()
-    assert create(spark, str(tmp_path), schemas={"rows": 1}, prefix="old_") == ["old_rows"]
-    assert spark.table("old_rows").columns == ["id", "a"]
-    assert bag(spark.table("old_rows")) == bag(expected)
-
-
 def test_a_stream_goes_on_over_additions_and_stops_when_a_column_is_gone(tmp_path: Path) -> None:
     path = str(tmp_path)
     with persist.open(path, settings=QUIET) as client:

@@ -14,7 +14,6 @@ from pyspark.sql import functions as F
 import persist
 import persist.spark
 from tests.connect.spark.read_functions.test_native import QUIET, bag
-from tests.connect.spark.read_functions.test_views import check as check_views
 from tests.support.resolving import resolve_events
 
 VALUE = {"at": pa.int64(), "state": pa.string(), "gone": pa.bool_(), "left": pa.date32()}
@@ -85,17 +84,6 @@ def test_tombstones_are_left_out_by_sparks_own_scan(
     check(spark, str(tmp_path), "scan", "tail")
 
 
-@pytest.mark.thorough(except_every=6)
-@pytest.mark.parametrize("resolve", POLICIES)
-@pytest.mark.parametrize("policy", TOMBSTONES, ids=["boolean", "value", "not NULL"])
-def test_views_show_keyed_collections_as_python_does(
-    spark: SparkSession, tmp_path: Path, policy: dict[str, Any], resolve: str
-) -> None:
-    made(str(tmp_path), policy, resolve, seed=2)
-    assert persist.spark.create_views(spark, str(tmp_path)) == ["rows"]
-    check_views(spark, str(tmp_path), "rows")
-
-
 @pytest.mark.thorough
 def test_a_later_row_revives_a_key_whose_tombstone_is_in_a_keyframe(spark: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path)
@@ -126,8 +114,6 @@ def test_a_tombstone_column_that_was_renamed_is_followed(spark: SparkSession, tm
         changes = bag(rows.changes(5, 11).to_arrow())
     assert bag(persist.spark.snapshot(spark, path, "rows", native=True).collect()) == truth
     assert bag(persist.spark.changes(spark, path, "rows", 5, 11).collect()) == changes
-    persist.spark.create_views(spark, path)
-    check_views(spark, path, "rows")
 
 
 @pytest.mark.thorough

@@ -94,28 +94,10 @@ def test_a_missing_collection_says_what_makes_it(spark: SparkSession, tmp_path: 
         assert "only reads" not in str(caught.value)
 
 
-def test_a_table_of_sql_says_which_options_it_needs(spark: SparkSession, tmp_path: Path) -> None:
-    for options in ("", f"LOCATION '{tmp_path}'", f"OPTIONS (path '{tmp_path}')", "OPTIONS (collection 'c')"):
-        with pytest.raises(PySparkException) as caught:
+def test_a_table_outside_of_the_catalog_says_what_to_use(spark: SparkSession, tmp_path: Path) -> None:
+    for options in ("", f"LOCATION '{tmp_path}'", f"OPTIONS (path '{tmp_path}', collection 'c')"):
+        with pytest.raises(PySparkException, match="use a table of the catalog"):
             spark.sql(f"CREATE TABLE made USING persist {options}")
-        assert "CREATE TABLE … USING persist needs OPTIONS (path '…', collection '…')" in str(caught.value)
-        assert "CREATE TEMPORARY VIEW" in str(caught.value)
-
-
-def test_no_statement_of_spark_changes_what_a_view_shows(spark: SparkSession, tmp_path: Path) -> None:
-    """Spark refuses a DELETE inside, before it asks the data source, for any view: INTERNAL_ERROR is its word."""
-    path = str(tmp_path / "location")
-    persist.spark.write(spark.createDataFrame([(1, "a")], "k long, v string"), path, "shown", key=["k"])
-    assert persist.spark.create_views(spark, path) == ["shown"]
-    for statement in (
-        "DELETE FROM shown WHERE k = 1",
-        "UPDATE shown SET v = 'b' WHERE k = 1",
-        "INSERT INTO shown VALUES (2, 'b')",
-        "MERGE INTO shown USING (SELECT 1 AS k) AS s ON shown.k = s.k WHEN MATCHED THEN DELETE",
-    ):
-        with pytest.raises(Exception, match=r"Unexpected table relation|does not support|RDD-based|persist"):
-            spark.sql(statement).collect()
-    assert persist.spark.sql(spark, path, "DELETE FROM shown WHERE k = 1").rows == 1
 
 
 def test_an_empty_write_seals_its_time(spark: SparkSession, tmp_path: Path) -> None:
