@@ -7,8 +7,8 @@ at one time, `events` in 16 times with retractions, `users` is keyed, and `waiti
 again that are not resolved yet. Each path runs in a process of its own, on a copy of the location. It first does the
 same with a tiny location, so that everything is imported and threads have their stacks. Then it opens the large one,
 lets Linux forget the peak so far, and runs. The table has the peak above what was resident when it began, as MiB and as
-a multiple of the budget. A thread looks every few milliseconds what of that is no mapped file, and Arrow says what it
-had in use at most.
+a multiple of the budget. Every few milliseconds, a thread measures which of that is not a mapped file.
+Arrow reports the most that it had in use.
 """
 
 import argparse
@@ -518,7 +518,7 @@ class Private:
 
 
 def private_bytes() -> int:
-    """Return what is resident in this process and is no file."""
+    """Return what is resident in this process and is not a file."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("RssAnon:")[1].split()[0]) << 10
 

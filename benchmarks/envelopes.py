@@ -7,7 +7,7 @@ checked events. What is to be reached is 0.4 of its speed.
     shown     the same, types inferred
     schema    Debezium with the schema part, which is most of each message
     keyed     the same as plain, with the messages' keys
-    bad       plain, and one message in a thousand is no JSON
+    bad       plain, and one message in a thousand is not JSON
     maxwell   Maxwell
     canal     Canal, with one row in each message
 """

@@ -152,8 +152,8 @@ class StoreFull(Unavailable):
 
 # The remedy for each system error that is a limit.
 FULL = {
-    errno.ENOSPC: "Free some space (gc deletes what nobody needs)",
-    errno.EDQUOT: "Free some space (gc deletes what nobody needs)",
+    errno.ENOSPC: "Free some space (gc deletes unneeded objects)",
+    errno.EDQUOT: "Free some space (gc deletes unneeded objects)",
     errno.EFBIG: "Let this process write larger files (ulimit -f)",
     errno.EMFILE: "Let this process open more files (ulimit -n), or close some",
     errno.ENFILE: "Let this machine open more files (fs.file-max), or close some",

@@ -191,10 +191,10 @@ class ServedBlob:
         kind = partial(ServedBlob, token=self._token, certificate=self._certificate, timeout_s=self._timeout_s)
         return kind, (self._url,)
 
-    def _got(self, wanted: BlobGet) -> bytes | None:
+    def _got(self, request: BlobGet) -> bytes | None:
         from persist.blob import wire
 
-        body = msgspec.json.encode(wanted)
+        body = msgspec.json.encode(request)
         try:
             pieces = wire.answers(self._connected(), self._token, "blob.get", body, self._timeout_s)
             head = msgspec.json.decode(next(pieces), type=BlobHead)
@@ -207,7 +207,7 @@ class ServedBlob:
         if not head.found:
             return None
         if len(value) != head.bytes:
-            raise Unavailable(f"{self._url} gave {len(value):,} bytes of {wanted.key!r}, and said {head.bytes:,}")
+            raise Unavailable(f"{self._url} gave {len(value):,} bytes of {request.key!r}, and said {head.bytes:,}")
         return value
 
     def _send(self, key: str, value: bytes, *, is_new: bool) -> bool:

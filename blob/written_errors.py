@@ -113,7 +113,7 @@ class WrittenErrors:
                 for tag in self._tags:
                     if value.keys() == {tag.name} and isinstance(value[tag.name], list):
                         return tag.read(*map(self._value, value[tag.name]))
-                raise ValueError(f"{value!r:.200} is no value of an error")
+                raise ValueError(f"{value!r:.200} is not a value of an error")
         return value
 
 

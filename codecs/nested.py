@@ -157,7 +157,8 @@ def split_path(path: str) -> list[str]:
             step = path[at:end]
         if end < 0 or not step or path[end : end + 1] not in ("", "."):
             raise SchemaMismatch(
-                f"{path!r} is no path: give names with dots between them, such as address.zip, and quote a name that "
+                f"{path!r} is not a path: give names with dots between them, such as address.zip, and quote a "
+                f"name that "
                 'has dots itself, such as "like.this".zip'
             )
         steps.append(step)
@@ -383,32 +384,32 @@ def _family(kind: pa.DataType) -> str:
     return "struct" if pt.is_struct(kind) else "map" if pt.is_map(kind) else ""
 
 
-def find_new_fields(name: str, given: pa.DataType, wanted: pa.DataType) -> dict[str, pa.DataType]:
+def find_new_fields(name: str, source_type: pa.DataType, target_type: pa.DataType) -> dict[str, pa.DataType]:
     """Return the fields inside of a column that another type of it has not, with their types by path."""
-    if not _family(wanted) or not _family(given):
+    if not _family(target_type) or not _family(source_type):
         return {}
-    node = make_node(name, wanted, count())
-    differences = find_differences(node, node_by_names(name, given, node))
+    node = make_node(name, target_type, count())
+    differences = find_differences(node, node_by_names(name, source_type, node))
     return {path: now.kind for path, was, now in differences if was is None and now is not None}
 
 
-def align_fields(column: pa.ChunkedArray, wanted: pa.DataType) -> pa.ChunkedArray:
+def align_fields(column: pa.ChunkedArray, target_type: pa.DataType) -> pa.ChunkedArray:
     """Return a column with the fields inside that a type has: others are left out, and missing ones are NULL."""
-    kind = _align_type(column.type, wanted)
+    kind = _align_type(column.type, target_type)
     if kind == column.type:
         return column
     target = make_node("", kind, count())
     return reshape_column(column, node_by_names("", column.type, target), target, lambda piece, _: piece)
 
 
-def _align_type(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
-    if not _family(given) or _family(given) != _family(wanted):
-        return given
-    if pt.is_struct(given):
-        types = {child.name: child.type for child in children(given)}
-        return pa.struct([(f.name, _align_type(types.get(f.name, f.type), f.type)) for f in children(wanted)])
-    pairs = zip(children(given), children(wanted), strict=True)
-    return with_children(given, [_align_type(ours.type, target.type) for ours, target in pairs])
+def _align_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
+    if not _family(source_type) or _family(source_type) != _family(target_type):
+        return source_type
+    if pt.is_struct(source_type):
+        types = {child.name: child.type for child in children(source_type)}
+        return pa.struct([(f.name, _align_type(types.get(f.name, f.type), f.type)) for f in children(target_type)])
+    pairs = zip(children(source_type), children(target_type), strict=True)
+    return with_children(source_type, [_align_type(ours.type, target.type) for ours, target in pairs])
 
 
 def changes_by_path(before: Node, after: Node) -> dict[str, Any]:

@@ -64,7 +64,8 @@ def _is_of_partition(context: dg.OutputContext, collection: persist.Collection, 
         return pc.field(column) == pa.scalar(partition).cast(kind)
     except pa.ArrowException as error:
         raise persist.InvalidUsage(
-            f"the partition {partition!r} of {collection.name!r} is no value of its column {column!r} ({kind}): {error}"
+            f"the partition {partition!r} of {collection.name!r} is not a value of its column {column!r} "
+            f"({kind}): {error}"
         ) from None
 
 

@@ -2,7 +2,7 @@
 
 `BoundedFolder` writes a file as a temporary one and renames it, without fsync, so each reader checks what it finds. The
 modification time of a file is the time of its last use. When the folder is too large, the least recently used files are
-removed, by any writer, down to 90% of the room. It is no error if another process removed a file first; readers that
+removed, by any writer, down to 90% of the room. Another process may have removed a file first; readers that
 have a file open or mapped can still read it. Each writer looks at the whole folder at its first write, and again when
 it has written a sixteenth of the room. With n writers, the folder can therefore exceed its room by n sixteenths. Only
 files with names of this form are counted and removed:

@@ -500,11 +500,11 @@ def _remove_old_temporaries(root: str) -> None:
                         os.unlink(entry.path)
 
 
-def _mode(name: str, given: int | str, least: int, most: int) -> int:
+def _mode(name: str, value: int | str, least: int, most: int) -> int:
     try:
-        mode = int(given, 8) if isinstance(given, str) else given
+        mode = int(value, 8) if isinstance(value, str) else value
     except ValueError:
-        raise InvalidUsage(f'{name}={given!r} is not allowed: give octal digits, such as "0640"') from None
+        raise InvalidUsage(f'{name}={value!r} is not allowed: give octal digits, such as "0640"') from None
     if mode & least != least or mode & ~most:
         raise InvalidUsage(f"{name}={mode:#o} is not allowed: give at least {least:#o} and at most {most:#o}")
     return mode

@@ -202,7 +202,7 @@ class ObjectBlob:
             raise self._errors.read_error("get", key, error) from self._errors.cause(error)
         if kind.startswith("text/html"):
             raise StoreMisconfigured(
-                f"the answer to get {key!r} at {self.url} is no object but a page of type {kind}, which begins "
+                f"the answer to get {key!r} at {self.url} is not an object but a page of type {kind}, which begins "
                 f"{value[:80].decode(errors='replace')!r}: something else answers in place of the store, such as a "
                 "proxy that wants you to sign in. Open such an address in a browser, or correct the endpoint and proxy."
             )

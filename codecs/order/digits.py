@@ -311,10 +311,10 @@ def _primitive_digit(column: pa.Array) -> Compute:
     if pt.is_boolean(column.type):
         return _of_values(boolean_values(column.fill_null(False)).astype(np.uint64))
     raw = _without_nulls(column, stored_values(column))
-    return lambda rows: ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False)
+    return lambda rows: to_ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False)
 
 
-def ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return unsigned integers of the same width and order; canonical floats keep theirs, NaN last."""
     width = values.dtype.itemsize
     bits: npt.NDArray[Any] = values.view(f"u{width}")

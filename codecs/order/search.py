@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
-from persist.codecs.order.digits import dense_ranks, ordered_bits
+from persist.codecs.order.digits import dense_ranks, to_ordered_bits
 from persist.codecs.order.ordering import order_keys, row_sorter
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
@@ -75,7 +75,7 @@ def packed(columns: Sequence[pa.Array], layout: Layout) -> Packed:
     if layout.is_number:
         (column,) = columns
         values = stored_values(column.slice(0, len(column) - column.null_count))
-        return ordered_bits(values) if values.dtype.kind == "f" else values
+        return to_ordered_bits(values) if values.dtype.kind == "f" else values
     rows = np.zeros((len(columns[0]), max(layout.row_bytes, 8)), np.uint8)
     at = 0
     for column, width in zip(columns, layout.widths, strict=True):
@@ -221,35 +221,37 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _find_rows(keys: Packed, wanted: Packed) -> Rows:
+def _find_rows(keys: Packed, requested_keys: Packed) -> Rows:
     """Return the ascending positions in sorted `keys` of all that are in sorted `wanted`."""
-    if len(wanted) == 1:
-        start = keys.searchsorted(wanted)[0]
-        if start == len(keys) or keys[start] != wanted[0]:
+    if len(requested_keys) == 1:
+        start = keys.searchsorted(requested_keys)[0]
+        if start == len(keys) or keys[start] != requested_keys[0]:
             return NO_ROWS
-        return np.arange(start, keys.searchsorted(wanted, "right")[0])
+        return np.arange(start, keys.searchsorted(requested_keys, "right")[0])
     # Most of many may be outside of these keys.
-    wanted = wanted[wanted.searchsorted(keys[0]) : wanted.searchsorted(keys[-1], "right")]
-    if not len(wanted):
+    requested_keys = requested_keys[
+        requested_keys.searchsorted(keys[0]) : requested_keys.searchsorted(keys[-1], "right")
+    ]
+    if not len(requested_keys):
         return NO_ROWS
-    if len(wanted) > len(keys):
+    if len(requested_keys) > len(keys):
         # More is wanted than there is: look each key up among the wanted ones.
-        at = wanted.searchsorted(keys)
-        at[at == len(wanted)] = 0  # Greater than all of them: the least is not equal either.
-        rows: Rows = np.flatnonzero(wanted[at] == keys)
+        at = requested_keys.searchsorted(keys)
+        at[at == len(requested_keys)] = 0  # Greater than all of them: the least is not equal either.
+        rows: Rows = np.flatnonzero(requested_keys[at] == keys)
         return rows
-    starts = keys.searchsorted(wanted)
+    starts = keys.searchsorted(requested_keys)
     starts[starts == len(keys)] = 0  # As above.
-    is_there = keys[starts] == wanted
-    starts, wanted = starts[is_there], wanted[is_there]
+    is_there = keys[starts] == requested_keys
+    starts, requested_keys = starts[is_there], requested_keys[is_there]
     # Mostly a key has one row, and no second search is needed.
     again = starts + 1 < len(keys)
-    again[again] = keys[starts[again] + 1] == wanted[again]
+    again[again] = keys[starts[again] + 1] == requested_keys[again]
     if not again.any():
         rows = starts
         return rows
     ends = starts + 1
-    ends[again] = keys.searchsorted(wanted[again], "right")
+    ends[again] = keys.searchsorted(requested_keys[again], "right")
     # The ranges [start, end) one after the other: a run of consecutive numbers, moved to begin at each start.
     counts = ends - starts
     firsts = np.cumsum(counts) - counts
@@ -282,7 +284,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
         rows[:, start:end], rows[:, end] = padded, lengths
         end += 1
     elif _is_number_or_time(column.type):
-        numbers = ordered_bits(stored_values(column))
+        numbers = to_ordered_bits(stored_values(column))
         rows[:, start:end] = numbers.astype(numbers.dtype.newbyteorder(">")).view(np.uint8).reshape(-1, width)
     elif pat.is_boolean(column.type):
         rows[:, start] = stored_values(column.cast(pa.uint8()).fill_null(0))

@@ -1,6 +1,6 @@
 """Writes the Parquet file of a part: encodings and statistics chosen per column, row group by row group.
 
-Encodings for each column, chosen by measurement (`docs/inside/records/2026-11-27-performance.md`, "Encodings"):
+Encodings for each column, chosen by measurement (`docs/inside/performance.md`, "Encodings"):
 
 - integers and temporal types: DELTA_BINARY_PACKED, but a dictionary where a sample has very few values; float32 and
   float64: BYTE_STREAM_SPLIT;

@@ -105,7 +105,7 @@ def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequen
 
 
 def may_compare_with_nan(filter: pc.Expression) -> bool:
-    """Whether a filter has NaN among its literals or may compute it: it computes something."""
+    """Whether a filter may compare with NaN: it has NaN as a literal, or a function that may compute NaN."""
     text = str(filter)
     if _NAN.search(text) or not _PLAIN_FUNCTIONS.issuperset(_FUNCTION.findall(text)):
         return True

@@ -22,7 +22,7 @@ the order is free: the updates of the last key are held back until the next key,
 the key continues in a new run. Memory: four times a table, and what `PartStream` holds.
 
 Row groups have 64k rows, because a point read decodes one: 5 ms for six columns, 0.5 ms for one of int64. Smaller ones
-cost more elsewhere (`docs/inside/records/2026-11-27-performance.md`, "Encodings").
+cost more elsewhere (`docs/inside/performance.md`, "Encodings").
 """
 
 import bisect
@@ -311,10 +311,10 @@ class RunStream:
             DiffOverflow: the diffs of one update sum to outside int64.
             InvalidUpdate: a value that Parquet cannot hold.
         """
-        rows, done = self._ordered(table), []
+        rows, done = self._consolidate(table), []
         if self._held is not None and len(rows):
             if self._order(self._held, rows) == 0:
-                rows = self._ordered(pa.concat_tables([self._held, rows]))
+                rows = self._consolidate(pa.concat_tables([self._held, rows]))
             else:
                 done = self._write(self._held)
             self._held = None
@@ -332,7 +332,7 @@ class RunStream:
         self._held = None
         return done + self._end_run()
 
-    def _ordered(self, table: pa.Table) -> pa.Table:
+    def _consolidate(self, table: pa.Table) -> pa.Table:
         summed = consolidate(table, [*self._schema.names, TIME])
         return pa.Table.from_arrays(summed.columns, schema=self._schema.arrow)
 

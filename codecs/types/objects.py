@@ -64,7 +64,7 @@ def find_unwritable(table: pa.Table | pa.RecordBatch) -> str | None:
 
 
 def _to_object(value: pa.Scalar, separator: str) -> Any:
-    """Return a nested value, or one within."""
+    """Return a value as a Python object; nested values become dicts and lists."""
     kind = value.type
     if not value.is_valid:
         return None

@@ -79,29 +79,29 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     return [_field(name, declared, f"{side} field {name!r:.80}") for name, declared in pairs]
 
 
-def _field(name: Any, given: Any, where: str) -> tuple[Any, pa.DataType, bool]:
-    if not isinstance(given, pa.Field):
-        return name, arrow_type(given, where), True
-    if given.name not in ("", name):
+def _field(name: Any, value: Any, where: str) -> tuple[Any, pa.DataType, bool]:
+    if not isinstance(value, pa.Field):
+        return name, arrow_type(value, where), True
+    if value.name not in ("", name):
         raise SchemaMismatch(
-            f"{where} is given as a field {given.name!r}: call both alike, or leave the field's name empty"
+            f"{where} is given as a field {value.name!r}: call both alike, or leave the field's name empty"
         )
-    return name, arrow_type(given.type, where), given.nullable
+    return name, arrow_type(value.type, where), value.nullable
 
 
-def arrow_type(given: Any, where: str) -> pa.DataType:
+def arrow_type(value: Any, where: str) -> pa.DataType:
     """Return the Arrow type for storing values of a Python or library type; where names the field in errors.
 
     Raises:
         SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
     """
     try:
-        converted = _converted(given)
+        converted = _converted(value)
         is_json = getattr(converted, "extension_name", None) == JSON.extension_name
         return JSON if is_json else stored_type(converted)
     except _Unknown as error:
         raise SchemaMismatch(
-            f"{where} has {given!r:.80} for a type{error}: give the name of a type of Arrow, such as int64, float64, "
+            f"{where} has {value!r:.80} for a type{error}: give the name of a type of Arrow, such as int64, float64, "
             "string, date32 or timestamp[us, tz=UTC]; in Python, the type itself, or one of Python, such as int or str"
         ) from error
 
@@ -150,22 +150,22 @@ def _annotations(kind: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
 
 
-def _converted(given: Any) -> pa.DataType:
-    if isinstance(given, pa.DataType):
-        return given
-    if isinstance(given, str):
-        return _parse_name(given)
-    if get_origin(given) is not None:
-        return _generic(get_origin(given), get_args(given))
-    if isinstance(given, np.dtype) or (isinstance(given, type) and issubclass(given, np.generic)):
+def _converted(value: Any) -> pa.DataType:
+    if isinstance(value, pa.DataType):
+        return value
+    if isinstance(value, str):
+        return _parse_name(value)
+    if get_origin(value) is not None:
+        return _generic(get_origin(value), get_args(value))
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         try:
-            return pa.from_numpy_dtype(given)
+            return pa.from_numpy_dtype(value)
         except pa.ArrowException as error:
             raise _Unknown(", of which only the values tell what they are") from error
-    package = (given if isinstance(given, type) else type(given)).__module__.partition(".")[0]
+    package = (value if isinstance(value, type) else type(value)).__module__.partition(".")[0]
     if package in ("pandas", "polars"):
-        return _of_frames(given, package)
-    return _of_class(given) if isinstance(given, type) else _no_type()
+        return _of_frames(value, package)
+    return _of_class(value) if isinstance(value, type) else _no_type()
 
 
 def _of_class(given: type) -> pa.DataType:
@@ -195,12 +195,12 @@ def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
     return _no_type()
 
 
-def _of_frames(given: Any, package: str) -> pa.DataType:
+def _of_frames(value: Any, package: str) -> pa.DataType:
     library: Any = sys.modules[package]
     try:
         if package == "polars":
-            return pa.schema(library.Schema({"it": given})).field(0).type
-        arrow_type = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=given)})).field(0).type
+            return pa.schema(library.Schema({"it": value})).field(0).type
+        arrow_type = pa.Schema.from_pandas(library.DataFrame({"it": library.Series([], dtype=value)})).field(0).type
     except Exception as error:  # Libraries may raise anything for other objects.
         raise _Unknown(f", of which Arrow has none ({error})") from error
     return arrow_type

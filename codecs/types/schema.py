@@ -201,7 +201,7 @@ class CollectionSchema:
                 f"{list(self.value.names)}: names must be unique over both. Rename one of them."
             )
         if self.order and sorted(self.order) != sorted(names):
-            raise SchemaMismatch(f"order={list(self.order)} is no order of the columns {list(names)}")
+            raise SchemaMismatch(f"order={list(self.order)} is not an order of the columns {list(names)}")
         declared = (*self.key.fields, *self.value.fields)
         if of_key := [f.name for f in self.key.fields if f.type == JSON]:
             raise SchemaMismatch(
@@ -248,7 +248,7 @@ class CollectionSchema:
         """
         if timeline is not None and timeline not in TIME_UNITS:
             raise SchemaMismatch(
-                f"timeline={timeline!r} is no unit of time: give one of {', '.join(map(repr, TIME_UNITS))}, or None "
+                f"timeline={timeline!r} is not a unit of time: give one of {', '.join(map(repr, TIME_UNITS))}, or None "
                 "for times that are plain numbers"
             )
         sides = (Side.of(key, "key"), Side.of(value, "value"))
@@ -291,7 +291,7 @@ class CollectionSchema:
         unknown = [name for name in listed if name not in self.names]
         if unknown:
             hint = did_you_mean(unknown[0], self.names)
-            problem = f"{unknown[0]!r} is no column of this collection{hint or ','}"
+            problem = f"{unknown[0]!r} is not a column of this collection{hint or ','}"
             raise SchemaMismatch(f"{what} {list(listed)} cannot be had: {problem} it has {list(self.names)}")
         if twice := [name for name, count in Counter(listed).items() if count > 1]:
             raise SchemaMismatch(f"{what} {list(listed)} cannot be had: {twice[0]!r} is there twice. Name it once.")
@@ -380,9 +380,9 @@ def _decode_schema(j: Json) -> CollectionSchema:
 def _decode_order(written: Any, sides: Sequence[Side]) -> tuple[str, ...]:
     names = [name for side in sides for name in side.names]
     if written and not (isinstance(written, list) and all(isinstance(name, str) for name in written)):
-        raise ValueError(f"{written!r:.80} is no list of names")
+        raise ValueError(f"{written!r:.80} is not a list of names")
     if written and sorted(written) != sorted(names):
-        raise ValueError(f"{written!r:.80} is no order of the columns {names}")
+        raise ValueError(f"{written!r:.80} is not an order of the columns {names}")
     return tuple(written)
 
 
@@ -462,8 +462,8 @@ def _field_from_json(pair: Any) -> pa.Field:
     raise ValueError(f"{pair!r:.80} is not the written form of a field")
 
 
-def _check_codecs(given: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
-    for side, ours, stored_side in (("key", given.key, stored.key), ("value", given.value, stored.value)):
+def _check_codecs(schema: CollectionSchema, stored: CollectionSchema, collection: str) -> None:
+    for side, ours, stored_side in (("key", schema.key, stored.key), ("value", schema.value, stored.value)):
         if ours.codec_name is None or stored_side.codec_name is None:
             continue
         if (ours.codec_name, ours.codec_version) != (stored_side.codec_name, stored_side.codec_version):

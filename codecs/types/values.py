@@ -257,7 +257,7 @@ def _zoned(wanted: bool) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         zones = set(map(type, map(attrgetter("tzinfo"), values)))
         if wanted and type(None) in zones:
-            raise _Refused("it has no time zone, so it is no instant")
+            raise _Refused("it has no time zone, so it is not an instant")
         if not wanted and zones - {type(None)}:
             raise _Refused("it has a time zone, and the type has none")
 

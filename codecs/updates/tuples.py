@@ -217,7 +217,7 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
         if _are_dicts([value], side):
             if unknown := [name_given for name_given in as_dict(value) if name_given not in side.names]:
                 hint = did_you_mean(unknown[0], side.names)
-                return f"{cut(unknown[0])} is no field of the {name}{hint or ','} which has {', '.join(side.names)}"
+                return f"{cut(unknown[0])} is not a field of the {name}{hint or ','} which has {', '.join(side.names)}"
             if lacking := [field for field in side.names if field not in as_dict(value)]:
                 return f"the {name} {cut(value)} {lacks_columns(lacking)}"
             continue
@@ -233,10 +233,10 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
 
 
 def _example(schema: CollectionSchema) -> str:
-    return f"(({_named(schema.key)}, {_named(schema.value)}), time, diff)"
+    return f"(({_describe_fields(schema.key)}, {_describe_fields(schema.value)}), time, diff)"
 
 
-def _named(side: Side) -> str:
+def _describe_fields(side: Side) -> str:
     """Return what stands for a side in a tuple: its fields, by name."""
     if side.codec_name is not None:
         return f"a value of codec {side.codec_name!r}"

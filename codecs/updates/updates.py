@@ -288,7 +288,7 @@ class Stamp:
             diff = int(diff)
             object.__setattr__(self, "diff", diff)
         if isinstance(diff, bool) or not isinstance(diff, int) or not diff or not -(2**63) <= diff < 2**63:
-            raise InvalidUpdate(f"diff={diff!r} is no change: give 1 to insert the rows, -1 to retract them")
+            raise InvalidUpdate(f"diff={diff!r} is not a change: give 1 to insert the rows, -1 to retract them")
 
 
 def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
@@ -307,7 +307,7 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
         return _stamped_table(table, stamp, schema)
     if isinstance(stamp.time, str):
         raise SchemaMismatch(
-            f"time={stamp.time!r} names a column, and these rows are no table: give dicts or a frame, or "
+            f"time={stamp.time!r} names a column, and these rows are not a table: give dicts or a frame, or "
             "((key, value), time, diff) tuples without time="
         )
     if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
@@ -357,7 +357,7 @@ def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> p
     if stamp.time not in table.column_names:
         hint = did_you_mean(stamp.time, table.column_names)
         raise SchemaMismatch(
-            f"time={stamp.time!r} is no column of the rows{hint}; they have {table.column_names}. A moment as text "
+            f"time={stamp.time!r} is not a column of the rows{hint}; they have {table.column_names}. A moment as text "
             "begins with its day, such as 2026-11-21T12:00:00Z."
         )
     table = table.append_column(TIME, table[stamp.time])

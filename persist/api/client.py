@@ -12,7 +12,7 @@ from persist.api.collection import Collection, Described, keep_erasures_finished
 from persist.api.creation import Collections, CreatingCalls
 from persist.api.definitions import run
 from persist.api.joint_reads import ReadingTogether
-from persist.api.lineage import is_wanted, told_of
+from persist.api.lineage import is_wanted, start_lineage
 from persist.api.multi_write import MultiWrite
 from persist.api.serving import ServeOptions, Servers, serve
 from persist.api.upkeep import UpkeepCalls
@@ -115,7 +115,7 @@ def _check_text(option: str, text: object) -> None:
 def _server(option: str, given: str | Notify | None) -> Notify | None:
     server = Notify(given) if isinstance(given, str) else given
     if server is not None and not isinstance(server, Notify):
-        raise InvalidUsage(f"{option}={given!r} is no server: give its URL, or persist.Notify(url, token=…)")
+        raise InvalidUsage(f"{option}={given!r} is not a server: give its URL, or persist.Notify(url, token=…)")
     return server
 
 
@@ -143,7 +143,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             weakref.finalize(self, listener.request_stop).atexit = False
             self._ends.append(listener.close)
             engine.count_also("notify", listener.counts)
-        self._lineage = told_of(engine) if engine.mode != "read" and is_wanted() else None
+        self._lineage = start_lineage(engine) if engine.mode != "read" and is_wanted() else None
 
     @property
     def url(self) -> str:
@@ -171,7 +171,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         """
         self.engine.check_open("collections")
         if not isinstance(prefix, str):
-            raise InvalidUsage(f"prefix={prefix!r} is no text: give what the names begin with, such as 'sales.'")
+            raise InvalidUsage(f"prefix={prefix!r} is not text: give what the names begin with, such as 'sales.'")
         return Collections(self.engine.names(prefix), self.engine)
 
     def drop(self, name: str) -> CommitFuture:
@@ -498,7 +498,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def __contains__(self, name: object) -> bool:
         """Tell whether there is a collection of that name. Cost: one GET."""
         self.engine.check_open("in")
-        return isinstance(name, str) and self.engine.newest_id_of(name) is not None
+        return isinstance(name, str) and self.engine.find_newest_id(name) is not None
 
     def __iter__(self) -> Iterator[str]:
         """Yield the names of all collections."""
@@ -528,9 +528,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         more = " …" if names[NAMES_SHOWN:] else ""
         shown_rows.append((f"{len(names):,} collections", ", ".join(names[:NAMES_SHOWN]) + more))
         caption = f"Client of {self.url}{', closed' if self.engine.is_closed else ''}"
-        return html_table(caption, shown_rows) + html_rows(("collection", "since", "upper"), self._known_ends(names))
+        return html_table(caption, shown_rows) + html_rows(
+            ("collection", "since", "upper"), self._list_frontiers(names)
+        )
 
-    def _known_ends(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
+    def _list_frontiers(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
         """Return the first collections with their frontiers, as far as this client has read them."""
         state = self.engine.follower.state
         rows = []

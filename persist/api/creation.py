@@ -105,7 +105,7 @@ class CreatingCalls:
         schema = CollectionSchema.of(key, value, timeline)
         retained = None if retention is None else retention_times(retention, read_timeline(schema))
         if keyed is not None and not isinstance(keyed, Keyed):
-            raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+            raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
         form = None if keyed is None else build_form(keyed, schema)
         machine = None if keyed is None else keyed.machine
         contents, both = created_or_loaded(self.engine, name, schema, form, retained)
@@ -254,20 +254,20 @@ class Collections(list[str]):
 
     def __repr__(self) -> str:
         """Say what this client knows of each, without asking the store for news."""
-        head, *rows = (tuple(map(plain, row)) for row in self._shown())
+        head, *rows = (tuple(map(plain, row)) for row in self._list_rows())
         if not rows:
             return "no collections"
-        return "\n".join((*aligned((head, *rows), right=(1,)), *self._left_out()))
+        return "\n".join((*aligned((head, *rows), right=(1,)), *self._format_omitted()))
 
     def _repr_html_(self) -> str:
         """Do what the representation does, as a table."""
-        head, *rows = self._shown()
-        return html_rows(head, [*rows, *((line, "", "", "") for line in self._left_out())])
+        head, *rows = self._list_rows()
+        return html_rows(head, [*rows, *((line, "", "", "") for line in self._format_omitted())])
 
-    def _left_out(self) -> list[str]:
+    def _format_omitted(self) -> list[str]:
         return [f"… and {len(self) - SHOWN_MAX:,} more"] if len(self) > SHOWN_MAX else []
 
-    def _shown(self) -> list[tuple[str, str, str, str]]:
+    def _list_rows(self) -> list[tuple[str, str, str, str]]:
         """Return the head of a table and a row for each collection: name, rows, what is sealed, comment."""
         entries, ids = self._engine.follower.state.entries, self._engine.follower.state.ids
         rows = [("name", "rows", "sealed before", "comment")]
@@ -277,12 +277,12 @@ class Collections(list[str]):
             cells = ("", "", "")
             if contents is not None:
                 with suppress(PersistError):
-                    cells = _cells_of(contents)
+                    cells = _format_cells(contents)
             rows.append((name, *cells))
         return rows
 
 
-def _cells_of(contents: CollectionState) -> tuple[str, str, str]:
+def _format_cells(contents: CollectionState) -> tuple[str, str, str]:
     rows, upper = record_count(contents), contents.upper
     sealed = "for ever" if upper == END else "-" if upper == 0 else time_text(upper, read_timeline(contents.schema))
     return "?" if rows is None else f"{rows:,}", sealed, contents.about.comment

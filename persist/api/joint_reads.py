@@ -98,7 +98,7 @@ class ReadingTogether:
         wanted = []
         for collection, as_of in _of_this_client(collections, self.engine).items():
             if isinstance(collection, str):
-                raise InvalidUsage(f"{collection!r} is no collection of this client: use what its load() returned")
+                raise InvalidUsage(f"{collection!r} is not a collection of this client: use what its load() returned")
             time = None if as_of is None else collection.handle.as_time("as_of", as_of)
             wanted.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
             if contents:
@@ -112,8 +112,8 @@ def _of_this_client(
 ) -> Mapping[Named, int | Moment | None]:
     """Return collections; raise InvalidUsage if there are none, or one is not of that engine."""
     if not isinstance(collections, Mapping) or not collections:
-        raise InvalidUsage(f"collections={collections!r} is no dict of collections and times: give {{orders: 10}}")
+        raise InvalidUsage(f"collections={collections!r} is not a dict of collections and times: give {{orders: 10}}")
     for named in collections:
         if not isinstance(named, str) and not (isinstance(named, Collection) and named.handle.engine is engine):
-            raise InvalidUsage(f"{named!r} is no collection of this client: use what its load() returned")
+            raise InvalidUsage(f"{named!r} is not a collection of this client: use what its load() returned")
     return collections

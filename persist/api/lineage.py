@@ -55,7 +55,7 @@ def is_wanted() -> bool:
     return any(os.environ.get(f"OPENLINEAGE_{name}") for name in ("URL", "CONFIG", "_TRANSPORT__TYPE"))
 
 
-def told_of(engine: Engine) -> "Lineage | None":
+def start_lineage(engine: Engine) -> "Lineage | None":
     """Send events of what a client commits from now on; None if the package is missing, which is warned of."""
     try:
         from openlineage.client import OpenLineageClient
@@ -98,7 +98,7 @@ class Lineage:
 
     def committed(self, future: "Future[int]") -> None:
         """Tell of the record that a commit becomes, once it is durable."""
-        future.add_done_callback(self._done)
+        future.add_done_callback(self._emit_commit)
 
     def request_stop(self) -> None:
         """End the thread after what is left; return at once."""
@@ -111,7 +111,7 @@ class Lineage:
         self._thread.join(CLOSE_S)
         self._sender.close(CLOSE_S)
 
-    def _done(self, future: "Future[int]") -> None:
+    def _emit_commit(self, future: "Future[int]") -> None:
         # Not future.exception(): to look at an error there takes it off the ledger of those that nobody has seen.
         if Future.exception(future, 0) is not None:
             return

@@ -162,13 +162,13 @@ def to_time(frontier: int) -> int | None:
     return None if frontier == END else frontier
 
 
-def to_frontier(given: int | Antichain) -> int:
+def to_frontier(value: int | Antichain) -> int:
     """Return a frontier of a collection from the public API as an integer.
 
     Raises:
         InvalidUsage: it is not a time, or has several dimensions.
     """
-    antichain = given if isinstance(given, Antichain) else Antichain(given)
+    antichain = value if isinstance(value, Antichain) else Antichain(value)
     if antichain.is_empty:
         return END
     if antichain.time is None:

@@ -28,7 +28,7 @@ def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
         if error is None:
             raise
         # The block's own error is what its handlers wait for.
-        error.add_note(f"Besides, writes failed and nobody looked at their errors: {unlooked!r}")
+        error.add_note(f"Besides, writes failed and no caller read their errors: {unlooked!r}")
 
 
 @contextmanager

@@ -99,12 +99,12 @@ def check_text(what: str, text: str) -> str:
     return text
 
 
-def is_text(given: object) -> bool:
+def is_text(value: object) -> bool:
     """Return whether it is text that can be stored: surrogates from undecodable bytes are not Unicode."""
-    if not isinstance(given, str):
+    if not isinstance(value, str):
         return False
     try:
-        given.encode()
+        value.encode()
     except UnicodeEncodeError:
         return False
     return True

@@ -105,7 +105,7 @@ def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[Limit
     """
     for name, limit in (("timeout_s", timeout_s), ("memory_limit", memory_limit)):
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit >= 0):
-            raise InvalidUsage(f"{name}={limit!r} is no limit: give a number of at least 0, or None for no limit")
+            raise InvalidUsage(f"{name}={limit!r} is not a limit: give a number of at least 0, or None for no limit")
     until = math.inf if timeout_s is None else time.monotonic() + timeout_s
     resident = math.inf if memory_limit is None else resident_bytes() + memory_limit
     work = LimitedWork(timeout_s, memory_limit, until, resident, _work.get())
@@ -281,7 +281,7 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     """
     if tell is not None:
         if not callable(tell):
-            raise InvalidUsage(f"progress({tell!r:.100}) is no function: give one that takes a persist.Work")
+            raise InvalidUsage(f"progress({tell!r:.100}) is not a function: give one that takes a persist.Work")
         with watched(_Told(tell)):
             yield
         return

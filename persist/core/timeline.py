@@ -52,9 +52,9 @@ _BASIC_DAY = re.compile(r"(19|20|21)\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", r
 _KINDS = (date, str, np.datetime64, pa.TimestampScalar, pa.Date32Scalar, pa.Date64Scalar)  # A datetime is a date.
 
 
-def is_moment(given: object) -> TypeGuard[Moment]:
+def is_moment(value: object) -> TypeGuard[Moment]:
     """Return whether something is of a kind that may be a moment, rather than a number."""
-    return isinstance(given, _KINDS)
+    return isinstance(value, _KINDS)
 
 
 def begins_with_a_day(text: str) -> bool:
@@ -70,12 +70,12 @@ def is_column_name(time: object) -> TypeGuard[str]:
     return word != NOW and word not in _DAYS_FROM_NOW and AGO.fullmatch(word) is None
 
 
-def is_tag(given: object) -> TypeGuard[str]:
+def is_tag(value: object) -> TypeGuard[str]:
     """Return whether something can only be the name of a tag: text that does not begin like a moment."""
-    return isinstance(given, str) and _LIKE_A_MOMENT.match(given.strip()) is None
+    return isinstance(value, str) and _LIKE_A_MOMENT.match(value.strip()) is None
 
 
-def parse_time(given: Any, timeline: "Timeline | None" = None) -> Any:
+def parse_time(value: Any, timeline: "Timeline | None" = None) -> Any:
     """Return text of digits as a number, and any other time unchanged.
 
     Args:
@@ -84,20 +84,20 @@ def parse_time(given: Any, timeline: "Timeline | None" = None) -> Any:
     Raises:
         InvalidUsage: it has more digits than any time.
     """
-    text = given.strip() if isinstance(given, str) else ""
+    text = value.strip() if isinstance(value, str) else ""
     if not _NUMBER.fullmatch(text) or (timeline is not None and _BASIC_DAY.fullmatch(text)):
-        return given
+        return value
     if len(text) > _DIGITS_MAX:
-        raise InvalidUsage(f"a number of {len(text):,} digits is no time: give one from 0 to 2^63 - 2")
+        raise InvalidUsage(f"a number of {len(text):,} digits is not a time: give one from 0 to 2^63 - 2")
     return int(text)
 
 
-def parse_time_word(given: Any, wall_ms: int) -> datetime | None:
+def parse_time_word(value: Any, wall_ms: int) -> datetime | None:
     """Return the moment that a word such as "yesterday" or "-1d" means by a clock; None of what is none of these.
 
     "now" is the clock itself. A day is its first moment, in UTC. Spans count from now.
     """
-    word = given.strip().lower() if isinstance(given, str) else ""
+    word = value.strip().lower() if isinstance(value, str) else ""
     now = _EPOCH + timedelta(milliseconds=wall_ms)
     if word == NOW:
         return now
@@ -108,11 +108,11 @@ def parse_time_word(given: Any, wall_ms: int) -> datetime | None:
         return None
     count, name = match[1] or match[3], match[2] or match[4]
     if name not in _SECONDS:
-        raise InvalidUsage(f"{given!r} is no time: spans are in s, min, h, d or w, such as '-1d' or '2 hours ago'")
+        raise InvalidUsage(f"{value!r} is not a time: spans are in s, min, h, d or w, such as '-1d' or '2 hours ago'")
     try:
         return now - timedelta(seconds=int(count) * _SECONDS[name])
     except OverflowError as error:
-        raise InvalidUsage(f"{given!r} is before the year 1: give a shorter span") from error
+        raise InvalidUsage(f"{value!r} is before the year 1: give a shorter span") from error
 
 
 def read_timeline(schema: CollectionSchema) -> "Timeline | None":
@@ -147,7 +147,9 @@ class Timeline:
 
     def __post_init__(self) -> None:
         if self.unit not in TIME_UNITS:
-            raise InvalidUsage(f"unit {self.unit!r} is no unit of time: use one of {', '.join(map(repr, TIME_UNITS))}")
+            raise InvalidUsage(
+                f"unit {self.unit!r} is not a unit of time: use one of {', '.join(map(repr, TIME_UNITS))}"
+            )
 
     def time_of(self, moment: Moment) -> int:
         """Return the last time that is not after a moment: its contents are the moment's contents.
@@ -294,7 +296,7 @@ class Timeline:
         except OverflowError:
             pass
         raise InvalidUsage(
-            f"time {time!r} in {self.unit} is no moment from 1970 to 9999: give a whole number that is one"
+            f"time {time!r} in {self.unit} is not a moment from 1970 to 9999: give a whole number that is one"
         )
 
     def text_of(self, time: int) -> str:
@@ -318,7 +320,7 @@ class Timeline:
     def _checked(self, time: int, moment: Moment) -> int:
         if not 0 <= time <= TIME_MAX:
             last = "the year 2262" if self.unit == "ns" else "a time that fits 63 bits"
-            raise InvalidUsage(f"{moment!r} is no time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
+            raise InvalidUsage(f"{moment!r} is not a time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
         return time
 
     def _column_of_text(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -348,13 +350,13 @@ def _to_seconds(moment: Any) -> Fraction:
         raise _naive(moment, 'pandas.Timestamp(moment, tz="UTC")')
     if not isinstance(moment, date):
         raise InvalidUsage(
-            f"{moment!r} is no moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
+            f"{moment!r} is not a moment: give a datetime with a time zone, a date, or ISO 8601 text such as "
             '"2026-11-21T12:00:00Z"'
         )
     if not isinstance(moment, datetime):
         return Fraction((moment - _EPOCH.date()).days * 86_400)
     if moment != moment:
-        raise InvalidUsage(f"{moment!r} is no moment: every time must be one")
+        raise InvalidUsage(f"{moment!r} is not a moment: every time must be one")
     if moment.utcoffset() is None:
         raise _naive(moment, "moment.astimezone() if it is local, or moment.replace(tzinfo=timezone.utc)")
     return _seconds(moment)
@@ -378,9 +380,9 @@ def _seconds(moment: datetime) -> Fraction:
     return since.days * 86_400 + since.seconds + Fraction(since.microseconds * 1000 + finer, 10**9)
 
 
-def _first_changed(column: pa.ChunkedArray, wanted: pa.DataType) -> int:
+def _first_changed(column: pa.ChunkedArray, target_type: pa.DataType) -> int:
     """Return the first row whose value is another one as type wanted."""
-    back = column.cast(wanted, safe=False).cast(column.type, safe=False)
+    back = column.cast(target_type, safe=False).cast(column.type, safe=False)
     return int(pc.index(pc.equal(back, column), False).as_py())
 
 
@@ -402,7 +404,8 @@ def _parsed(text: str) -> Fraction:
         moment = datetime.fromisoformat(whole)
     except ValueError as error:
         raise InvalidUsage(
-            f"{text!r} is no moment: write it as 2026-11-21T12:00:00Z, with a blank for the T, or an offset for the Z "
+            f"{text!r} is not a moment: write it as 2026-11-21T12:00:00Z, with a blank for the T, or an offset "
+            f"for the Z "
             "(none means UTC), if you like"
         ) from error
     if moment.utcoffset() is None:
@@ -446,23 +449,23 @@ _SECONDS = {
 _SHOWN = (("week", 7 * 86_400), ("day", 86_400), ("hour", 3600), ("minute", 60), ("second", 1))
 
 
-def retention_times(given: Retention, timeline: Timeline | None) -> int:
+def retention_times(retention: Retention, timeline: Timeline | None) -> int:
     """Return how many times a retention is.
 
     Raises:
         InvalidUsage: it is not 1 to TIME_MAX times, no span, or a span where times only count.
     """
-    if isinstance(given, bool) or not isinstance(given, (int, str, timedelta)):
-        raise _unfit(given, "it is neither a number of times nor a span")
-    if isinstance(given, int):
-        if not 1 <= given <= TIME_MAX:
-            raise _unfit(given, f"a number of times is from 1 to {TIME_MAX}")
-        return given
+    if isinstance(retention, bool) or not isinstance(retention, (int, str, timedelta)):
+        raise _unfit(retention, "it is neither a number of times nor a span")
+    if isinstance(retention, int):
+        if not 1 <= retention <= TIME_MAX:
+            raise _unfit(retention, f"a number of times is from 1 to {TIME_MAX}")
+        return retention
     if timeline is None:
-        raise _unfit(given, "the times of this collection only count, so no span is a number of them")
-    times = _span_seconds(given) * timeline.per_second
+        raise _unfit(retention, "the times of this collection only count, so no span is a number of them")
+    times = _span_seconds(retention) * timeline.per_second
     if times.denominator != 1 or not 1 <= times <= TIME_MAX:
-        raise _unfit(given, f"it is {float(times):g} times of a timeline in {timeline.unit}")
+        raise _unfit(retention, f"it is {float(times):g} times of a timeline in {timeline.unit}")
     return int(times)
 
 
@@ -490,8 +493,8 @@ def _span_seconds(given: str | timedelta) -> Fraction:
     return Fraction(int(match[1]) * length)
 
 
-def _unfit(given: object, why: str) -> InvalidUsage:
+def _unfit(value: object, why: str) -> InvalidUsage:
     return InvalidUsage(
-        f"retention={given!r:.100} cannot be kept: {why}. Give a number of times, or, with a timeline, a "
+        f"retention={value!r:.100} cannot be kept: {why}. Give a number of times, or, with a timeline, a "
         "span such as '7 days', '12 hours' or a timedelta."
     )

@@ -102,7 +102,7 @@ def test_moments_of_a_frame_are_rounded_down_to_times() -> None:
         ({"k": [1], "at": [1]}, {"on": ["k", "at"]}, persist.InvalidUsage, "names 2 columns, and a key of 'c' has 1"),
         ({"k": [1], "at": [1.5]}, {}, persist.errors.SchemaMismatch, "the time of a row is a whole number"),
         ({"k": [1], "at": [9]}, {"timeout_s": 0}, persist.errors.AsOfNotSealed, "9"),
-        (7, {}, persist.InvalidUsage, "7 is no frame"),
+        (7, {}, persist.InvalidUsage, "7 is not a frame"),
         ({"k": [1, 2], "at": [1]}, {}, persist.errors.SchemaMismatch, "not of one length: 'k' 2, 'at' 1"),
         ([{"k": 1, "at": 1}, {"k": "x", "at": 1}], {}, persist.errors.InvalidUpdate, "column 'k'"),
         ([{"k": 1, "at": 1}, 5], {}, persist.errors.InvalidUpdate, "update 1 is 5"),
@@ -167,7 +167,7 @@ def test_the_times_of_rows_may_be_text_and_categories(times: Any) -> None:
         c = client.create_or_load("c", key={"k": int}, value={"v": str}, timeline="ms")
         c.write([(1, "a")], time="2026-01-01", seal="2026-02-01").result()
         assert c.as_of_join({"k": [1, 1, 1], "at": times})["v"].to_pylist() == ["a", None, None]
-        with pytest.raises(persist.errors.InvalidUpdate, match="the time of row 1: 'soon' is no moment"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="the time of row 1: 'soon' is not a moment"):
             c.as_of_join({"k": [1, 1], "at": ["2026-01-01", "soon"]})
 
 

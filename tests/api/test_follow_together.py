@@ -118,7 +118,7 @@ def test_what_is_no_collection_of_this_client_is_refused(client: persist.Client)
     with persist.open(MemoryBlob()) as other:
         (theirs,) = made(other, "a")
         for wrong in ({}, {mine: 0, theirs: 0}, {"a": 0}, [mine]):
-            with pytest.raises(persist.InvalidUsage, match=r"this client|no dict"):
+            with pytest.raises(persist.InvalidUsage, match=r"this client|not a dict"):
                 client.follow(wrong)  # type: ignore[arg-type]
 
 

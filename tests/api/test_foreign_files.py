@@ -1,4 +1,4 @@
-"""A folder in which somebody has put what is no blob: a client says so at once, and reads what is whole."""
+"""A folder in which somebody has put what is not a blob: a client says so at once, and reads what is whole."""
 
 import os
 import subprocess

@@ -40,7 +40,7 @@ def test_plain_rows_are_retracted_with_a_diff(orders: persist.Collection) -> Non
     orders.write([(1, "a"), (2, "b")], time=12)
     orders.write([(1, "a")], time=13, diff=-1, seal=14).result()
     assert list(orders.snapshot().rows()) == [(2, "b")]
-    with pytest.raises(persist.errors.InvalidUpdate, match="diff=0 is no change"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="diff=0 is not a change"):
         orders.write([(1, "a")], time=14, diff=0)
     with pytest.raises(persist.InvalidUsage, match="diff=1 is given for updates"):
         orders.write([((1, "a"), 14, 1)], diff=1)
@@ -75,12 +75,12 @@ def test_moments_of_a_dropped_column_are_held_to_the_same_rules(client: persist.
 def test_plain_rows_that_do_not_fit_are_told_how_they_would(orders: persist.Collection) -> None:
     rows = pa.table({"k": [1], "v": ["a"], "sold_at": [5]})
     with pytest.raises(
-        persist.errors.SchemaMismatch, match=r"time='sold_on' is no column of the rows, did you mean 'sold_at'"
+        persist.errors.SchemaMismatch, match=r"time='sold_on' is not a column of the rows, did you mean 'sold_at'"
     ):
         orders.write(rows, time="sold_on")
     with pytest.raises(persist.errors.SchemaMismatch, match="a column '_time', and time=5 is given for all of them"):
         orders.write(rows.rename_columns(["k", "v", "_time"]), time=5)
-    with pytest.raises(persist.errors.SchemaMismatch, match="names a column, and these rows are no table"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="names a column, and these rows are not a table"):
         orders.write([(1, "a")], time="at")
     with pytest.raises(persist.errors.SchemaMismatch, match="'sold_at' is unexpected"):
         orders.write(rows, time=5)

@@ -236,17 +236,17 @@ def test_what_no_other_process_can_open_says_what_to_pass(client: persist.Client
 
 
 SLIPS: dict[str, Any] = {
-    r"add=\['z'\] is no dict by name of column: give one, such as add=\{'note': 'string'\}": lambda o: o.evolve(
+    r"add=\['z'\] is not a dict by name of column: give one, such as add=\{'note': 'string'\}": lambda o: o.evolve(
         add=["z"]
     ),
-    r"'true' is True of all rows, .*: leave it out": lambda o: o.snapshot(where="true"),
-    r"'false' is False of all rows": lambda o: o.delete(where="false"),
+    r"'true' is True for every row: leave it out": lambda o: o.snapshot(where="true"),
+    r"'false' is False for every row": lambda o: o.delete(where="false"),
     r"as_of 1.5 is a float: give a whole number of ms": lambda o: o.snapshot(1.5),
     r"Collection has no `in`: use get\(\[1\]\)": lambda o: 1 in o,
     r"Snapshot has no `in`: use get\(\[1\]\)": lambda o: 1 in o.snapshot(),
     r"Changes has no `in`: use to_pylist\(\)": lambda o: 1 in o.changes(0),
-    "Collection is no array of NumPy": np.asarray,
-    r"as_of 'whenever' is|'whenever' is no time": lambda o: o.snapshot("whenever"),
+    "Collection is not an array of NumPy": np.asarray,
+    r"as_of 'whenever' is|'whenever' is not a time": lambda o: o.snapshot("whenever"),
 }
 
 

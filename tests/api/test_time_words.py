@@ -84,7 +84,7 @@ def test_words_need_a_timeline_and_now_and_latest_do_not(client: persist.Client)
             counted.snapshot(word)
     with pytest.raises(persist.InvalidUsage, match="spans are in s, min, h, d or w"):
         counted.snapshot("2 months ago")
-    with pytest.raises(persist.InvalidUsage, match="a number of 31 digits is no time"):
+    with pytest.raises(persist.InvalidUsage, match="a number of 31 digits is not a time"):
         counted.snapshot("1" * 31)
 
 
@@ -122,7 +122,7 @@ def test_a_view_begins_at_a_word(client: persist.Client, orders: persist.Collect
     assert client.create_view("v", "SELECT * FROM orders", start="now").definition.start == orders.upper.time - 1  # type: ignore[operator]
     begin = client.create_view("w", "SELECT * FROM orders", start="20261121").definition.start
     assert begin == int(datetime(2026, 11, 21, tzinfo=UTC).timestamp() * 1000)
-    with pytest.raises(persist.InvalidUsage, match="is no time"):
+    with pytest.raises(persist.InvalidUsage, match="is not a time"):
         client.create_view("x", "SELECT * FROM orders", start="whenever")
 
 
@@ -163,7 +163,7 @@ def test_a_command_writes_at_the_time_of_a_word(tmp_path: Any, capsys: pytest.Ca
     assert "rename the column" in capsys.readouterr().err
     assert main(["write", shop, "orders", str(file), "--time", "soon"]) == 2
     assert (
-        """'soon' is no time: give a number, or, where times are moments, "now", "yesterday","""
+        """'soon' is not a time: give a number, or, where times are moments, "now", "yesterday","""
         in capsys.readouterr().err
     )
 

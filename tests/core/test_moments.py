@@ -88,7 +88,7 @@ def test_a_column_of_dates_is_midnight(clicks: persist.Collection) -> None:
         (pd.Timestamp(NAIVE), "has no time zone"),
         (np.datetime64("2026-11-21T12:00"), r"has no time zone.*pandas.Timestamp\(moment, tz=\"UTC\"\)"),
         (pa.scalar(NAIVE), r"has no time zone.*assume_timezone"),
-        (pd.NaT, "NaT is no moment"),
+        (pd.NaT, "NaT is not a moment"),
         (NOON + timedelta(microseconds=1), "lies between two times of a timeline in ms"),
         (pd.Timestamp(NOON) + pd.Timedelta(1, "ns"), "lies between two times"),
         ("1969-12-31", "these go from 1970-01-01"),
@@ -195,7 +195,7 @@ def test_times_come_back_as_timestamps(client: persist.Client, unit: str) -> Non
 def test_timestamps_need_a_timeline(orders: persist.Collection) -> None:
     with pytest.raises(persist.InvalidUsage, match="the collection 'orders' has none"):
         orders.changes(0, times="timestamp")
-    with pytest.raises(persist.InvalidUsage, match="times='moment' is no form of a time"):
+    with pytest.raises(persist.InvalidUsage, match="times='moment' is not a form of a time"):
         orders.listen(times="moment")  # type: ignore[arg-type]
 
 
@@ -290,7 +290,7 @@ def test_a_program_cannot_begin_at_a_moment_without_a_timeline(
     ],
 )
 def test_a_fraction_stands_after_seconds_only(text: str) -> None:
-    with pytest.raises(persist.InvalidUsage, match="is no moment: write it as"):
+    with pytest.raises(persist.InvalidUsage, match="is not a moment: write it as"):
         persist.Timeline("ns").time_of(text)
 
 

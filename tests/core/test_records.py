@@ -248,7 +248,7 @@ def test_integers_of_numpy_are_integers(orders: persist.Collection) -> None:
     assert contents(orders) == []
     wrong: Any
     for wrong in (np.int64(0), np.float64(1), np.bool_(True)):
-        with pytest.raises(persist.errors.InvalidUpdate, match="is no change"):
+        with pytest.raises(persist.errors.InvalidUpdate, match="is not a change"):
             orders.write(PLAIN, time=2, diff=wrong)
 
 

@@ -23,9 +23,9 @@ ERRORS: list[tuple[PersistError, str, str]] = [
         "it waits. Use --timeout, --late collect or persist log.",
     ),
     (
-        persist.InvalidUsage("late='never' is no way").with_remedy("Use {transition:call}."),
-        "late='never' is no way Use transition().",
-        "--late 'never' is no way Use transition in Python.",
+        persist.InvalidUsage("late='never' is not a way").with_remedy("Use {transition:call}."),
+        "late='never' is not a way Use transition().",
+        "--late 'never' is not a way Use transition in Python.",
     ),
     (
         CollectionNotFound("{compact:call}", "a://b", ("c",)),

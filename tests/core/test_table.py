@@ -34,9 +34,9 @@ def test_a_condition_is_text_or_an_expression_wherever_there_is_one(orders: pers
     orders.overwrite([(2, 3.0)], time=2, where="id = 2").result()
     orders.delete(where="amount < 4", time=3).result()
     assert orders.to_pandas()["id"].tolist() == [1, 4]
-    with pytest.raises(persist.InvalidUsage, match="'price' is no column of this collection"):
+    with pytest.raises(persist.InvalidUsage, match="'price' is not a column of this collection"):
         orders.snapshot(where="price > 5")
-    with pytest.raises(persist.InvalidUsage, match=r"where=7 is no condition"):
+    with pytest.raises(persist.InvalidUsage, match=r"where=7 is not a condition"):
         orders.snapshot(where=7)
 
 

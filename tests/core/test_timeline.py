@@ -65,9 +65,9 @@ def test_what_is_no_moment_is_refused(unit: str, moment: Any, text: str) -> None
 
 def test_a_time_that_is_no_moment_is_refused() -> None:
     for unit, time in (("s", 2**62), ("us", -1), ("ns", 2**63)):
-        with pytest.raises(persist.InvalidUsage, match=f"time {time} in {unit} is no moment"):
+        with pytest.raises(persist.InvalidUsage, match=f"time {time} in {unit} is not a moment"):
             Timeline(unit).datetime_of(time)
-    with pytest.raises(persist.InvalidUsage, match="'min' is no unit"):
+    with pytest.raises(persist.InvalidUsage, match="'min' is not a unit"):
         Timeline("min")
 
 
@@ -114,6 +114,6 @@ def test_the_timeline_is_stored_and_checked(blob: MemoryBlob, clicks: persist.Co
         with pytest.raises(persist.errors.SchemaMismatch, match="is stored as None, given as 's'"):
             client.create_or_load("plain", key={"k": pa.int64()}, timeline="s")
         with pytest.raises(
-            persist.errors.SchemaMismatch, match="timeline='min' is no unit of time: give one of 's', 'ms'"
+            persist.errors.SchemaMismatch, match="timeline='min' is not a unit of time: give one of 's', 'ms'"
         ):
             client.create_or_load("other", key={"k": pa.int64()}, timeline="min")

@@ -22,7 +22,7 @@ from tests.support.resolving import resolve_events
 from tests.support.tuned import tuned
 
 KEYS = 5
-BIG = random.Random(0).randbytes(50_000).hex()  # A write with it is no inline part.
+BIG = random.Random(0).randbytes(50_000).hex()  # A write with it is not an inline part.
 Row = dict[int, Any]  # By the ids of columns.
 
 

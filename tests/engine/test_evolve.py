@@ -132,7 +132,7 @@ def test_a_read_names_time_and_version_and_gives_the_same(orders: persist.Collec
         orders.snapshot(0, schema=1)
     assert orders.snapshot(0, schema=1, columns=["k", "v"]).count() == 5
     for bad in (0, 4, True, "1"):
-        with pytest.raises(persist.errors.SchemaMismatch, match="no version"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="not a version"):
             orders.snapshot(0, schema=bad)  # type: ignore[arg-type]
 
 
@@ -282,7 +282,7 @@ def test_types_are_given_as_for_a_new_collection(orders: persist.Collection) -> 
 
 @pytest.mark.parametrize("bad", [0, 2, -1, True, 1.0, "1"])
 def test_a_version_that_there_is_not_is_refused(orders: persist.Collection, bad: Any) -> None:
-    with pytest.raises(persist.errors.SchemaMismatch, match=r"is no version of the schema.*it has 1 to 1"):
+    with pytest.raises(persist.errors.SchemaMismatch, match=r"is not a version of the schema.*it has 1 to 1"):
         orders.snapshot(schema=bad)
 
 
@@ -387,7 +387,7 @@ def test_an_evolve_through_a_handle_from_before_another_evolve_is_refused(
     assert caught.value.theirs
     assert client.seqno == seqno
     assert old.schema.version == 1
-    with pytest.raises(persist.errors.SchemaMoved, match="'note' is no column of this collection"):
+    with pytest.raises(persist.errors.SchemaMoved, match="'note' is not a column of this collection"):
         old.evolve(drop=["note"])  # Of that it cannot be said what it would change.
     assert client.load("orders").evolve(drop=["v"]) == 3
 
@@ -511,7 +511,7 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"": pa.int64()}}, "not empty"),
         ({"add": {"n": "int"}}, "no type is called that"),
         ({"add": {"n": pa.null()}}, "null"),
-        ({"add": ["n"]}, "no dict"),
+        ({"add": ["n"]}, "not a dict"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": 300}}, "default 300 does not fit"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": "x"}}, "default 'x' does not fit"),
         ({"add": {"n": pa.int8()}, "defaults": {"n": 1.5}}, "does not fit"),
@@ -540,11 +540,11 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"add": {"n": pa.timestamp("us")}, "defaults": {"n": NOON.replace(tzinfo=datetime.UTC)}}, "has a time zone"),
         ({"add": {"n": pa.timestamp("us", "UTC")}, "defaults": {"n": NOON}}, "has no time zone"),
         ({"add": {"n": pa.timestamp("us", "UTC")}, "defaults": {"n": pa.scalar(NOON)}}, "does not fit"),
-        ({"drop": ["x"]}, "no column"),
+        ({"drop": ["x"]}, "not a column"),
         ({"drop": "v"}, "one string"),
         ({"drop": ["k"]}, "key column 'k'"),
-        ({"drop": [["v"]]}, "no column"),
-        ({"drop": [{}], "add": {"n": pa.int8()}}, "no column"),
+        ({"drop": [["v"]]}, "not a column"),
+        ({"drop": [{}], "add": {"n": pa.int8()}}, "not a column"),
         ({"add": {"n": pa.int8()}, "defaults": {1: 2, "z": 2}}, "not added"),
         ({"reorder": 5}, "reorder"),
         ({"reorder": [1, "v"]}, "reorder"),
@@ -559,20 +559,20 @@ def test_a_listen_keeps_its_schema_until_a_column_of_it_is_gone(
         ({"drop": ["v"], "rename": {"v": "w"}}, "dropped, and renamed"),
         ({"rename": {"v": "s"}}, "two columns would be called 's'"),
         ({"rename": {"v": "k"}}, "two columns would be called 'k'"),
-        ({"rename": {"x": "y"}}, "no column"),
+        ({"rename": {"x": "y"}}, "not a column"),
         ({"rename": {"v": 3}}, "must be a dict"),
         ({"widen": {"v": pa.int16()}}, "does not hold all of its values"),
         ({"widen": {"v": pa.float32()}}, "does not hold all"),
         ({"widen": {"v": pa.string()}}, "does not hold all"),
         ({"widen": {"k": pa.float64()}}, "key column 'k'"),
-        ({"widen": {"x": pa.int64()}}, "no column"),
+        ({"widen": {"x": pa.int64()}}, "not a column"),
         ({"widen": {"v": "int46"}}, "no type is called that"),
         ({"add": {"n": pa.field("n", pa.int8(), nullable=False)}}, "not null.*Give its type alone"),
         ({"add": {"n": pa.field("m", pa.int8())}}, "call both alike"),
         ({"reorder": ["s"]}, "reorder"),
         ({"reorder": ["s", "v", "k"]}, "reorder"),
         ({"reorder": "vs"}, "reorder"),
-        ({"comments": {"x": "?"}}, "no column"),
+        ({"comments": {"x": "?"}}, "not a column"),
         ({"comments": {"v": 3}}, "must be a dict"),
     ],
 )

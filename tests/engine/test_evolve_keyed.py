@@ -131,7 +131,7 @@ def test_events_of_both_schemas_come_in_one_group(client: persist.Client) -> Non
         ({"add": {"_seq": pa.int64()}}, "'_seq' means something else"),
         ({"rename": {"city": "_deleted"}}, "'_deleted' means something else"),
         ({"keyed": persist.Keyed()}, "keyed already"),
-        ({"keyed": "yes"}, "no declaration"),
+        ({"keyed": "yes"}, "not a declaration"),
     ],
 )
 def test_what_a_keyed_collection_needs_stays(client: persist.Client, change: dict[str, Any], message: str) -> None:

@@ -63,7 +63,7 @@ def test_names_with_dots_are_namespaces() -> None:
             client.create_or_load(name, key=KEY)
         assert client.collections("sales.") == ["sales.items", "sales.orders"]
         assert client.collections() == ["hr.people", "sales.items", "sales.orders", "salesmen"]
-        with pytest.raises(persist.InvalidUsage, match="no text"):
+        with pytest.raises(persist.InvalidUsage, match="not text"):
             client.collections(3)  # type: ignore[arg-type]
 
 

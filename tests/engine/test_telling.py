@@ -51,7 +51,7 @@ def test_what_does_this_column_mean(orders: persist.Collection) -> None:
     assert orders.about.columns["v"] == persist.About("in euros", {"unit": "EUR"})
     orders.describe(columns={"k": ""}).result()
     assert set(orders.about.columns) == {"v"}
-    with pytest.raises(persist.errors.SchemaMismatch, match="no column"):
+    with pytest.raises(persist.errors.SchemaMismatch, match="not a column"):
         orders.describe(columns={"w": "?"})
 
 

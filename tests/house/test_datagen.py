@@ -122,7 +122,7 @@ def test_steps_add_up_to_the_contents_at_each_seal(history: History) -> None:
 def test_shares_and_skew_are_about_what_was_asked_for() -> None:
     history = History(keys=50_000, rows=100_000, batch_count=5, inserts=0.3)
     retractions = (updates_of(history)["_diff"].to_numpy() < 0).sum()
-    assert retractions == pytest.approx(0.7 * 100_000 / 1.7, rel=0.02)  # What is no insert is two updates.
+    assert retractions == pytest.approx(0.7 * 100_000 / 1.7, rel=0.02)  # What is not an insert is two updates.
     cdc = list(data_set("cdc-5m", 0.01, seed=2).steps())
     assert sum(len(step.deletes) for step in cdc) == pytest.approx(0.1 * 37_000, rel=0.2)
 

@@ -97,7 +97,7 @@ ROOMS = {
         "tests/services/erase/test_erase.py::test_published_tables_are_published_anew",
     ],
 }
-TEST_S = 2.0  # Tests that take longer judge nothing: they are no fast tests.
+TEST_S = 2.0  # Tests that take longer judge nothing: they are not fast tests.
 # A test hangs if it waits, or uses the processor, this many times as long as without a mutant, and so much longer. What
 # it loses to other programs of the machine counts as neither.
 SLOWER, PATIENCE_S, PATIENCE_CPU_S = 10.0, 10.0, 4.0

@@ -24,7 +24,7 @@ def place(tmp_path: Path) -> str:
 
 
 def failing(place: str, text: str) -> None:
-    """Let a view fail on a row that is no number, in a client that is gone then."""
+    """Let a view fail on a row that is not a number, in a client that is gone then."""
     with persist.open(place, settings=SETTINGS) as client:
         orders = client.create_or_load("orders", key={"k": str})
         view = client.create_view("numbers", "SELECT CAST(k AS INTEGER) AS n FROM orders")

@@ -466,7 +466,7 @@ def hostile_checkpoints(victim: Victim, good: Checkpoint) -> dict[str, Checkpoin
         "a folder to be deleted": with_control(dropped=(Dropped(0, 0, ""),)),
         "a path to be deleted": with_control(dropped=(Dropped(0, 0, "../log"),)),
         "a hold of no lease": changed(with_entry(leased=((OTHER, DIGITS),)), control=changed(control, leases={})),
-        "a hold that is no id": with_entry(leased=(("x", OTHER),)),
+        "a hold that is not an id": with_entry(leased=(("x", OTHER),)),
         "a hold of two leases": with_entry(leased=((OTHER, OTHER), (OTHER, DIGITS))),
         "a collection that is gone and never was": changed(good, gone=(OTHER,)),
         "a collection that is gone and there": changed(good, gone=(victim.id,)),

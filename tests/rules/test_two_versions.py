@@ -78,7 +78,7 @@ def release(commit: str, folder: Path) -> Path:
     """Lay the package of a commit out in a folder, so that it can be imported from there."""
     archived = subprocess.run(["git", "archive", commit, "persist", "codecs", "blob"], cwd=ROOT, capture_output=True)
     if archived.returncode != 0:
-        pytest.skip(f"the commit {commit} is not here: this is no clone with its history")
+        pytest.skip(f"the commit {commit} is not here: this is not a clone with its history")
     folder.mkdir()
     subprocess.run(["tar", "-x"], input=archived.stdout, cwd=folder, check=True)
     for room in ("codecs", "blob"):

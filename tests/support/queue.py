@@ -128,7 +128,7 @@ class Queue:
                 raise session.Failed(session.shouldfail)
             if session.shouldstop:
                 raise session.Interrupted(session.shouldstop)
-        session.testscollected = max(1, self.collected)  # That others have run everything is no failure.
+        session.testscollected = max(1, self.collected)  # That others have run everything is not a failure.
         return True
 
     def _items(self, session: pytest.Session) -> Iterator[pytest.Item]:

@@ -27,7 +27,7 @@ class Collection(
         name: what it is called.
         schema: its key and value columns.
 
-    A process that unpickles a collection opens its location by URL and by the options that are no secrets. All
+    A process that unpickles a collection opens its location by URL and by the options that are not secrets. All
     collections, views and snapshots that it unpickles from there share one client.
     """
 

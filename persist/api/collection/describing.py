@@ -28,7 +28,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import drop
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.publish import Published, format_of, parse_every, publish, published_tables, unpublish
+from persist.services.publish import Published, make_format, parse_every, publish, published_tables, unpublish
 
 
 class Described:
@@ -311,7 +311,7 @@ class PublishingCalls(CollectionBase):
         if (catalog is None) != (identifier is None) or (catalog is not None and table != "iceberg"):
             raise InvalidUsage("catalog and identifier go together, with the table 'iceberg'")
         if deletes not in get_args(Deleting):
-            raise InvalidUsage(f'deletes={deletes!r} is no way to leave rows out: give "vectors" or "none"')
+            raise InvalidUsage(f'deletes={deletes!r} is not a way to leave rows out: give "vectors" or "none"')
         if feed and table != "delta":
             raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
         if format_version is not None and (table != "iceberg" or format_version not in (2, 3)):
@@ -322,7 +322,7 @@ class PublishingCalls(CollectionBase):
         if identifier is not None:
             options |= {"identifier": identifier, **({"catalog": catalog} if isinstance(catalog, str) else {})}
         self.handle.engine.settle()
-        format = format_of(self.handle, table, options, None if isinstance(catalog, str) else catalog)
+        format = make_format(self.handle, table, options, None if isinstance(catalog, str) else catalog)
         return publish(self.handle, format, as_of, options=options, digest=digest)
 
     def unpublish(self, table: Table = "delta") -> bool:

@@ -113,7 +113,7 @@ class ReadingCalls(CollectionBase):
             columns: the columns wanted, with where; None means all of them.
 
         Raises:
-            InvalidUsage: neither keys nor where is given, or both; or it is no condition.
+            InvalidUsage: neither keys nor where is given, or both; or it is not a condition.
         """
         if (keys is None) == (where is None) or (where is None and columns is not None):
             raise InvalidUsage(
@@ -399,7 +399,7 @@ class KeepingCalls(CollectionBase):
         The name is accepted wherever a time is: `snapshot(as_of="quarter-end")`.
 
         Args:
-            name: does not look like a time. A tag that is there already, at that time, is no error.
+            name: does not look like a time. A tag that is there already, at that time, is not an error.
             time: None means the latest sealed one.
             move: let a tag that is at another time move, to a later one or back.
 

@@ -478,5 +478,5 @@ def _end(
     for what, named in (("time", options.time), ("seal", seal)):
         handle.check_meant(what, named, allow_future=options.allow_future)
     if late not in get_args(Late):
-        raise InvalidUsage(f'late={late!r} is no way to treat late events: use "raise" or "collect"')
+        raise InvalidUsage(f'late={late!r} is not a way to treat late events: use "raise" or "collect"')
     return None if seal is None else handle.frontier("upper", seal)

@@ -84,8 +84,8 @@ class LinearMethods(ABC, Generic[Made]):
         """Return the same columns, and some that are computed; one of the same name is replaced."""
         computed = {name: to_term(term) for name, term in outputs.items()}
 
-        def stage(given: pa.Schema) -> Stage:
-            return Map(tuple(({name: Col(name) for name in given.names} | computed).items()))
+        def stage(input_schema: pa.Schema) -> Stage:
+            return Map(tuple(({name: Col(name) for name in input_schema.names} | computed).items()))
 
         return self.then(LinearStep("extend", stage))
 
@@ -101,9 +101,9 @@ class LinearMethods(ABC, Generic[Made]):
         """Return the columns under other names: `{old: new}`."""
         given_names = dict(names)
 
-        def stage(given: pa.Schema) -> Stage:
-            as_names("rename", list(given_names), given)
-            return Map(tuple((given_names.get(name, name), Col(name)) for name in given.names))
+        def stage(input_schema: pa.Schema) -> Stage:
+            as_names("rename", list(given_names), input_schema)
+            return Map(tuple((given_names.get(name, name), Col(name)) for name in input_schema.names))
 
         return self.then(LinearStep("rename", stage))
 

@@ -338,8 +338,8 @@ class Stream(LinearMethods["Stream"]):
         """Return the results of expressions, which may be none."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
-    def _through(self, stage: Stage, given: pa.Schema, operator: str) -> pa.Schema:
-        schema = through((stage,), given, operator, has_time=self.program.dimensions == 1)
+    def _through(self, stage: Stage, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        schema = through((stage,), input_schema, operator, has_time=self.program.dimensions == 1)
         distinct_columns(operator, schema)
         return schema
 
@@ -457,7 +457,9 @@ class Grouped:
         outputs = []
         for name, aggregate in aggregates.items():
             if not isinstance(aggregate, Aggregate):
-                raise InvalidUsage(f"agg: {name}={aggregate} is no aggregate: end it with .sum(), .count(), .max() …")
+                raise InvalidUsage(
+                    f"agg: {name}={aggregate} is not an aggregate: end it with .sum(), .count(), .max() …"
+                )
             if name in self._keys:
                 raise SchemaMismatch(f"agg: {name!r} is a column of the key already; choose another name")
             column = self._free_name(len(values))

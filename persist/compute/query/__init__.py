@@ -10,6 +10,6 @@ from persist.compute.query.definition import Definition, statement_kind
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryLimits, QueryResult, check_reads
 from persist.compute.query.statements import Outcome, execute
-from persist.compute.query.tables import Path, add_functions, collection_of, quoted
-from persist.compute.query.time_windows import arguments_of, check_lengths, is_time_window, windowed_table
+from persist.compute.query.tables import Path, add_functions, match_collection, quoted
+from persist.compute.query.time_windows import check_lengths, is_time_window, list_arguments, windowed_table
 from persist.compute.query.transaction import ServedSql, Transaction

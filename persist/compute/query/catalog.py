@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from persist.codecs.types.sql_names import check_sql_names, sql_name
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.tables import MAIN, path_of, quoted
+from persist.compute.query.tables import MAIN, format_path, quoted
 from persist.core.errors import InvalidUsage
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.engine import Engine
@@ -48,7 +48,7 @@ class TableAbout:
 def contents_of(engine: Engine) -> list[CollectionState]:
     """Return the state of each collection, all at one point of the log."""
     names, ids = engine.names(""), engine.follower.state.ids
-    return engine.follower.known_at_once([(ids[name], name) for name in names if name in ids])[1]
+    return engine.follower.read_known_states([(ids[name], name) for name in names if name in ids])[1]
 
 
 def tables_there(engine: Engine) -> list[TableAbout]:
@@ -101,9 +101,9 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
         if about.name in known:
             continue
         check_sql_names(about.name, about.columns)
-        path = path_of((about.schema, about.table))
+        path = format_path((about.schema, about.table))
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(about.schema)}")
-        kinds = {field.name: _type_of(connection, field.type) for field in about.columns}
+        kinds = {field.name: _name_type(connection, field.type) for field in about.columns}
         if about.is_view:
             shown = ", ".join(f"CAST(NULL AS {kind}) AS {quoted(name)}" for name, kind in kinds.items())
             connection.execute(f"CREATE VIEW {path} AS SELECT {shown} WHERE false")
@@ -112,7 +112,7 @@ def declare(connection: Any, tables: Sequence[TableAbout], known: Collection[str
             connection.execute(f"CREATE TABLE {path} ({shown})")
 
 
-def _type_of(connection: Any, kind: pa.DataType) -> str:
+def _name_type(connection: Any, kind: pa.DataType) -> str:
     """Return what DuckDB calls a type; VARIANT of one that it does not have."""
     try:
         return str(connection.from_arrow(pa.schema({"x": kind}).empty_table()).types[0])

@@ -19,7 +19,7 @@ from persist.compute.query.copying import is_copy
 from persist.compute.query.parsing import refuse_statement
 from persist.compute.query.result import QueryLimits, check_arrow_types, sealed_connection
 from persist.compute.query.statement_text import is_statement, split_text
-from persist.compute.query.tables import MAIN, Path, parts_of, path_of, table_at, why_refused, words_of
+from persist.compute.query.tables import MAIN, Path, format_path, parts_of, resolve_table, why_refused, words_of
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
 from persist.core.state_rules.contents import CollectionState
@@ -100,10 +100,12 @@ class Definition:
         """
         path = self.path[:-1] if self.kind == "COLUMN" else self.path
         if not path:
-            raise InvalidUsage(f"COMMENT ON COLUMN {path_of(self.path)} names no table: write table.column")
-        at = table_at(path, names)
+            raise InvalidUsage(f"COMMENT ON COLUMN {format_path(self.path)} names no table: write table.column")
+        at = resolve_table(path, names)
         if at is not None and at.as_of not in (None, LATEST):
-            raise InvalidUsage(f"{path_of(path)} is {at.name!r} as of a time: a statement changes what is there now")
+            raise InvalidUsage(
+                f"{format_path(path)} is {at.name!r} as of a time: a statement changes what is there now"
+            )
         if at is not None:
             return at.name, True
         parts = path[1:] if len(path) > 2 and sql_name(path[0]) == LATEST else path
@@ -121,7 +123,7 @@ class Definition:
         path = (schema or MAIN, table)
         key, not_null = list[str](), set[str]()
         with sealed_connection(QueryLimits()) as connection:
-            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(path[:1])}")
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(path[:1])}")
             self._run(connection, path)
             if "collate" in {*map(str.lower, words_of(self.rest))}:
                 raise _refuse(name, "COLLATE")
@@ -133,7 +135,7 @@ class Definition:
             for column, (_, default, _) in _Catalog.read(connection).columns.items():
                 if default is not None:
                     raise _refuse(name, f"{column} … {default}")
-            relation = connection.sql(f"FROM {path_of(path)} LIMIT 0")
+            relation = connection.sql(f"FROM {format_path(path)} LIMIT 0")
             check_arrow_types(relation)
             fields = [field.with_nullable(field.name not in not_null) for field in _fields_of(relation)]
         return pa.schema(fields), key
@@ -164,7 +166,7 @@ class Definition:
                 return TableChange(comments={n: text for n, text in after.comments.items() if sql_name(n) == column})
             if after.table != before.table:
                 return TableChange(name=after.table if about.schema == MAIN else f"{about.schema}.{after.table}")
-            types = pa.schema([] if about.is_view else _fields_of(connection.sql(f"FROM {path_of(path)} LIMIT 0")))
+            types = pa.schema([] if about.is_view else _fields_of(connection.sql(f"FROM {format_path(path)} LIMIT 0")))
             return TableChange(evolution=self._evolution(before.columns, after.columns, types))
 
     def _evolution(self, before: "_Columns", after: "_Columns", types: Any) -> dict[str, Any]:
@@ -195,9 +197,9 @@ class Definition:
 
     def _run(self, connection: Any, path: Path) -> None:
         """Run the statement on the table of another path."""
-        column = path_of(self.path[-1:]) if self.kind == "COLUMN" else ""
+        column = format_path(self.path[-1:]) if self.kind == "COLUMN" else ""
         words = (self.verb, "OR REPLACE" * self.is_replacing, self.kind, self.condition)
-        sql = f"{' '.join(filter(None, words))} {path_of(path)}{'.' * bool(column)}{column}{self.rest}"
+        sql = f"{' '.join(filter(None, words))} {format_path(path)}{'.' * bool(column)}{column}{self.rest}"
         try:
             statements = connection.extract_statements(sql)
             if len(statements) == 1:

@@ -71,7 +71,7 @@ def refuse_statement(sql: str, kind: str = "") -> InvalidUsage:
     word = word if word in _INSTEAD else kind
     shown = {"MULTI": "PIVOT", "MERGE_INTO": "MERGE"}.get(word, word)
     instead = _INSTEAD.get(word, "ask a query, or change a collection")
-    return InvalidUsage(f"{shown} is no query, and no statement that changes a collection here: {instead}")
+    return InvalidUsage(f"{shown} is neither a query nor a statement that changes a collection here: {instead}")
 
 
 def walk_parts(parsed: Any) -> Iterator[dict[str, Any]]:

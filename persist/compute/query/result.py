@@ -32,11 +32,11 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
+    distinguish_tables,
+    format_path,
     frames_read,
-    path_of,
     register,
-    table_at,
-    told_apart,
+    resolve_table,
     why_refused,
     with_catalogs,
 )
@@ -149,9 +149,9 @@ class QueryResult(ArrowResult):
             add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
             parsed = parsed_query(self._text, self._connection)
-            tables = _tables_of(parsed)
-            collections = {path: table_at(path, self._collections) for path in tables}
-            read = told_apart({path: table for path, table in collections.items() if table is not None})
+            tables = _list_tables(parsed)
+            collections = {path: resolve_table(path, self._collections) for path in tables}
+            read = distinguish_tables({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
@@ -227,7 +227,7 @@ class QueryResult(ArrowResult):
         def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = result.schema.names if columns is None else columns
             if self._reads is not None:
-                self._reads.append(f"{path_of(path)}: {result.explain_narrowed(names, filter)}")
+                self._reads.append(f"{format_path(path)}: {result.explain_narrowed(names, filter)}")
             try:
                 yield from result.narrowed(names, filter)
             except PersistError as error:
@@ -297,7 +297,9 @@ class QueryResult(ArrowResult):
             ) from error
         way = "" if self._limits else FILES_REMEDY
         if type(error).__name__ == "PermissionException":
-            raise InvalidUsage(f"the query reads something that is no collection: {error}").with_remedy(way) from error
+            raise InvalidUsage(f"the query reads something that is not a collection: {error}").with_remedy(
+                way
+            ) from error
         # What DuckDB proposes for a name that it does not know are tables of its own, which nobody meant.
         why = re.sub(r'\s*Did you mean "[^"]*"\?', "", why_refused(error)).rstrip(" .!\n")
         refused = InvalidUsage(f"DuckDB refuses the query: {why}. The collections are {list_some(self._collections)}.")
@@ -355,7 +357,7 @@ def _untimed(table: TableAt) -> TableAt:
     return TableAt(table.name) if table.as_of == LATEST else table
 
 
-def _tables_of(parsed: Any) -> list[Path]:
+def _list_tables(parsed: Any) -> list[Path]:
     """Return each table that a parsed query reads once, named subqueries, too."""
     tables: dict[Path, None] = {}
     for node in walk_parts(parsed):

@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from persist.compute.query.tables import DUCKDB, Path, parts_of, path_of, quoted
+from persist.compute.query.tables import DUCKDB, Path, format_path, parts_of, quoted
 from persist.core.errors import InvalidUsage
 from persist.engine.read.results.result import required
 
@@ -63,9 +63,9 @@ class StatementText:
         self._end = len(self._rest.encode())
         while self._tokens and self._tokens[-1].text == ";":
             self._end = self._tokens.pop().at
-        if self._found(";"):
-            raise InvalidUsage(f"there are {len(self._found(';')) + 1} statements: give one, which is one commit")
-        if self._found("returning"):
+        if self._find_words(";"):
+            raise InvalidUsage(f"there are {len(self._find_words(';')) + 1} statements: give one, which is one commit")
+        if self._find_words("returning"):
             raise InvalidUsage("the statement has RETURNING: leave it out, and read the changes of its time instead")
 
     @property
@@ -75,7 +75,7 @@ class StatementText:
 
     def touched(self) -> Touched | None:
         """Return which rows it may touch; None for all rows."""
-        wheres = self._found("where")
+        wheres = self._find_words("where")
         condition = self._text(wheres[-1] + 1, None) if wheres else None
         if self._what[0] == "insert":
             return Touched(self.table[-1], condition="false")
@@ -84,14 +84,14 @@ class StatementText:
         if self._what[0] not in ("update", "delete") or condition is None:
             return None
         first = "set" if self._what[0] == "update" else "using"
-        sources = self._found("from" if first == "set" else "using")
+        sources = self._find_words("from" if first == "set" else "using")
         source = self._text(sources[0] + 1, wheres[-1]) if sources else None
-        ends = self._found(first) or wheres
+        ends = self._find_words(first) or wheres
         return Touched(self._name(self._text(0, ends[0])), source, condition)
 
     def _merged(self) -> Touched | None:
-        using, on, whens = self._found("using"), self._found("on"), self._found("when")
-        if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._found("by")):
+        using, on, whens = self._find_words("using"), self._find_words("on"), self._find_words("when")
+        if not using or not whens or any(self._tokens[at - 1].text == "matched" for at in self._find_words("by")):
             return None  # WHEN NOT MATCHED BY SOURCE may touch any row.
         name = self._name(self._text(0, using[0]))
         if len(using) > 1 and using[1] < whens[0]:
@@ -133,15 +133,15 @@ class StatementText:
         )
 
     def _repeated_updates(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        set_at, sources = self._found("set"), self._found("from")
+        set_at, sources = self._find_words("set"), self._find_words("from")
         if not set_at or not sources:
             return None
         alias, names = self._alias(self._text(0, set_at[0]), key, columns)
         source = self._text(sources[0] + 1, None)
-        return f"{names}, 'update' AS persist_action", f"{path_of(self.table)} {alias}, {source}"
+        return f"{names}, 'update' AS persist_action", f"{format_path(self.table)} {alias}, {source}"
 
     def _repeated_merges(self, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str] | None:
-        using, whens = self._found("using"), self._found("when")
+        using, whens = self._find_words("using"), self._find_words("when")
         if not using or not whens:
             return None
         alias, names = self._alias(self._text(0, using[0]), key, columns)
@@ -149,7 +149,7 @@ class StatementText:
         actions = []
         for at, end in zip(whens, [*whens[1:], None], strict=True):
             if self._tokens[at + 1].text == "matched":
-                then = next(place for place in self._found("then") if place > at)
+                then = next(place for place in self._find_words("then") if place > at)
                 condition = self._text(at + 3, then) if self._tokens[at + 2].text == "and" else "true"
                 action = self._text(then + 1, end).split()[0].lower().strip(";")
                 shown = f"'{action}'" if action in ("update", "delete") else "NULL"
@@ -157,7 +157,7 @@ class StatementText:
         if not actions:
             return None
         action = f"CASE {' '.join(actions)} END AS persist_action"
-        return f"{names}, {action}", f"{path_of(self.table)} {alias} JOIN {source}"
+        return f"{names}, {action}", f"{format_path(self.table)} {alias} JOIN {source}"
 
     def _alias(self, text: str, key: Sequence[str], columns: Sequence[str]) -> tuple[str, str]:
         """Return the alias of the table as it is written, and the columns of a query that tell its rows apart."""
@@ -168,10 +168,10 @@ class StatementText:
 
     @property
     def _conflict(self) -> int | None:
-        places = self._found("conflict")
+        places = self._find_words("conflict")
         return places[-1] - 1 if places and self._tokens[places[-1] - 1].text == "on" else None
 
-    def _found(self, word: str) -> list[int]:
+    def _find_words(self, word: str) -> list[int]:
         """Return the tokens that are a word of the statement itself; IS DISTINCT FROM has none."""
         return [
             at

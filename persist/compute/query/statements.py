@@ -34,16 +34,16 @@ from persist.compute.query.tables import (
     Path,
     TableAt,
     add_functions,
-    collection_of,
-    every_path,
+    distinguish_tables,
+    format_path,
     frames_read,
+    iterate_paths,
+    list_paths,
     make_schema,
-    path_of,
-    paths_in,
+    match_collection,
     quoted,
     register,
-    table_at,
-    told_apart,
+    resolve_table,
     whole_path,
     why_refused,
     with_catalogs,
@@ -139,9 +139,9 @@ def execute(
     """
     duckdb = required(DUCKDB)
     names = engine.names("")
-    sql, statement, handle = statement_of(engine, sql, names)
-    others = other_tables(sql, statement.table, handle.name, names)
-    frames = frames_read([path for path in paths_in(sql) if collection_of(path, names) is None], variables or {})
+    sql, statement, handle = parse_statement_parts(engine, sql, names)
+    others = list_other_tables(sql, statement.table, handle.name, names)
+    frames = frames_read([path for path in list_paths(sql) if match_collection(path, names) is None], variables or {})
     config, count = SEALED_OFF if variables is None else WITH_FILES, 0
 
     def rewritten(read: ReadRows) -> Rewrite | None:
@@ -178,7 +178,7 @@ def execute(
     return Changed(handle.name, count, committed.seqno, committed.times.get(handle.id))
 
 
-def statement_of(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
+def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[str, StatementText, CollectionHandle]:
     """Return a statement with the times of its tables as catalogs, its parts, and the collection that it changes.
 
     Args:
@@ -192,10 +192,11 @@ def statement_of(engine: Engine, sql: str, names: list[str]) -> tuple[str, State
     statement = statement_text(sql)
     if statement is None:
         raise InvalidUsage(
-            f"{sql!r:.100} is no statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT INTO or "
+            f"{sql!r:.100} is not a statement that changes a collection: begin with UPDATE, DELETE FROM, INSERT "
+            f"INTO or "
             "MERGE INTO, and the name of the collection"
         )
-    handle = loaded(engine, _named(statement.table, names))
+    handle = loaded(engine, _match_table(statement.table, names))
     if handle.contents().view is not None:
         raise InvalidUsage(
             f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
@@ -211,32 +212,32 @@ def statement_of(engine: Engine, sql: str, names: list[str]) -> tuple[str, State
     return sql, statement, handle
 
 
-def _named(path: Path, names: list[str]) -> str:
-    table = table_at(path, names)
+def _match_table(path: Path, names: list[str]) -> str:
+    table = resolve_table(path, names)
     if table is None:
         wanted = ".".join(path)
         hint = did_you_mean(wanted, names) or ":"
-        raise InvalidUsage(f"the statement changes {wanted!r}, which is no collection here{hint} there are {names}")
+        raise InvalidUsage(f"the statement changes {wanted!r}, which is not a collection here{hint} there are {names}")
     if table.as_of not in (None, LATEST):
-        raise InvalidUsage(f"{path_of(path)} is {table.name!r} as of a time: a statement changes what is there now")
+        raise InvalidUsage(f"{format_path(path)} is {table.name!r} as of a time: a statement changes what is there now")
     return table.name
 
 
-def other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
+def list_other_tables(sql: str, target: Path, name: str, names: list[str]) -> dict[Path, TableAt]:
     """Return the other tables that a statement may read. Some of them may be columns of the same name.
 
     Args:
         name: of the collection that it changes.
     """
     tables = {target: TableAt(name)}
-    for path in paths_in(sql):
-        # A path of two parts may be a column of a table: so it is no tag, and its table.
+    for path in list_paths(sql):
+        # A path of two parts may be a column of a table: so it is not a tag, and its table.
         is_table = len(path) != 2 or path[0].startswith("@") or sql_name(path[0]) in (MAIN, LATEST)
-        is_table = is_table or collection_of(path, names) is not None
-        table = table_at(path, names) if is_table else None
+        is_table = is_table or match_collection(path, names) is not None
+        table = resolve_table(path, names) if is_table else None
         if table is not None:
             tables[path] = table
-    tables = told_apart(tables)
+    tables = distinguish_tables(tables)
     return {path: table for path, table in tables.items() if whole_path(path) != whole_path(target)}
 
 
@@ -246,7 +247,7 @@ def add_table(
     """Make a table of a collection that a statement reads, if that is sealed."""
     if table == TableAt(handle.name):
         make_schema(connection, path)
-        connection.execute(f"CREATE VIEW {path_of(path)} AS FROM {path_of(target)}")
+        connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(target)}")
         return
     with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
         other = snapshot(loaded(handle.engine, table.name), table.as_of, timeout_s=0.0)
@@ -257,7 +258,9 @@ def check_each_row_once(connection: Any, statement: StatementText, handle: Colle
     """Raise InvalidUsage if a statement changes one row for several rows of its source, or inserts a key twice."""
     key, columns = handle.schema.key_names, handle.schema.names
     if statement.is_upsert:
-        connection.execute(f"CREATE OR REPLACE TABLE {quoted(_NEW_ROWS)} AS FROM {path_of(statement.table)} LIMIT 0")
+        connection.execute(
+            f"CREATE OR REPLACE TABLE {quoted(_NEW_ROWS)} AS FROM {format_path(statement.table)} LIMIT 0"
+        )
         connection.execute(statement.new_rows(_NEW_ROWS))
         names = ", ".join(map(quoted, key))
         query: str | None = f"SELECT {names} FROM {quoted(_NEW_ROWS)} GROUP BY {names} HAVING count(*) > 1 LIMIT 1"
@@ -287,7 +290,7 @@ def load_rows(
     before = None if rows is None else read_table(connection, statement.table, handle)
     if before is not None and before.nbytes > handle.engine.reader().memory_budget // BEFORE_SHARE:
         # The difference to all contents is made slice by slice, so the old rows are not kept in memory.
-        connection.execute(f"TRUNCATE {path_of(statement.table)}").fetchall()
+        connection.execute(f"TRUNCATE {format_path(statement.table)}").fetchall()
         add_rows(connection, statement.table, handle, read(None))
         before = None
     if statement.is_upsert:
@@ -297,7 +300,7 @@ def load_rows(
 
 def is_read(sql: str, table: Path) -> bool:
     """Return whether a statement names the table that it changes once more."""
-    paths = [*every_path(sql)]
+    paths = [*iterate_paths(sql)]
     return sum(whole_path(path) == whole_path(table) for path in paths) > 1 or is_hidden(sql, table[-1], paths)
 
 
@@ -326,9 +329,9 @@ def make_table(connection: Any, path: Path, handle: CollectionHandle) -> None:
     check_sql_names(handle.name, schema)
     make_schema(connection, path)
     connection.register(_CONTENTS, schema.empty_table())
-    connection.execute(f"CREATE TABLE {path_of(path)} AS FROM {quoted(_CONTENTS)}")
+    connection.execute(f"CREATE TABLE {format_path(path)} AS FROM {quoted(_CONTENTS)}")
     connection.unregister(_CONTENTS)
-    back_types = connection.sql(f"FROM {path_of(path)} LIMIT 0").to_arrow_table().schema
+    back_types = connection.sql(f"FROM {format_path(path)} LIMIT 0").to_arrow_table().schema
     for field, back in zip(schema, back_types, strict=True):
         if not _is_same(field.type, back.type):
             raise InvalidUsage(
@@ -342,15 +345,15 @@ def add_rows(connection: Any, path: Path, handle: CollectionHandle, contents: It
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
     batches = (batch for table in contents for batch in pa.Table.from_arrays(table.columns, schema=schema).to_batches())
     connection.register(_CONTENTS, pa.RecordBatchReader.from_batches(schema, batches))
-    connection.execute(f"INSERT INTO {path_of(path)} FROM {quoted(_CONTENTS)}")
+    connection.execute(f"INSERT INTO {format_path(path)} FROM {quoted(_CONTENTS)}")
     connection.unregister(_CONTENTS)
 
 
 def index_key(connection: Any, path: Path, handle: CollectionHandle) -> None:
     """Let the table of a collection have one row for each key, as ON CONFLICT and OR REPLACE need it."""
     keys = ", ".join(map(quoted, handle.schema.key_names))
-    index = quoted(f"key of {path_of(path)}")
-    connection.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {path_of(path)} ({keys})")
+    index = quoted(f"key of {format_path(path)}")
+    connection.execute(f"CREATE UNIQUE INDEX IF NOT EXISTS {index} ON {format_path(path)} ({keys})")
 
 
 def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
@@ -366,5 +369,5 @@ def _is_same(kind: pa.DataType, back: pa.DataType) -> bool:
 def read_table(connection: Any, path: Path, handle: CollectionHandle) -> pa.Table:
     """Return the rows of the table of a collection, with the columns of the collection."""
     schema = pa.schema([handle.schema.arrow.field(name) for name in handle.schema.names])
-    table = connection.sql(f"FROM {path_of(path)}").to_arrow_table()
+    table = connection.sql(f"FROM {format_path(path)}").to_arrow_table()
     return table.cast(pa.schema([field.with_nullable(True) for field in schema]))

@@ -44,12 +44,12 @@ def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
-def path_of(parts: Sequence[str]) -> str:
+def format_path(parts: Sequence[str]) -> str:
     """Return the name of a table in SQL, with that of its schema if there is one."""
     return ".".join(map(quoted, parts))
 
 
-def collection_of(parts: Sequence[str], names: Sequence[str]) -> str | None:
+def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
     """Return the collection that a table is; None if there is none. Case tells names apart only if it must.
 
     Raises:
@@ -70,15 +70,15 @@ class TableAt:
     as_of: int | str | None = None
 
 
-def table_at(path: Path, names: Sequence[str]) -> TableAt | None:
-    """Return what a table of a query is; None if it is no collection, as a named subquery is none."""
+def resolve_table(path: Path, names: Sequence[str]) -> TableAt | None:
+    """Return what a table of a query is; None if it is not a collection, as a named subquery is none."""
     *qualifiers, table = path
-    name = collection_of(path, names)
+    name = match_collection(path, names)
     if name is not None or not qualifiers:
         return None if name is None else TableAt(name)
     catalog, *schemas = qualifiers
     schema = schemas[0] if schemas else MAIN
-    name = collection_of([table] if sql_name(schema) == MAIN else [schema, table], names)
+    name = match_collection([table] if sql_name(schema) == MAIN else [schema, table], names)
     if name is None:
         return None
     if not schemas and sql_name(catalog) == MAIN:
@@ -88,7 +88,7 @@ def table_at(path: Path, names: Sequence[str]) -> TableAt | None:
     return TableAt(name, catalog.removeprefix("@"))
 
 
-def told_apart(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
+def distinguish_tables(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
     """Return the tables of a query, each once for SQL, which does not look at case.
 
     Raises:
@@ -99,8 +99,8 @@ def told_apart(tables: Mapping[Path, TableAt]) -> dict[Path, TableAt]:
         other = read.setdefault(whole_path(path), path)
         if tables[other] != table:
             raise InvalidUsage(
-                f"the query reads {path_of(other)} and {path_of(path)}, which differ by case only, and SQL takes them "
-                f"for one: write {path_of((LATEST, MAIN, table.name))} for one of them, or a view of it"
+                f"the query reads {format_path(other)} and {format_path(path)}, which differ by case only, and SQL "
+                f"takes them for one: write {format_path((LATEST, MAIN, table.name))} for one of them, or a view of it"
             )
     every: dict[Path, Path] = {}
     for path in tables:
@@ -120,11 +120,11 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
         InvalidUsage: SQL would take two of its columns for one.
     """
     check_sql_names(".".join(parts), dataset.schema)
-    name = path_of(parts) if len(parts) > 1 else parts[0]
+    name = format_path(parts) if len(parts) > 1 else parts[0]
     connection.register(name, dataset)
     make_schema(connection, parts)
     if len(parts) > 1:
-        connection.execute(f"CREATE VIEW {path_of(parts)} AS FROM {quoted(name)}")
+        connection.execute(f"CREATE VIEW {format_path(parts)} AS FROM {quoted(name)}")
 
 
 def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
@@ -153,7 +153,7 @@ def make_schema(connection: Any, parts: Sequence[str]) -> None:
     if len(parts) > 2:
         connection.execute(f"ATTACH IF NOT EXISTS ':memory:' AS {quoted(parts[0])}")
     if len(parts) > 1:
-        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {path_of(parts[:-1])}")
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(parts[:-1])}")
 
 
 def add_functions(connection: Any, sql: str, late_by: str | None = None) -> None:
@@ -206,10 +206,10 @@ class TimedTable:
     as_of: int | str
 
     def refused(self, names: Sequence[str]) -> InvalidUsage:
-        """Return why a table that is none of the collections of these names cannot be read so."""
+        """Return why a table that is not one of the collections of these names cannot be read so."""
         wanted = ".".join(self.parts)
         hint = did_you_mean(wanted, names) or ":"
-        return InvalidUsage(f"{wanted!r} is no collection, so it has no times{hint} the collections are {[*names]}")
+        return InvalidUsage(f"{wanted!r} is not a collection, so it has no times{hint} the collections are {[*names]}")
 
 
 def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
@@ -236,12 +236,12 @@ def with_catalogs(sql: str) -> tuple[str, dict[Path, TimedTable]]:
     """Return a query whose tables say their times by catalogs, and these tables."""
     timed: dict[Path, TimedTable] = {}
 
-    def path_at(table: TimedTable) -> str:
+    def format_timed_path(table: TimedTable) -> str:
         path = (f"@{table.as_of}", *(table.parts if len(table.parts) > 1 else (MAIN, *table.parts)))
         timed[path] = table
-        return path_of(path)
+        return format_path(path)
 
-    return with_times(sql, path_at), timed
+    return with_times(sql, format_timed_path), timed
 
 
 def parts_of(name: str) -> tuple[str, ...]:
@@ -257,14 +257,14 @@ def words_of(sql: str) -> Iterable[str]:
             yield from parts_of(match[0])
 
 
-def every_path(sql: str) -> Iterator[Path]:
+def iterate_paths(sql: str) -> Iterator[Path]:
     """Yield each name in a statement with what stands before it: tables, columns, and its other words."""
     return (parts_of(match[0]) for match in _PATH.finditer(sql) if match["skipped"] is None)
 
 
-def paths_in(sql: str) -> Iterable[Path]:
-    """Return all names of a statement as `every_path`, each once."""
-    return dict.fromkeys(every_path(sql))
+def list_paths(sql: str) -> Iterable[Path]:
+    """Return all names of a statement as `iterate_paths`, each once."""
+    return dict.fromkeys(iterate_paths(sql))
 
 
 def _refused_or_kept(sql: str, match: re.Match[str]) -> str:

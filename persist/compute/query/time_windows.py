@@ -66,12 +66,12 @@ def check_lengths(connection: Any, sql: str, node: Mapping[str, Any]) -> None:
     Args:
         node: of the parsed query.
     """
-    for argument in arguments_of(node)[2 : 4 if node["function"]["function_name"].lower() == "hop" else 3]:
+    for argument in list_arguments(node)[2 : 4 if node["function"]["function_name"].lower() == "hop" else 3]:
         begin = argument.get("query_location", len(sql))
         text = sql.encode()[begin : begin + argument.get("query_location_length", 0)].decode(errors="ignore")
         try:
             [(is_long,)] = connection.execute(f"SELECT ({text}) > INTERVAL 0 SECOND").fetchall()
-        except Exception:  # It is no constant, or no interval: then DuckDB says so where it binds the query.
+        except Exception:  # It is not a constant, or no interval: then DuckDB says so where it binds the query.
             continue
         if not is_long:
             raise InvalidUsage(f"a window of {text} has no length: give an interval that is longer than nothing")
@@ -84,12 +84,12 @@ def is_time_window(node: Mapping[str, Any]) -> bool:
 
 def windowed_table(node: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the parts of the name of the table that one of these functions reads; none if the node is none of them."""
-    given = arguments_of(node) if is_time_window(node) else []
+    given = list_arguments(node) if is_time_window(node) else []
     if given and given[0].get("class") == "CONSTANT":
         return (str(given[0].get("literal", {}).get("text")),)
     return tuple(given[0].get("column_names") or ()) if given else ()
 
 
-def arguments_of(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def list_arguments(node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the arguments of a function in the FROM of a parsed query."""
     return [argument["expression"] for argument in node["function"].get("arguments") or ()]

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.statement_text import StatementText, Touched
-from persist.compute.query.tables import DUCKDB, Path, path_of, quoted, register
+from persist.compute.query.tables import DUCKDB, Path, format_path, quoted, register
 from persist.engine.collection.keyed_events import ReadRows
 from persist.engine.read.results.result import required
 
@@ -76,7 +76,7 @@ def _with_new_keys(
     """Return the rows whose keys an INSERT brings again."""
     keys = ", ".join(map(quoted, schema.key_names))
     new = quoted("the new keys")
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {path_of(statement.table)} LIMIT 0")
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE {new} AS FROM {format_path(statement.table)} LIMIT 0")
     connection.execute(statement.new_rows("the new keys"))
     return read(_table(connection, f"SELECT DISTINCT {keys} FROM {new}", schema, schema.key_names))
 
@@ -133,7 +133,7 @@ def _column(
         is_own = [*map(sql_name, path[:-1])] in ([sql_name(names[0])], [*map(sql_name, names[1:])])
     if is_own and name not in stored:
         return None
-    return is_own, path[-1], path_of(path)
+    return is_own, path[-1], format_path(path)
 
 
 def _values(

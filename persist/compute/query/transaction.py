@@ -26,19 +26,19 @@ from persist.compute.query.statements import (
     index_key,
     is_hidden,
     is_read,
+    list_other_tables,
     make_table,
     note_failures,
-    other_tables,
+    parse_statement_parts,
     read_table,
-    statement_of,
 )
 from persist.compute.query.tables import (
     DUCKDB,
     Path,
     TableAt,
     add_functions,
+    format_path,
     make_schema,
-    path_of,
     quoted,
     register,
     whole_path,
@@ -89,20 +89,20 @@ class _Table:
 
     @property
     def began(self) -> Path:
-        return (f"began: {path_of(whole_path(self.path))}",)
+        return (f"began: {format_path(whole_path(self.path))}",)
 
     def load(self, connection: Any, rows: Iterator[pa.Table] | None) -> None:
         """Load rows that are not loaded yet; None loads all."""
         if self.is_whole:
             return
-        new, began = ("the rows to load",), path_of(self.began)
-        connection.execute(f"CREATE OR REPLACE TABLE {path_of(new)} AS FROM {began} LIMIT 0")
+        new, began = ("the rows to load",), format_path(self.began)
+        connection.execute(f"CREATE OR REPLACE TABLE {format_path(new)} AS FROM {began} LIMIT 0")
         add_rows(connection, new, self.handle, self.read(None) if rows is None else rows)
         # A row is loaded in all its copies, or not at all.
-        connection.execute(f"CREATE OR REPLACE TEMP TABLE missing AS FROM {path_of(new)} EXCEPT ALL FROM {began}")
+        connection.execute(f"CREATE OR REPLACE TEMP TABLE missing AS FROM {format_path(new)} EXCEPT ALL FROM {began}")
         connection.execute("BEGIN")  # A block may go on after an error, from a savepoint.
         try:
-            for path in (began, path_of(self.path)):
+            for path in (began, format_path(self.path)):
                 connection.execute(f"INSERT INTO {path} FROM missing")
         except BaseException:
             connection.execute("ROLLBACK")
@@ -167,9 +167,9 @@ class Transaction:
         """Run a statement that changes a collection; return how many rows it touched. Raises as `execute`."""
         duckdb = required(DUCKDB)
         names = self._engine.names("")
-        sql, statement, handle = statement_of(self._engine, sql, names)
+        sql, statement, handle = parse_statement_parts(self._engine, sql, names)
         self._check_there(handle.name)
-        read_tables = other_tables(sql, statement.table, handle.name, names)
+        read_tables = list_other_tables(sql, statement.table, handle.name, names)
         connection = self._database()
         failed: list[PersistError] = []
         with ExitStack() as stack:
@@ -255,17 +255,17 @@ class Transaction:
     def _with_events(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
         """Return the rows of a keyed collection that go and come, with pending events."""
         connection, handle = self._connection, changed.handle
-        before, after = path_of(changed.began), path_of(changed.path)
+        before, after = format_path(changed.began), format_path(changed.path)
         keys = ", ".join(map(quoted, handle.schema.key_names))
         removed, added = f"(FROM {before} EXCEPT ALL FROM {after})", f"(FROM {after} EXCEPT ALL FROM {before})"
         named = connection.sql(f"SELECT DISTINCT {keys} FROM ({removed} UNION ALL {added})").to_arrow_table()
         present = ("the present",)
-        connection.execute(f"CREATE OR REPLACE TABLE {path_of(present)} AS FROM {before} LIMIT 0")
+        connection.execute(f"CREATE OR REPLACE TABLE {format_path(present)} AS FROM {before} LIMIT 0")
         add_rows(connection, present, handle, read(named))
-        result = f"(FROM {path_of(present)} EXCEPT ALL {removed}) UNION ALL {added}"
+        result = f"(FROM {format_path(present)} EXCEPT ALL {removed}) UNION ALL {added}"
         connection.execute(f"CREATE OR REPLACE TABLE {quoted('the result')} AS {result}")
         repeated = f"FROM {quoted('the result')} SELECT {keys} GROUP BY {keys} HAVING count(*) > 1"
-        missing = f"{removed} EXCEPT ALL FROM {path_of(present)}"
+        missing = f"{removed} EXCEPT ALL FROM {format_path(present)}"
         for query in (repeated, missing):
             if connection.execute(f"SELECT 1 FROM ({query}) LIMIT 1").fetchone():
                 raise self._conflict(began, handle.contents())
@@ -293,7 +293,7 @@ class Transaction:
         table = self._tables.get(handle.name)
         if len(path) > 2 or (table is not None and whole_path(path) != whole_path(table.path)):
             raise InvalidUsage(
-                f"the transaction changes {path_of(path)}: name {handle.name!r} without a time, and always alike"
+                f"the transaction changes {format_path(path)}: name {handle.name!r} without a time, and always alike"
             )
         if table is None:
             read: ReadRows = lambda by: iter(())  # noqa: E731
@@ -312,8 +312,8 @@ class Transaction:
         if table is not None:
             if whole_path(table.path) != whole_path(path):
                 make_schema(connection, path)
-                connection.execute(f"CREATE VIEW {path_of(path)} AS FROM {path_of(table.path)}")
-                stack.callback(connection.execute, f"DROP VIEW {path_of(path)}")
+                connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(table.path)}")
+                stack.callback(connection.execute, f"DROP VIEW {format_path(path)}")
             return
         self._read.add(at.name)
         began = self._began.get(at.name)
@@ -323,10 +323,10 @@ class Transaction:
             as_of = self._pins.get(at.name) if is_present else at.as_of
             contents = stack.enter_context(snapshot(loaded(self._engine, at.name), as_of, timeout_s=0.0))
             register(connection, path, contents.dataset())
-            name = path_of(path) if len(path) > 1 else path[0]
+            name = format_path(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
             if len(path) > 1:
-                stack.callback(connection.execute, f"DROP VIEW {path_of(path)}")
+                stack.callback(connection.execute, f"DROP VIEW {format_path(path)}")
 
 
 def reading_snapshot(contents: Snapshot) -> ReadRows:

@@ -132,7 +132,9 @@ class _Planner:
         handle = loaded(self._engine, name)
         definition = load_definition(handle)
         if definition is None:
-            raise InvalidUsage(f"there is a collection {name!r} that is no view: call the view otherwise, or rename it")
+            raise InvalidUsage(
+                f"there is a collection {name!r} that is not a view: call the view otherwise, or rename it"
+            )
         return LiveView(handle, definition)
 
     def _unwanted(self) -> dict[str, LiveView]:

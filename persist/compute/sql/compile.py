@@ -9,7 +9,7 @@ import pyarrow.types as pat
 
 from persist.codecs.types.schema import NAME_CHARS_MAX, CollectionSchema
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query import collection_of, quoted
+from persist.compute.query import match_collection, quoted
 from persist.compute.sql.adapt import Adapter
 from persist.compute.sql.algebra import (
     Aggregate,
@@ -53,14 +53,14 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
     with _deep_is_refused():
         tables = find_tables(without_emission(sql)[0])
     for path, at in tables.items():
-        dotted = collection_of(path, names) if len(path) > 1 else None
+        dotted = match_collection(path, names) if len(path) > 1 else None
         if dotted is not None:
             raise InvalidUsage(
                 f"the query reads {'.'.join(path)}: in a view, write the name of a collection with a dot as one name, "
                 f"{quoted(dotted)}{place(sql, at)}"
             )
         table = path[-1]
-        collection = collection_of([table], names)
+        collection = match_collection([table], names)
         if collection is None:
             close = get_close_matches(table, names, 3, 0.5)
             hint = f"; did you mean {', '.join(map(repr, close))}?" if close else f"; there are {sorted(names)[:20]}"

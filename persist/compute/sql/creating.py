@@ -35,7 +35,7 @@ def load_or_create_view(
     check_free_name(name)
 
     def plan() -> LiveView:
-        if not is_new and engine.newest_id_of(name) is not None:
+        if not is_new and engine.find_newest_id(name) is not None:
             return _existing(engine, name, sql, key, start, options)
         return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
 

@@ -149,7 +149,7 @@ def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
             # One call of Python for each level, so that deep terms can be read.
             arguments = map(partial(term_of_json, Term), rest.get("arguments", ()))
             return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
-    raise ValueError(f"{stored!r:.200} is no expression of a plan")
+    raise ValueError(f"{stored!r:.200} is not an expression of a plan")
 
 
 Start = int | Moment | None
@@ -201,7 +201,7 @@ def parse_start(start: Start, unit: str | None) -> int | None:
     start = parse_time(start, timeline)
     start = parse_time_word(start, SystemClock().wall_ms()) or start
     if is_tag(start):
-        raise InvalidUsage(f'start={start!r:.100} is no time: give a number, a moment, or "{NOW}"')
+        raise InvalidUsage(f'start={start!r:.100} is not a time: give a number, a moment, or "{NOW}"')
     if is_moment(start):
         if timeline is None:
             raise InvalidUsage(

@@ -199,7 +199,7 @@ def _draft_collection(
     every: Mapping[str, Readable],
     begin: int,
     unit: str | None,
-    known: Mapping[str, Statistics],
+    statistics: Mapping[str, Statistics],
     relation: Node | None = None,
     *,
     keeps_plan: bool,
@@ -209,21 +209,21 @@ def _draft_collection(
     Args:
         reads: what it may scan, by name.
         every: what it may depend on, by id.
-        known: the statistics of the collections that it may scan.
+        statistics: the statistics of the collections that it may scan.
         relation: the plan as it is rewritten, if that was done.
         keeps_plan: store the plan that refreshes run.
     """
     ids = {read_name: readable.id for read_name, readable in reads.items()}
     schema = _build_schema(what.columns, what.key, unit)
     output = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
-    relation = rewritten(what.plan, known) if relation is None else relation
+    relation = rewritten(what.plan, statistics) if relation is None else relation
     try:
         program = lower_relation(relation, what.columns)
     except InvalidUsage as error:
         whose = sql if what.name.startswith(GROUPS_PREFIX) else f"the query of view {what.name!r}"
         raise InvalidUsage(f"{whose} cannot be computed on any rows: {error}") from error
     columns = {ids[read_name]: kinds for read_name, kinds in columns_read(program).items()}
-    sizes = {read_name: known.get(read_name) for read_name in list_ordered_collections(relation)}
+    sizes = {read_name: statistics.get(read_name) for read_name in list_ordered_collections(relation)}
     stored = encode_plan(program, list_functions(what.plan), sizes) if keeps_plan else None
     version = VERSION if stored is not None else 1
     definition = Definition(

@@ -145,7 +145,7 @@ def _statement(sql: str) -> Any:
 
 def _check_text(sql: Any) -> None:
     if not isinstance(sql, str) or not sql.strip():
-        raise InvalidUsage(f"sql={sql!r} is no query: write SELECT … FROM …")
+        raise InvalidUsage(f"sql={sql!r} is not a query: write SELECT … FROM …")
 
 
 def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) -> None:

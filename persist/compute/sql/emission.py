@@ -26,7 +26,7 @@ import pyarrow.types as pat
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import arguments_of, is_time_window, walk_parts
+from persist.compute.query import is_time_window, list_arguments, walk_parts
 from persist.compute.sql.duck import loaded_duckdb, parsed, place
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machines import InsertIfAbsent
@@ -75,7 +75,7 @@ def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[s
     _check_groups(node, [*map(sql_name, schema.names)])
     moments = [
         source_arguments.get("column_names") or [str(source_arguments.get("type"))]
-        for source_arguments in arguments_of(source)[1:2]
+        for source_arguments in list_arguments(source)[1:2]
     ]
     return _distance(name, str(moments[0][-1]) if moments else "", schema, keyed.get(name))
 

@@ -277,7 +277,7 @@ def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
 
     for id_, name in wanted.items():
         if not visit(loaded_by_id(engine, id_, name)):
-            raise InvalidUsage(f"collection {name!r} is no view: it is written by its users")
+            raise InvalidUsage(f"collection {name!r} is not a view: it is written by its users")
     return list(views.values())
 
 

@@ -351,7 +351,7 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     for name in mentioned(query, list(dict.fromkeys(names))):
         sources[name] = streams[name] if name in streams else program.source(name)
         if not isinstance(sources[name], Stream):
-            raise InvalidUsage(f"sql: {name}={sources[name]!r} is no stream of this program")
+            raise InvalidUsage(f"sql: {name}={sources[name]!r} is not a stream of this program")
     schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in sources.items()}
     plan, columns = planned(query, schemas)
     check_columns(columns)

@@ -211,10 +211,10 @@ def _pick_first(name: str, aggregation: Aggregation, rows: Stream, keys: list[st
     return first.top_k(1, by, descending=down, nulls_first=nulls).distinct().project(*keys, name)
 
 
-def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+def _folded(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
     """Return a row per key with aggregates of its records in an order."""
     calls, needed = [], set[str]()
-    for name, aggregation in wanted.items():
+    for name, aggregation in aggregations.items():
         number = name[1:]
         columns, constants = split(aggregation.function, aggregation.arguments)
         arguments = tuple(f"v{number}_{at}" for at in range(len(columns)))
@@ -230,11 +230,11 @@ def _folded(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> St
     return rows.project(*keys, *sorted(needed)).group_by(*keys).fold(calls)
 
 
-def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
+def _aggregated(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
     """Return a row per key with aggregates. Sums of wide decimals are computed from the sums of their limbs."""
     summaries: dict[str, Summary] = {}
     outputs: dict[str, Term] = {key: Col(key) for key in keys}
-    for name, aggregation in wanted.items():
+    for name, aggregation in aggregations.items():
         kind = rows.schema.field(name).type
         if aggregation.function in ("sum", "avg") and pat.is_decimal(kind) and kind.precision > NARROW:
             for number in ("lower", "upper"):
@@ -251,16 +251,16 @@ def _aggregated(wanted: dict[str, Aggregation], rows: Stream, keys: list[str], *
             summaries[name] = _aggregate(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
     groups = rows.group_by(*keys).aggregated(summaries)
-    return groups if all(name in summaries for name in wanted) else select(groups, outputs)
+    return groups if all(name in summaries for name in aggregations) else select(groups, outputs)
 
 
-def _complete(wanted: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+def _complete(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
     """Return a row per key with counts and totals that determine the group. The row of NULLs counts as one more."""
     summaries = {
         name: Summary("count", Lit(pa.scalar(1)))
         if aggregation.function == "count_star" and aggregation.where is None
         else Summary("total" if aggregation.function == "total" else "count", Col(name))
-        for name, aggregation in wanted.items()
+        for name, aggregation in aggregations.items()
     }
     return rows.group_by(*keys).aggregated(summaries, is_complete=True)
 

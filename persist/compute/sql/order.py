@@ -80,17 +80,17 @@ def estimated(node: Node, known: Known) -> Statistics:
     return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
 
 
-def _share(condition: Term, given: Statistics) -> float:
+def _share(condition: Term, statistics: Statistics) -> float:
     """Return which share of the rows about passes a condition."""
     if not isinstance(condition, Call):
         return OTHER_KEEPS
     if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
-        is_known = isinstance(key, Place) and key.index in given.distinct
-        share = 1 / _values(given, key) if is_known else EQUAL_KEEPS
+        is_known = isinstance(key, Place) and key.index in statistics.distinct
+        share = 1 / _values(statistics, key) if is_known else EQUAL_KEEPS
         return float(min(1.0, share * (len(condition.arguments) - 1)))
     if calls(condition, "or"):
-        return float(min(1.0, sum(_share(argument, given) for argument in condition.arguments)))
+        return float(min(1.0, sum(_share(argument, statistics) for argument in condition.arguments)))
     if calls(condition, "like", "prefix", "suffix", "contains"):
         return EQUAL_KEEPS
     return OTHER_KEEPS
@@ -108,44 +108,46 @@ def _joined(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]
     return Statistics(rows, None, counts)
 
 
-def _values(given: Statistics, key: Term) -> float:
-    return given.values(key.index if isinstance(key, Place) else None)
+def _values(statistics: Statistics, key: Term) -> float:
+    return statistics.values(key.index if isinstance(key, Place) else None)
 
 
-def _shifted(given: Statistics, by: int) -> Statistics:
-    return given.renamed((at, at + by) for at in given.distinct)
+def _shifted(statistics: Statistics, by: int) -> Statistics:
+    return statistics.renamed((at, at + by) for at in statistics.distinct)
 
 
-def order_joins(node: Node, known: Known = NOTHING) -> Node:
+def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
     """Put the relations of inner joins in an order that keeps what is in between small.
 
     Args:
-        known: what is known of the sizes of collections; it decides about speed only.
+        statistics: what is known of the sizes of collections; it decides about speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
-        return map_children(node, lambda child: order_joins(child, known))
+        return map_children(node, lambda child: order_joins(child, statistics))
     relations, conditions = _flattened(node, 0)
     if len(relations) < 3:
-        return map_children(node, lambda child: order_joins(child, known))
+        return map_children(node, lambda child: order_joins(child, statistics))
     widths = [count_columns(leaf) for leaf in relations]
     starts = [sum(widths[:at]) for at in range(len(widths))]
 
     def owners(expression: Term) -> set[int]:
         return {max(at for at, start in enumerate(starts) if start <= index) for index in list_places(expression)}
 
-    estimates = [_shifted(estimated(leaf, known), start) for leaf, start in zip(relations, starts, strict=True)]
+    estimates = [_shifted(estimated(leaf, statistics), start) for leaf, start in zip(relations, starts, strict=True)]
     conditions.sort(key=_is_key)  # Keys may raise, and then only for rows for which the others hold.
     keys = [part.arguments for part in conditions if isinstance(part, Call) and _is_key(part)]
     first, *later = _order(
         estimates, [(left_key, right_key, owners(left_key), owners(right_key)) for left_key, right_key in keys]
     )
-    joined = order_joins(relations[first], known)
+    joined = order_joins(relations[first], statistics)
     place = {starts[first] + n: n for n in range(widths[first])}
     for at in later:
         place |= {starts[at] + n: len(place) + n for n in range(widths[at])}
         ready = [part for part in conditions if list_places(part) <= place.keys()]
         conditions = [part for part in conditions if part not in ready]
-        joined = inner_join(joined, order_joins(relations[at], known), [move_columns(part, place) for part in ready])
+        joined = inner_join(
+            joined, order_joins(relations[at], statistics), [move_columns(part, place) for part in ready]
+        )
     return Project(joined, tuple(Place(place[index]) for index in range(sum(widths))))
 
 

@@ -35,18 +35,18 @@ from persist.core.expression.evaluation import factored_conjuncts
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
 
 
-def reasons(plan: Node, known: Known = NOTHING) -> list[str]:
+def reasons(plan: Node, statistics: Known = NOTHING) -> list[str]:
     """Return what the rewrites have done to a plan, each with why; nothing if it is run as it was written.
 
     Args:
-        known: what is known of the sizes of collections, as for `rewritten`.
+        statistics: what is known of the sizes of collections, as for `rewritten`.
     """
-    pushed, placed = rewrite_stepwise(plan, known)
+    pushed, placed = rewrite_stepwise(plan, statistics)
     return [
         *_of_joins(plan, pushed),
         *_of_conditions(plan, pushed),
         *_of_first_rows(pushed, placed),
-        *_of_order(pushed, placed, known),
+        *_of_order(pushed, placed, statistics),
         *_of_columns(plan, placed),
     ]
 
@@ -110,10 +110,10 @@ def _of_first_rows(before: Node, after: Node) -> list[str]:
     return [f"a window looks at the first {limit} of each partition: no others are asked for" for limit in limits]
 
 
-def _of_order(before: Node, after: Node, known: Known) -> list[str]:
+def _of_order(before: Node, after: Node, statistics: Known) -> list[str]:
     lines = []
-    was = [[name for name, _ in order] for order in _orders(before, known)]
-    for order in _orders(after, known):
+    was = [[name for name, _ in order] for order in _orders(before, statistics)]
+    for order in _orders(after, statistics):
         names = [name for name, _ in order]
         if names not in was:
             sizes = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in order)
@@ -121,16 +121,16 @@ def _of_order(before: Node, after: Node, known: Known) -> list[str]:
     return lines
 
 
-def _orders(node: Node, known: Known) -> list[list[tuple[str, float]]]:
+def _orders(node: Node, statistics: Known) -> list[list[tuple[str, float]]]:
     """Return of all inner joins of three relations or more what they join, in order, and how large that is."""
     if isinstance(node, Join) and node.how == "inner" and not node.same:
         leaves = list(_leaves(node))
-        leaf_sizes = [(_name_relation(leaf), estimated(leaf, known).rows) for leaf in leaves]
+        leaf_sizes = [(_name_relation(leaf), estimated(leaf, statistics).rows) for leaf in leaves]
         return [
             *([leaf_sizes] if len(leaf_sizes) > 2 else []),
-            *(order for leaf in leaves for order in _orders(leaf, known)),
+            *(order for leaf in leaves for order in _orders(leaf, statistics)),
         ]
-    return [order for child in children(node) for order in _orders(child, known)]
+    return [order for child in children(node) for order in _orders(child, statistics)]
 
 
 def _leaves(node: Node) -> Iterator[Node]:
@@ -162,14 +162,14 @@ class UnboundedState(UserWarning):
     """A view joins two inputs that grow without a key, so each change is compared with all of the other one."""
 
 
-def unbounded(plan: Node, known: Known = NOTHING) -> list[str]:
+def unbounded(plan: Node, statistics: Known = NOTHING) -> list[str]:
     """Return what to warn of in a plan: each join of growing inputs without a key, and how many pairs it looks at.
 
     Args:
         plan: as it is rewritten.
-        known: what is known of the sizes of collections, as for `rewritten`.
+        statistics: what is known of the sizes of collections, as for `rewritten`.
     """
-    return _Growth(known).growing_joins(plan)
+    return _Growth(statistics).growing_joins(plan)
 
 
 class _Growth:

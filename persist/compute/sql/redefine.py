@@ -131,7 +131,7 @@ def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent
     """Return a view as it is now; name: its name in errors, if it differs."""
     definition = load_definition(view)
     if definition is None:
-        raise InvalidUsage(f"collection {view.name!r} is no view: it is written by its users")
+        raise InvalidUsage(f"collection {view.name!r} is not a view: it is written by its users")
     return Dependent(view, view.contents(), definition, name or view.name)
 
 

@@ -85,15 +85,15 @@ _STRICT = (*_COMPARED, "add", "subtract", "multiply", "negate", "cast")
 Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a plan, its number, and a column of it.
 
 
-def rewritten(plan: Node, known: Known = NOTHING) -> Node:
+def rewritten(plan: Node, statistics: Known = NOTHING) -> Node:
     """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
-    return rewrite_stepwise(plan, known)[-1]
+    return rewrite_stepwise(plan, statistics)[-1]
 
 
-def rewrite_stepwise(plan: Node, known: Known = NOTHING) -> tuple[Node, Node]:
+def rewrite_stepwise(plan: Node, statistics: Known = NOTHING) -> tuple[Node, Node]:
     """Return the plan after its conditions went down, and then with its joins in order."""
     pushed = _pushed(without_domains(plan), [])
-    return pushed, order_joins(with_first_rows(pushed), known)
+    return pushed, order_joins(with_first_rows(pushed), statistics)
 
 
 def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:

@@ -89,9 +89,9 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         plan.scopes.update({info[0]: ScopeInfo(*info) for info in self.scopes})
         return plan
 
-    def fits(self, known: Mapping[str, Statistics]) -> bool:
+    def fits(self, statistics: Mapping[str, Statistics]) -> bool:
         """Return whether collections are about as large as they were, as far as the order of joins depends on it."""
-        return all(abs(_measure(known.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
+        return all(abs(_measure(statistics.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
 
 
 def encode_plan(

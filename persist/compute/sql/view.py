@@ -141,6 +141,7 @@ class LiveView:
             warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # At the client's caller.
 
     def _behind(self, *, is_new: bool = False) -> str | None:
+        """Return why the view lags behind its inputs; None if it does not, or if a new view will be filled."""
         peeked = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
         inputs = [contents for contents in peeked if contents.view is None]
         if is_new and any(contents.upper == 0 for contents in inputs):
@@ -526,7 +527,7 @@ def load_live_view(view: OnView) -> LiveView:
     """
     live = getattr(view, "live", None)
     if not isinstance(live, LiveView):
-        raise InvalidUsage(f"{view!r:.200} is no view: give what client.view(name) returns")
+        raise InvalidUsage(f"{view!r:.200} is not a view: give what client.view(name) returns")
     return live
 
 
@@ -535,7 +536,7 @@ def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingPro
     handle = loaded(engine, name)
     definition = load_definition(handle)
     if definition is None:
-        raise InvalidUsage(f"collection {name!r} is no view: it is written by its users.").with_remedy(
+        raise InvalidUsage(f"collection {name!r} is not a view: it is written by its users.").with_remedy(
             "Use {load:call}."
         )
     return LiveView(handle, definition, options)

@@ -129,7 +129,7 @@ def check_late(late: str | None, late_collection: str | None, *, is_keyed: bool)
 def check_choice(name: str, value: str | None, allowed: tuple[str, ...]) -> None:
     """Raise InvalidUsage if a value is not one of the allowed ones."""
     if value is not None and value not in allowed:
-        raise InvalidUsage(f"{name}={value!r} is none of {', '.join(map(repr, allowed))}")
+        raise InvalidUsage(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
 
 
 @dataclass

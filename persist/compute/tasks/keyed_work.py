@@ -285,6 +285,7 @@ def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
 
 
 def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
+    """Commit the stored parts; return False if the plan is stale and must be made again."""
     names = {work.target.id: work.target.name}
     try:
         first = stored.first

@@ -88,9 +88,9 @@ class BatchEnds:
         self._kept: Kind[str, TimeCounts] = cache.kind(lambda counts: counts.nbytes, share=1)
 
     def end(self, scan: Scan, reader: PartReader, limits: BatchLimits) -> int:
-        """Return the greatest end of what scan may be cut to, so that it is within limits or of one time only.
+        """Return the greatest end for a scan within the limits; a scan of one time may exceed them.
 
-        Cost: reading the parts of several times each that it takes to know, if they were not read for this before.
+        Cost: reads the parts that have several times each, once.
 
         Raises:
             CorruptBlob: a part is missing or damaged.

@@ -251,7 +251,7 @@ class _Egress:
 
     def _at_once(self) -> list[tuple[Feed, CollectionState]]:
         ids = [(feed.handle.id, feed.leaving.name) for feed in self.feeds]
-        _, states = self.client.engine.follower.known_at_once(ids)
+        _, states = self.client.engine.follower.read_known_states(ids)
         return [*zip(self.feeds, states, strict=True)]
 
     def _look(self, wanted: Any) -> bool:

@@ -223,7 +223,7 @@ class Feed:
     def begun(self, contents: CollectionState) -> Piece | None:
         """Return the first piece, which names the first contents; None if nothing is readable yet.
 
-        The target hears of it before the hold is made. So if there is a hold, the target has lost what it knew.
+        The target stores this piece before the hold is made. If a hold exists, the target lost its position.
 
         Raises:
             InvalidUsage: there is a hold.

@@ -452,7 +452,7 @@ def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
         if pc.any(pc.invert(pc.is_finite(column)), min_count=0).as_py():
             raise InvalidUsage(
                 f'the column {name!r} has NaN or an infinity, and JSON has none. Say nan = "null" to send null for '
-                "them, which nobody can tell from NULL then, or use the format parquet"
+                "them, which readers cannot distinguish from NULL then, or use the format parquet"
             )
     elif pa.types.is_nested(kind) and not pa.types.is_dictionary(kind):
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:

@@ -89,7 +89,7 @@ class KafkaSink:
         if config.batch_rows < 1:
             raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
         if unknown := {*config.topics} - {*config.collections}:
-            raise InvalidUsage(f"topics: {min(unknown)!r} is none of the collections {config.collections}")
+            raise InvalidUsage(f"topics: {min(unknown)!r} is not one of the collections {config.collections}")
         self._producer: Any = None
         self._is_begun = False
         self._location = ""

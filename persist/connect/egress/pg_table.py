@@ -109,7 +109,7 @@ class PgTable:
         )
 
     def show(self, cursor: Any) -> None:
-        """Make the copy the table, or give the table that is there what the copy has."""
+        """Rename the copy to the table, or replace the rows of an existing table by the copy's."""
         if not self._is_there(cursor):
             self._run(cursor, "ALTER TABLE {copy} ADD PRIMARY KEY ({key})")
             self._run(cursor, "ALTER TABLE {copy} RENAME TO {name}", name=self._sql.Identifier(self.place[1]))

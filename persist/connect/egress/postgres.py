@@ -57,7 +57,7 @@ class PostgresSink:
         if config.batch_rows < 1:
             raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
         if unknown := {*config.tables} - {*config.collections}:
-            raise InvalidUsage(f"tables: {min(unknown)!r} is none of the collections {config.collections}")
+            raise InvalidUsage(f"tables: {min(unknown)!r} is not one of the collections {config.collections}")
         self._connection: Any = None
         self._location = ""
 
@@ -198,12 +198,12 @@ class PostgresSink:
         place = (schema, table) if dot else (self.config.schema, name)
         if not all(0 < len(part.encode()) <= NAME_BYTES_MAX for part in place):
             raise InvalidUsage(
-                f"{name!r} is no name of a table, which has 1 to {NAME_BYTES_MAX} bytes: name one by "
+                f"{name!r} is not a name of a table, which has 1 to {NAME_BYTES_MAX} bytes: name one by "
                 f'tables = {{ "{leaving.name}" = "…" }}'
             )
         return place
 
     def _copy(self, leaving: Leaving) -> str:
-        """Return the name of the table that contents are copied into."""
+        """Return the name of the staging table that receives the contents."""
         where = f"{self._location} {self.hold} {leaving.id}".encode()
         return f"persist_copy_{xxhash.xxh64(where).hexdigest()}"

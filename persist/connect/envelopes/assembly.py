@@ -129,7 +129,7 @@ def to_one_array(column: pa.ChunkedArray) -> pa.Array:
 def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:
     """Raise InvalidUsage unless an option has one of the values that it may have."""
     if given not in allowed:
-        raise InvalidUsage(f"{option}={given!r} is none of {', '.join(map(repr, allowed))}.")
+        raise InvalidUsage(f"{option}={given!r} is not one of {', '.join(map(repr, allowed))}.")
 
 
 def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
@@ -140,10 +140,10 @@ def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
     }
 
 
-def delivered(wanted: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
+def delivered(request: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
     """Return events and bad messages, or raise for the first bad one by `on_error`."""
     bad.sort(key=lambda rejection: rejection.row)
-    if bad and wanted.on_error == "raise":
+    if bad and request.on_error == "raise":
         raise BadMessage(bad[0].row, bad[0].reason, len(bad))
     return Events(table(), _rejected(messages, bad))
 

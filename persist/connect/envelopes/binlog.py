@@ -139,14 +139,14 @@ class _Stream:
     bad: list[Bad]
 
 
-def read_events(messages: Any, wanted: Wanted, table: str | None, dialect: Dialect) -> Events:
+def read_events(messages: Any, request: Wanted, table: str | None, dialect: Dialect) -> Events:
     """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
     batch = Messages.of(messages)
     stream = _of_one_table(batch, table, dialect)
-    key = _key(stream, wanted, dialect)
-    types = _types(stream, wanted, dialect)
-    paths = wanted.paths(batch)
-    path_types = {name: wanted.path_type(name, stream.samples) for name in paths}
+    key = _key(stream, request, dialect)
+    types = _types(stream, request, dialect)
+    paths = request.paths(batch)
+    path_types = {name: request.path_type(name, stream.samples) for name in paths}
     plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
     sifted_rows = sifted(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
@@ -155,9 +155,9 @@ def read_events(messages: Any, wanted: Wanted, table: str | None, dialect: Diale
     columns = pa.Table.from_batches([piece for _, piece in sifted_rows.pieces] or [empty]).combine_chunks()
     rows, columns = in_order(sifted_rows.pieces, columns)
     deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
-    changes, more = _changes(rows, deletes, columns, batch, wanted, key, dialect.listed)
+    changes, more = _changes(rows, deletes, columns, batch, request, key, dialect.listed)
     events = assembled(changes, key)
-    return delivered(wanted, batch, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
+    return delivered(request, batch, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
 
 
 class _Heads:
@@ -170,11 +170,11 @@ class _Heads:
         return suspects(texts, HEAD)
 
 
-def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stream:
-    is_valid = boolean_values(given.values.is_valid())
+def _of_one_table(messages: Messages, table: str | None, dialect: Dialect) -> _Stream:
+    is_valid = boolean_values(messages.values.is_valid())
     bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~is_valid)]
     rows = np.flatnonzero(is_valid)
-    values = given.values if len(rows) == len(given) else given.values.take(int64_array(rows))
+    values = messages.values if len(rows) == len(messages) else messages.values.take(int64_array(rows))
     sifted_heads = sifted(values, _Heads(), rows)
     heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in sifted_heads.pieces)])
     rows, heads = in_order(sifted_heads.pieces, heads)
@@ -186,7 +186,9 @@ def _of_one_table(given: Messages, table: str | None, dialect: Dialect) -> _Stre
     bad += [*sifted_heads.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(is_other))]
     has_rows = is_of_table & with_rows
     texts = (
-        given.values.take(int64_array(rows[has_rows])) if not has_rows.all() or len(rows) < len(given) else given.values
+        messages.values.take(int64_array(rows[has_rows]))
+        if not has_rows.all() or len(rows) < len(messages)
+        else messages.values
     )
     return _Stream(rows[has_rows], texts, deletes[has_rows], decode_samples(texts) if has_rows.any() else [], bad)
 
@@ -217,16 +219,16 @@ def _in(column: pa.Array, values: tuple[str, ...]) -> Mask:
 
 def _not_rows(kind: str | None) -> str:
     if kind is None:
-        return "it is no change of a row: it has no type"
+        return "it is not a change of a row: it has no type"
     return (
         f"it has type {kind!r}, which says nothing about single rows: if it changed the table, see that the schema "
         "still fits, and go on"
     )
 
 
-def _key(stream: _Stream, wanted: Wanted, dialect: Dialect) -> tuple[str, ...]:
+def _key(stream: _Stream, request: Wanted, dialect: Dialect) -> tuple[str, ...]:
     named = [tuple(names) for names in list_values(stream.samples, dialect.key_at) if isinstance(names, list)]
-    key = wanted.key or next(iter(named), ())
+    key = request.key or next(iter(named), ())
     if not key and len(stream.rows):
         raise InvalidUsage(
             f"these messages do not name the columns of their key ({dialect.key_at}): name them, such as key=['id']."
@@ -234,9 +236,9 @@ def _key(stream: _Stream, wanted: Wanted, dialect: Dialect) -> tuple[str, ...]:
     return key
 
 
-def _types(stream: _Stream, wanted: Wanted, dialect: Dialect) -> Mapping[str, pa.DataType]:
-    if wanted.types is not None:
-        return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
+def _types(stream: _Stream, request: Wanted, dialect: Dialect) -> Mapping[str, pa.DataType]:
+    if request.types is not None:
+        return {name: t for name, t in request.types.items() if name not in request.metadata}
     described = list_values(stream.samples, dialect.types_at) if dialect.types_at is not None else []
     if described:
         rows = [pa.struct([(n, arrow_type(t)) for n, t in columns_of_table.items()]) for columns_of_table in described]
@@ -253,19 +255,19 @@ def _changes(
     rows: np.ndarray,
     deletes: Mask,
     columns: pa.Table,
-    given: Messages,
-    wanted: Wanted,
+    messages: Messages,
+    request: Wanted,
     key: tuple[str, ...],
     listed: bool,
 ) -> tuple[Changes, list[Bad]]:
     data, old = (to_one_array(columns[place]) for place in PLACES)
-    other_columns = {name: to_one_array(columns[name]) for name in wanted.paths(given)}
-    other_columns.update(wanted.beside(given, rows))
+    other_columns = {name: to_one_array(columns[name]) for name in request.paths(messages)}
+    other_columns.update(request.beside(messages, rows))
     nothing = boolean_values(data.is_null())
     problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]
     if TIME in other_columns:
         timeless = boolean_values(other_columns[TIME].is_null())
-        problems.append((timeless, lambda _: f"it has no {wanted.time!r} to take its time from"))
+        problems.append((timeless, lambda _: f"it has no {request.time!r} to take its time from"))
     if listed:
         nothing_old = pc.and_(pc.equal(pc.list_value_length(old), 0), pc.greater(pc.list_value_length(data), 0))
         old = pc.if_else(nothing_old.fill_null(False), pa.scalar(None, old.type), old)

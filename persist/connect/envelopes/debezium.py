@@ -125,30 +125,30 @@ def no_rows() -> np.ndarray:
     return np.empty(0, np.int64)
 
 
-def read_keys(given: Messages, wanted: Wanted) -> Keys:
+def read_keys(messages: Messages, request: Wanted) -> Keys:
     """Return the keys of messages, read as JSON with or without a schema part."""
-    if given.keys is None or given.keys.null_count == len(given):
-        if not wanted.key and len(given):
+    if messages.keys is None or messages.keys.null_count == len(messages):
+        if not request.key and len(messages):
             raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
-        return Keys(wanted.key, None, [])
-    rows = np.flatnonzero(boolean_values(given.keys.is_valid()))
-    apart = unwrapped(given.keys.take(int64_array(rows)), rows)
-    groups = [_as_objects(group, wanted.key) for group in apart.groups]
+        return Keys(request.key, None, [])
+    rows = np.flatnonzero(boolean_values(messages.keys.is_valid()))
+    apart = unwrapped(messages.keys.take(int64_array(rows)), rows)
+    groups = [_as_objects(group, request.key) for group in apart.groups]
     if not groups:
-        return Keys(wanted.key, None, apart.bad)
-    known_types = [list_row_types(group, (), wanted) for group in groups]
+        return Keys(request.key, None, apart.bad)
+    known_types = [list_row_types(group, (), request) for group in groups]
     row = merged([pa.struct(list(types.items())) for types in known_types])
-    names = wanted.key or tuple(row.names)
-    types = {n: (wanted.types or {}).get(n) or _member(row, n) for n in names}
+    names = request.key or tuple(row.names)
+    types = {n: (request.types or {}).get(n) or _member(row, n) for n in names}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
     for group in groups:
-        plan = RowPlan((), types, how_described(group.described, wanted.logical))
+        plan = RowPlan((), types, how_described(group.described, request.logical))
         sifted_keys = sifted(group.texts, plan, group.rows)
         pieces += sifted_keys.pieces
         bad += sifted_keys.bad
     empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
     rows, columns = pieces_in_order(pieces, empty)
-    return Keys(names, _spread(columns["row"], rows, len(given)), bad)
+    return Keys(names, _spread(columns["row"], rows, len(messages)), bad)
 
 
 def _member(row: pa.StructType, name: str) -> pa.DataType:
@@ -179,10 +179,10 @@ def _spread(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
     return columns.take(pa.array(places, mask=places < 0))
 
 
-def list_row_types(group: Group, places: tuple[str, ...], wanted: Wanted) -> dict[str, pa.DataType]:
+def list_row_types(group: Group, places: tuple[str, ...], request: Wanted) -> dict[str, pa.DataType]:
     """Return the columns of a group's rows: as described, or as JSON shows them."""
     row = _described_row(group.described, places)
-    return inferred(group.texts, places) if row is None else described_types(row, wanted.logical)
+    return inferred(group.texts, places) if row is None else described_types(row, request.logical)
 
 
 def _described_row(described: Described | None, places: tuple[str, ...]) -> Described | None:
@@ -193,19 +193,19 @@ def _described_row(described: Described | None, places: tuple[str, ...]) -> Desc
     )
 
 
-def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
-    is_valid = boolean_values(given.values.is_valid())
+def _values(messages: Messages, request: Wanted, keys: Keys) -> _Values:
+    is_valid = boolean_values(messages.values.is_valid())
     rows = np.flatnonzero(is_valid)
-    apart = unwrapped(given.values.take(int64_array(rows)) if len(rows) < len(given) else given.values, rows)
-    groups, unavailable = refuse_unavailable(apart.groups, "after", wanted)
-    paths = wanted.paths(given)
-    types = _row_types(groups, wanted)
+    apart = unwrapped(messages.values.take(int64_array(rows)) if len(rows) < len(messages) else messages.values, rows)
+    groups, unavailable = refuse_unavailable(apart.groups, "after", request)
+    paths = request.paths(messages)
+    types = _row_types(groups, request)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
-    path_types = {name: wanted.path_type(name, samples) for name in paths}
+    path_types = {name: request.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
-        check_told(group, PLACES, types, wanted)
-        how = how_described(_described_row(group.described, PLACES), wanted.logical)
+        check_encodings(group, PLACES, types, request)
+        how = how_described(_described_row(group.described, PLACES), request.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
         sifted_rows = sifted(group.texts, plan, group.rows)
         pieces += sifted_rows.pieces
@@ -214,18 +214,18 @@ def _values(given: Messages, wanted: Wanted, keys: Keys) -> _Values:
     names = [*PLACES, OP, *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
-    changes, more = _changes(numbers, columns, given, wanted, keys)
+    changes, more = _changes(numbers, columns, messages, request, keys)
     return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*bad, *more])
 
 
-def _row_types(groups: list[Group], wanted: Wanted) -> dict[str, pa.DataType]:
-    if wanted.types is not None:
-        return {name: t for name, t in wanted.types.items() if name not in wanted.metadata}
-    row = merged([pa.struct(list(list_row_types(group, PLACES, wanted).items())) for group in groups])
+def _row_types(groups: list[Group], request: Wanted) -> dict[str, pa.DataType]:
+    if request.types is not None:
+        return {name: t for name, t in request.types.items() if name not in request.metadata}
+    row = merged([pa.struct(list(list_row_types(group, PLACES, request).items())) for group in groups])
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 
-def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], wanted: Wanted) -> None:
+def check_encodings(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], request: Wanted) -> None:
     """Raise early if the encoding of a column is unknown.
 
     One message among others that holds something odd is bad, and no reason to raise.
@@ -236,7 +236,7 @@ def check_told(group: Group, places: tuple[str, ...], types: Mapping[str, pa.Dat
     rows = [row for place in places for row in list_values(samples, place)] if places else samples
     for name, target in types.items():
         problems = (
-            [doubt(target, [value], name) for value in list_values(rows, name)] if name not in wanted.logical else []
+            [doubt(target, [value], name) for value in list_values(rows, name)] if name not in request.logical else []
         )
         if problems and all(problems):
             raise InvalidUsage(f"{problems[0]}.")
@@ -251,12 +251,12 @@ def pieces_in_order(
 
 
 def _changes(
-    rows: np.ndarray, columns: dict[str, pa.Array], given: Messages, wanted: Wanted, keys: Keys
+    rows: np.ndarray, columns: dict[str, pa.Array], messages: Messages, request: Wanted, keys: Keys
 ) -> tuple[Changes, list[Bad]]:
     ops = columns[OP]
     deletes = _is(ops, "d")
-    other_columns = {name: columns[name] for name in wanted.paths(given)}
-    other_columns.update(wanted.beside(given, rows))
+    other_columns = {name: columns[name] for name in request.paths(messages)}
+    other_columns.update(request.beside(messages, rows))
     changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), other_columns)
     is_row_change = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
     missing = ~deletes & _nulls(columns["after"])
@@ -266,7 +266,7 @@ def _changes(
         (missing, lambda place: f'it has op "{ops[place].as_py()}", and no row after the change'),
     ]
     if TIME in other_columns:
-        problems.append((_nulls(other_columns[TIME]), lambda _: f"it has no {wanted.time!r} to take its time from"))
+        problems.append((_nulls(other_columns[TIME]), lambda _: f"it has no {request.time!r} to take its time from"))
     return refused(changes, problems)
 
 
@@ -275,7 +275,7 @@ def _always(reason: str) -> Callable[[int], str]:
 
 
 def _no_op(op: str | None) -> str:
-    return "it is no change event: it has no op" if op is None else f'it has op "{op}", which is none of c, r, u and d'
+    return "it is not a change event: it has no op" if op is None else f'it has op "{op}", which is not c, r, u or d'
 
 
 def _is(column: pa.Array, value: Any) -> Mask:
@@ -287,20 +287,20 @@ def _nulls(column: pa.Array) -> Mask:
 
 
 def _with_tombstones(
-    changes: Changes, rows: np.ndarray, keys: Keys, given: Messages, wanted: Wanted
+    changes: Changes, rows: np.ndarray, keys: Keys, messages: Messages, request: Wanted
 ) -> tuple[Changes, list[Bad]]:
     if not len(rows):
         return changes, []
     if keys.columns is None:
         return changes, [Bad(int(row), "it has neither a value nor a key") for row in rows]
     none = {name: pa.nulls(len(rows), column.type) for name, column in changes.others.items()}
-    none.update(wanted.beside(given, rows))
+    none.update(request.beside(messages, rows))
     empty = pa.nulls(len(rows), changes.after.type)
     deletions = Changes(rows, np.ones(len(rows), bool), empty, empty, keys.of(rows), none)
     bad = list[Bad]()
-    if TIME in none and wanted.time in wanted.paths(given).values():
+    if TIME in none and request.time in request.paths(messages).values():
         reason = (
-            f"it is a tombstone, which has no {wanted.time!r} to take its time from: take the time from a column "
+            f"it is a tombstone, which has no {request.time!r} to take its time from: take the time from a column "
             'beside the messages, or pass tombstones over with tombstones="skip"'
         )
         deletions, bad = refused(deletions, [(np.ones(len(rows), bool), lambda _: reason)])

@@ -109,7 +109,7 @@ class Described:
     def named(cls, name: str, target: pa.DataType | None) -> "Described":
         """Return the description of a column for a logical type, or "string"."""
         if name not in NAMES:
-            raise InvalidUsage(f"{name!r} is no logical type that is known here: give one of {', '.join(NAMES)}.")
+            raise InvalidUsage(f"{name!r} is not a logical type that is known here: give one of {', '.join(NAMES)}.")
         scale = {"scale": str(target.scale)} if target is not None and pat.is_decimal(target) else {}
         kind = "string" if name in ("string", ZONED_TIMESTAMP) else "bytes" if name == DECIMAL else "int64"
         return cls(kind, "" if name == "string" else name, scale)

@@ -46,15 +46,15 @@ class Messages:
     others: pa.Table
 
     @classmethod
-    def of(cls, given: Any) -> "Messages":
+    def of(cls, value: Any) -> "Messages":
         """Make messages from a table, a column or a list.
 
         Tables are record batches, tables, readers, frames, or iterables of batches. A list has bytes or text. A table
         has a column "value", and may have one called "key"; a table of one column is the values.
         """
-        if isinstance(given, pa.Array | pa.ChunkedArray):
-            return cls(None, _as_bytes(given, VALUE), pa.table({"rows": pa.nulls(len(given))}).select([]))
-        table = _as_table(given)
+        if isinstance(value, pa.Array | pa.ChunkedArray):
+            return cls(None, _as_bytes(value, VALUE), pa.table({"rows": pa.nulls(len(value))}).select([]))
+        table = _as_table(value)
         if isinstance(table, list):
             return cls.of(_listed(table))
         if VALUE not in table.column_names and table.num_columns == 1:
@@ -72,19 +72,19 @@ class Messages:
         return len(self.values)
 
 
-def _as_table(given: Any) -> pa.Table | list[Any]:
-    if isinstance(given, pa.Table):
-        return given
-    if isinstance(given, pa.RecordBatch):
-        return pa.Table.from_batches([given])
-    if hasattr(given, "__arrow_c_stream__") or hasattr(given, "__arrow_c_array__"):
-        return pa.table(given)
-    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+def _as_table(value: Any) -> pa.Table | list[Any]:
+    if isinstance(value, pa.Table):
+        return value
+    if isinstance(value, pa.RecordBatch):
+        return pa.Table.from_batches([value])
+    if hasattr(value, "__arrow_c_stream__") or hasattr(value, "__arrow_c_array__"):
+        return pa.table(value)
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
         raise InvalidUsage(
-            f"messages are {type(given).__name__} {given!r:.40}: give record batches with the columns {VALUE!r} and, "
+            f"messages are {type(value).__name__} {value!r:.40}: give record batches with the columns {VALUE!r} and, "
             f"if there is one, {KEY!r}; a column; or a list of bytes or text."
         )
-    items = list(given)
+    items = list(value)
     if items and all(isinstance(item, pa.RecordBatch | pa.Table) for item in items):
         tables = [pa.table(item) if isinstance(item, pa.RecordBatch) else item for item in items]
         return pa.concat_tables(tables)

@@ -16,7 +16,7 @@ import pyarrow.types as pat
 from persist.codecs.order.arrays import boolean_values, int64_array
 from persist.connect.envelopes.assembly import Changes, Events, OnError, SchemaLike, Wanted, assembled, delivered
 from persist.connect.envelopes.debezium import (
-    check_told,
+    check_encodings,
     list_row_types,
     merged_changes,
     no_rows,
@@ -71,7 +71,7 @@ def plain(
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
     for group in groups:
         types_of_row = {f.name: f.type for f in row}
-        check_told(group, (), types_of_row, request)
+        check_encodings(group, (), types_of_row, request)
         plan = RowPlan((), types_of_row, how_described(group.described, request.logical), paths, path_types)
         rows = sifted(group.texts, plan, group.rows)
         pieces += rows.pieces
@@ -91,21 +91,21 @@ def plain(
     return delivered(request, batch, lambda: events.table, [*bad, *events.bad])
 
 
-def _row_type(groups: Sequence[Any], wanted: Wanted) -> pa.StructType:
-    if wanted.types is not None:
-        return pa.struct([(name, t) for name, t in wanted.types.items() if name not in wanted.metadata])
-    row = merged([pa.struct(list(list_row_types(group, (), wanted).items())) for group in groups])
+def _row_type(groups: Sequence[Any], request: Wanted) -> pa.StructType:
+    if request.types is not None:
+        return pa.struct([(name, t) for name, t in request.types.items() if name not in request.metadata])
+    row = merged([pa.struct(list(list_row_types(group, (), request).items())) for group in groups])
     return row if pat.is_struct(row) else pa.struct([])
 
 
 def _tombstones(
-    given: Messages, rows: np.ndarray, wanted: Wanted, row: pa.StructType, live: Changes
+    messages: Messages, rows: np.ndarray, request: Wanted, row: pa.StructType, live: Changes
 ) -> tuple[Changes, list[Bad]]:
     """Return what messages without values delete; their keys stand where other envelopes have the row before."""
     none = Changes(no_rows(), np.zeros(0, np.bool_), pa.nulls(0, row), pa.nulls(0, row), None, _nulls(live, 0))
-    if not wanted.key:
+    if not request.key:
         return none, [Bad(int(number), "it is empty, and rows without a key cannot be deleted") for number in rows]
-    keys = None if given.keys is None else given.keys.take(int64_array(rows))
+    keys = None if messages.keys is None else messages.keys.take(int64_array(rows))
     if keys is None:
         return none, [Bad(int(number), NOTHING) for number in rows]
     has_key = boolean_values(keys.is_valid())
@@ -113,8 +113,8 @@ def _tombstones(
     if not has_key.any():
         return none, bad
     rows = rows[has_key]
-    texts = _quoted(keys.drop_null(), wanted)
-    own_keys = read_keys(Messages(texts, texts, given.others.slice(0, 0)), wanted)
+    texts = _quoted(keys.drop_null(), request)
+    own_keys = read_keys(Messages(texts, texts, messages.others.slice(0, 0)), request)
     bad += [Bad(int(rows[bad_key.row]), f"in its key: {bad_key.reason}") for bad_key in own_keys.bad]
     good = ~np.isin(np.arange(len(rows)), [bad_key.row for bad_key in own_keys.bad])
     rows, key_rows = rows[good], own_keys.of(np.flatnonzero(good))
@@ -122,7 +122,7 @@ def _tombstones(
     fields = [pa.field(f.name, key_rows.type.field(f.name).type if f.name in own_keys.names else f.type) for f in row]
     columns = [key_rows.field(f.name) if f.name in own_keys.names else pa.nulls(len(rows), f.type) for f in fields]
     rows_before = pa.StructArray.from_arrays(columns, fields=fields).cast(row)
-    other_columns = {**_nulls(live, len(rows)), **wanted.beside(given, rows)}
+    other_columns = {**_nulls(live, len(rows)), **request.beside(messages, rows)}
     return Changes(rows, np.ones(len(rows), np.bool_), pa.nulls(len(rows), row), rows_before, None, other_columns), bad
 
 
@@ -130,9 +130,9 @@ def _nulls(live: Changes, count: int) -> dict[str, pa.Array]:
     return {name: pa.nulls(count, column.type) for name, column in live.others.items()}
 
 
-def _quoted(keys: pa.Array, wanted: Wanted) -> pa.Array:
+def _quoted(keys: pa.Array, request: Wanted) -> pa.Array:
     """Make JSON of keys that are the bare text of a column."""
-    if len(wanted.key) != 1 or wanted.types is None or not pat.is_string(wanted.types[wanted.key[0]]):
+    if len(request.key) != 1 or request.types is None or not pat.is_string(request.types[request.key[0]]):
         return keys
     escaped = pc.replace_substring(pc.replace_substring(keys, b"\\", b"\\\\"), b'"', b'\\"')
     quote = pa.scalar(b'"', pa.large_binary())

@@ -38,7 +38,7 @@ _95 = r"9\.?5[\dE.-]*"  # Also as 0.95 or 9.5E-7: of a decimal with a scale.
 _ARRAY = rf'{_UUID}|"Xw=="|{_95}\s*,\s*[0.]*{_95}\s*,\s*[0.]*1\.?0|true\s*(,\s*true\s*){{27}}\]'
 
 
-def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -> tuple[list[Group], list[Bad]]:
+def refuse_unavailable(groups: list[Group], place: str | None, request: Wanted) -> tuple[list[Group], list[Bad]]:
     """Take out the messages that have a placeholder where a large value did not change.
 
     Args:
@@ -53,7 +53,7 @@ def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -
             is_marked.append(np.isin(np.arange(len(group.texts)), arrays[is_like]))
         good = np.ones(len(group.texts), bool)
         for at in np.flatnonzero(np.logical_or.reduce(is_marked)):
-            name = _unavailable_column(group.texts[at].as_py(), place, wanted)
+            name = _unavailable_column(group.texts[at].as_py(), place, request)
             if name is not None:
                 good[at] = False
                 reason = (
@@ -66,14 +66,14 @@ def refuse_unavailable(groups: list[Group], place: str | None, wanted: Wanted) -
     return remaining_groups, bad
 
 
-def _unavailable_column(text: bytes, place: str | None, wanted: Wanted) -> str | None:
+def _unavailable_column(text: bytes, place: str | None, request: Wanted) -> str | None:
     """Return the first column with a placeholder in a message; None without one."""
     with suppress(ValueError, RecursionError):  # The reader reports the error.
         row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
         row = row.get(place) if place is not None and isinstance(row, dict) else row
         for name, value in row.items() if isinstance(row, dict) else ():
             may_be_flags = place is not None  # A row of another producer may well have 28 flags.
-            if (wanted.types is None or name in wanted.types) and (
+            if (request.types is None or name in request.types) and (
                 _is_unavailable(value) or (may_be_flags and _are_flags(value))
             ):
                 return name

@@ -317,4 +317,4 @@ def _toml(path: str) -> dict[str, Any]:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise InvalidUsage(f"the file {path} cannot be read: {reason}") from None
     except tomllib.TOMLDecodeError as error:
-        raise InvalidUsage(f"{path} is no TOML: {error}") from None
+        raise InvalidUsage(f"{path} is not TOML: {error}") from None

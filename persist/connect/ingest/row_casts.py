@@ -79,7 +79,7 @@ def fitting(cast: CastTable) -> CastTable:
 
 
 def cast_each(
-    column: pa.ChunkedArray, cast: Cast, wanted: pa.DataType, name: str
+    column: pa.ChunkedArray, cast: Cast, target_type: pa.DataType, name: str
 ) -> tuple[pa.ChunkedArray, dict[int, str]]:
     """Cast a column, in halves if that fails; a row that fails is NULL."""
     failed: dict[int, str] = {}
@@ -94,46 +94,46 @@ def cast_each(
             if stop - start > 1:
                 middle = (start + stop) // 2
                 return [*halves(start, middle), *halves(middle, stop)]
-            failed[start] = f"column {name!r}: {_why(piece, wanted, error)}"
-            return [pa.chunked_array([pa.nulls(1, wanted)])]
+            failed[start] = f"column {name!r}: {_why(piece, target_type, error)}"
+            return [pa.chunked_array([pa.nulls(1, target_type)])]
 
-    pieces = halves(0, len(column)) if len(column) else [pa.chunked_array([], wanted)]
-    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], wanted), failed
+    pieces = halves(0, len(column)) if len(column) else [pa.chunked_array([], target_type)]
+    return pa.chunked_array([chunk for piece in pieces for chunk in piece.chunks], target_type), failed
 
 
-def cast_texts(column: pa.ChunkedArray, wanted: pa.DataType, name: str) -> pa.ChunkedArray:
+def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> pa.ChunkedArray:
     """Cast a column, and parse its texts where the type is not text.
 
     Raises:
         pa.ArrowException, InvalidUpdate: a value does not fit.
     """
-    if is_flat(wanted):
-        return parse_column(column, wanted) if is_text(column.type) else cast_column(column, wanted, name)
-    natural = _natural(column.type, wanted)
+    if is_flat(target_type):
+        return parse_column(column, target_type) if is_text(column.type) else cast_column(column, target_type, name)
+    natural = _natural(column.type, target_type)
     if natural != column.type:
         whole = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]  # Without what slices hide.
         column = pa.chunked_array([_parsed(chunk, natural) for chunk in whole], natural)
-    return cast_column(column, wanted, name)
+    return cast_column(column, target_type, name)
 
 
-def wire_type(wanted: pa.DataType) -> pa.DataType:
+def wire_type(target_type: pa.DataType) -> pa.DataType:
     """Return the type that JSON is read as, such as text for moments."""
-    if pat.is_temporal(wanted) or pat.is_large_string(wanted) or wanted == JSON:
+    if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON:
         return pa.string()
-    if pat.is_float16(wanted):
+    if pat.is_float16(target_type):
         return pa.float64()
-    if is_flat(wanted):
-        return wanted
-    inner = [wire_type(f.type) for f in children(wanted)]
-    return with_children(wanted, inner) if pat.is_struct(wanted) else pa.list_(inner[0])
+    if is_flat(target_type):
+        return target_type
+    inner = [wire_type(f.type) for f in children(target_type)]
+    return with_children(target_type, inner) if pat.is_struct(target_type) else pa.list_(inner[0])
 
 
-def _natural(given: pa.DataType, wanted: pa.DataType) -> pa.DataType:
+def _natural(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
     """Return the type of a column once its text is parsed."""
-    if is_flat(wanted):
-        return wanted if is_text(given) and not is_text(wanted) else given
-    pairs = zip(children(given), children(wanted), strict=True)
-    return with_children(given, [_natural(f.type, w.type) for f, w in pairs])
+    if is_flat(target_type):
+        return target_type if is_text(source_type) and not is_text(target_type) else source_type
+    pairs = zip(children(source_type), children(target_type), strict=True)
+    return with_children(source_type, [_natural(f.type, w.type) for f, w in pairs])
 
 
 def _parsed(array: pa.Array, natural: pa.DataType) -> pa.Array:
@@ -157,12 +157,12 @@ def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
             ) from error
 
 
-def _why(piece: pa.ChunkedArray, wanted: pa.DataType, error: Exception) -> str:
+def _why(piece: pa.ChunkedArray, target_type: pa.DataType, error: Exception) -> str:
     try:
         value = piece[0].as_py()
     except (ValueError, OverflowError):
         value = " ".join(piece.to_string().split())
-    if isinstance(value, bytes) and not pat.is_binary(wanted) and not pat.is_fixed_size_binary(wanted):
+    if isinstance(value, bytes) and not pat.is_binary(target_type) and not pat.is_fixed_size_binary(target_type):
         try:
             value = value.decode()
         except UnicodeDecodeError:
@@ -170,4 +170,4 @@ def _why(piece: pa.ChunkedArray, wanted: pa.DataType, error: Exception) -> str:
     if isinstance(error, PersistError):
         return str(error).replace("the time of update 0: ", "").replace("update 0 ", "it ")[:REASON_CHARS_MAX]
     rounded = " without rounding" if "rounded" in str(error) or "data loss" in str(error) else ""
-    return f"{cut(value)} is no {wanted}{rounded}"
+    return f"{cut(value)} is not of type {target_type}{rounded}"

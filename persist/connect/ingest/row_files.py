@@ -97,10 +97,10 @@ def _typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Itera
         yield cast.table
 
 
-def _difference(given: pa.DataType, wanted: pa.DataType, path: str) -> str | None:
+def _difference(source_type: pa.DataType, target_type: pa.DataType, path: str) -> str | None:
     """Return the first place inside of a column where its type differs from the wanted one."""
-    if pat.is_struct(given) and pat.is_struct(wanted):
-        ours, wanted_types = ({field.name: field.type for field in kind} for kind in (given, wanted))
+    if pat.is_struct(source_type) and pat.is_struct(target_type):
+        ours, wanted_types = ({field.name: field.type for field in kind} for kind in (source_type, target_type))
         for name in ours:
             if name not in wanted_types:
                 return f"the field {f'{path}.{name}'!r}, which the collection has not"
@@ -108,10 +108,14 @@ def _difference(given: pa.DataType, wanted: pa.DataType, path: str) -> str | Non
             if name not in ours:
                 return f"no field {f'{path}.{name}'!r}, which the collection has"
         differences = (_difference(ours[name], wanted_types[name], f"{path}.{name}") for name in ours)
-    elif is_flat(given) or is_flat(wanted) or len(children(given)) != len(children(wanted)):
-        return None if given == wanted else f"{given} in {path!r}, where the collection stores {wanted}"
+    elif is_flat(source_type) or is_flat(target_type) or len(children(source_type)) != len(children(target_type)):
+        return (
+            None
+            if source_type == target_type
+            else f"{source_type} in {path!r}, where the collection stores {target_type}"
+        )
     else:
-        pairs = zip(children(given), children(wanted), strict=True)
+        pairs = zip(children(source_type), children(target_type), strict=True)
         differences = (_difference(ours.type, wanted_types.type, f"{path}.{ours.name}") for ours, wanted_types in pairs)
     return next((what for what in differences if what), None)
 
@@ -188,7 +192,7 @@ class _Lines:
             if field.name in self._columns.types and self._columns.leaves_out(field.name, table.schema.types[at]):
                 table = table.set_column(at, field, align_fields(table.column(at), field.type))
         if table.schema != self._fields:
-            raise Unreadable("it has fields that are no columns")
+            raise Unreadable("it has fields that are not columns")
         if self._lacking(texts, table).any():
             raise Unreadable("it lacks a column")
         return table
@@ -226,11 +230,11 @@ class _Lines:
         except UnicodeDecodeError:
             return "it is not UTF-8"
         except ValueError as broken:
-            return f"it is no JSON: {broken}"
+            return f"it is not JSON: {broken}"
         except RecursionError:
             return "it nests too deeply"
         if not isinstance(document, dict):
-            return "it is no JSON object"
+            return "it is not a JSON object"
         more = [
             path
             for path in find_unknown_fields(document, pa.struct(list(self._fields)))
@@ -250,7 +254,7 @@ class _Lines:
                 except (Unreadable, pa.ArrowException):
                     kind = type_name(self._columns.declared_types.get(field.name, field.type))
                     rounds = " without rounding" if "round" in why else ""
-                    return f"column {field.name!r}: {value.decode()[:80]} is no {kind}{rounds}"
+                    return f"column {field.name!r}: {value.decode()[:80]} is not of type {kind}{rounds}"
         return why
 
 
@@ -277,21 +281,26 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return dict(pairs)
 
 
-def find_unknown_fields(given: Any, wanted: pa.DataType, path: str = "") -> Iterator[str]:
+def find_unknown_fields(given: Any, target_type: pa.DataType, path: str = "") -> Iterator[str]:
     """Yield the paths of fields that a type has not."""
-    if isinstance(given, dict) and pat.is_struct(wanted):
+    if isinstance(given, dict) and pat.is_struct(target_type):
         for name, value in given.items():
-            if wanted.get_field_index(name) < 0:
+            if target_type.get_field_index(name) < 0:
                 yield path + (quote_name(name) if path else name)
             else:
-                yield from find_unknown_fields(value, wanted.field(name).type, f"{path}{quote_name(name)}.")
-    elif isinstance(given, list) and pat.is_list(wanted):
+                yield from find_unknown_fields(value, target_type.field(name).type, f"{path}{quote_name(name)}.")
+    elif isinstance(given, list) and pat.is_list(target_type):
         for value in given:
-            yield from find_unknown_fields(value, wanted.value_type, f"{path}element.")
+            yield from find_unknown_fields(value, target_type.value_type, f"{path}element.")
 
 
-def _check_json_type(name: str, wanted: pa.DataType) -> None:
-    if pat.is_binary(wanted) or pat.is_large_binary(wanted) or pat.is_fixed_size_binary(wanted) or pat.is_map(wanted):
-        raise InvalidUsage(f"column {name!r} of type {wanted} cannot be read from JSON: use Parquet or Arrow")
-    for inner in children(wanted):
+def _check_json_type(name: str, target_type: pa.DataType) -> None:
+    if (
+        pat.is_binary(target_type)
+        or pat.is_large_binary(target_type)
+        or pat.is_fixed_size_binary(target_type)
+        or pat.is_map(target_type)
+    ):
+        raise InvalidUsage(f"column {name!r} of type {target_type} cannot be read from JSON: use Parquet or Arrow")
+    for inner in children(target_type):
         _check_json_type(name, inner.type)

@@ -58,7 +58,7 @@ class RowFile:
             InvalidUsage: the format is unknown.
         """
         if format is not None and format not in READ:
-            raise InvalidUsage(f"--format {format!r} is no format of rows: use one of {', '.join(READ)}")
+            raise InvalidUsage(f"--format {format!r} is not a format of rows: use one of {', '.join(READ)}")
         by_name, compression = format_by_name(name or path)
         file_format = format or by_name
         if file_format is None:

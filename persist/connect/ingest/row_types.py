@@ -39,23 +39,23 @@ _CODE = r"^[+-]?0[0-9]"
 _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 
-def infer_types(file: RowFile, known: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
+def infer_types(file: RowFile, known_types: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
     """Return the types of a file's columns by name; null for columns without values.
 
     Args:
-        known: the types that columns have anyway.
+        known_types: the types that columns have anyway.
 
     Raises:
         InvalidUsage: it cannot be read, or a column has values that no type holds.
     """
-    known = known or {}
+    known_types = known_types or {}
     if file.format == "csv":
-        types = _csv_types(file, known)
+        types = _csv_types(file, known_types)
     else:
-        schema = _json_schema(file, known) if file.format == "json" else stored_schema(file)
+        schema = _json_schema(file, known_types) if file.format == "json" else stored_schema(file)
         check_once(schema, file.name)
         types = {field.name: field.type for field in schema}
-    return types | {name: kind for name, kind in known.items() if name in types}
+    return types | {name: kind for name, kind in known_types.items() if name in types}
 
 
 def is_open(kind: pa.DataType) -> bool:
@@ -65,9 +65,9 @@ def is_open(kind: pa.DataType) -> bool:
     return pat.is_nested(kind) and any(is_open(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _csv_types(file: RowFile, known: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+def _csv_types(file: RowFile, known_types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     names = read_header(file)
-    guesses = {name: _Guess() for name in names if name not in known}
+    guesses = {name: _Guess() for name in names if name not in known_types}
     for batch in text_batches(file, names, [*guesses], lambda row: "skip") if guesses else ():
         for name, guess in guesses.items():
             try:
@@ -78,7 +78,7 @@ def _csv_types(file: RowFile, known: Mapping[str, pa.DataType]) -> dict[str, pa.
                     f"{file.name} cannot be read as csv: line {line}: column {name!r} is not UTF-8. Convert the file, "
                     f"such as with iconv -t utf-8. {MEND}"
                 ) from None
-    return {name: guesses[name].infer_type(name, file) if name in guesses else known[name] for name in names}
+    return {name: guesses[name].infer_type(name, file) if name in guesses else known_types[name] for name in names}
 
 
 class _Guess:
@@ -147,10 +147,10 @@ def _is_all(values: pa.Array, kind: pa.DataType) -> bool:
     return bool(pc.all(pc.equal(values, pc.utf8_trim_whitespace(values))).as_py())
 
 
-def _json_schema(file: RowFile, known: Mapping[str, pa.DataType]) -> pa.Schema:
+def _json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) -> pa.Schema:
     schema = pa.schema([])
-    wires = pa.schema([(name, wire_type(kind)) for name, kind in known.items()])
-    for numbers, texts in _blocks(file, known):
+    wires = pa.schema([(name, wire_type(kind)) for name, kind in known_types.items()])
+    for numbers, texts in _blocks(file, known_types):
         try:
             block_schema = parse(texts, wires, "infer").schema
         except (Unreadable, pa.ArrowException, UnicodeDecodeError) as error:
@@ -164,12 +164,12 @@ def _json_schema(file: RowFile, known: Mapping[str, pa.DataType]) -> pa.Schema:
                 f"{file.name}: by line {numbers[-1]}, {error}. Write all its values alike, or say its type, such as "
                 f'columns = {{ {error.args[0]} = "string" }}. {MEND}'
             ) from None
-    schema = pa.schema([field for field in schema if field.name not in known])
+    schema = pa.schema([field for field in schema if field.name not in known_types])
     try:
-        schema = exact_fields(schema, lambda: (texts for _, texts in _blocks(file, known)))
+        schema = exact_fields(schema, lambda: (texts for _, texts in _blocks(file, known_types)))
     except InvalidUsage as error:
         raise InvalidUsage(f"{file.name}: {error}") from None
-    return pa.schema([*known.items(), *_with_moments(schema, file)])
+    return pa.schema([*known_types.items(), *_with_moments(schema, file)])
 
 
 def _blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:

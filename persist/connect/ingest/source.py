@@ -46,7 +46,7 @@ class Outage:
         self._backoff: Backoff | None = None
 
     def end(self) -> None:
-        """Begin anew with the waits: there was an answer."""
+        """Reset the backoff after an answer."""
         self._backoff = None
         self._tell(None)
 

@@ -61,11 +61,11 @@ def rename(df: DataFrame, known: Iterable[str]) -> DataFrame:
     return df if names == df.columns else df.toDF(*names)
 
 
-def spell(given: Any, df: DataFrame) -> Any:
+def spell(value: Any, df: DataFrame) -> Any:
     """Return the column of df that a text names; anything else as it is."""
-    if not isinstance(given, str):
-        return given
-    return match_names([given], df.columns, folds=ignores_case(df.sparkSession))[0]
+    if not isinstance(value, str):
+        return value
+    return match_names([value], df.columns, folds=ignores_case(df.sparkSession))[0]
 
 
 def map_in_tasks(df: DataFrame, function: TaskFunction, schema: StructType | str) -> DataFrame:

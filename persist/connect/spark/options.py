@@ -110,7 +110,7 @@ def _names(name: str, text: str) -> tuple[str, ...]:
 def _one_of(*allowed: str) -> Kind:
     def parse(name: str, text: str) -> str:
         if text not in allowed:
-            raise InvalidUsage(f"option {name}={text!r} is none of {', '.join(map(repr, allowed))}")
+            raise InvalidUsage(f"option {name}={text!r} is not one of {', '.join(map(repr, allowed))}")
         return text
 
     return Kind(", ".join(f'"{value}"' for value in allowed), parse)
@@ -242,9 +242,9 @@ class _Parsed:
             raise InvalidUsage(f"option {', '.join(wrong)} does not go with {why}")
 
 
-def _parsed(given: Mapping[str, str], use: Use) -> _Parsed:
+def _parsed(options: Mapping[str, str], use: Use) -> _Parsed:
     """Return the options of a use. A missing option has its default, or no value without a default."""
-    location, storage, texts = given_options(given, use)
+    location, storage, texts = given_options(options, use)
     values: dict[str, Any] = {"location": location, "storage": storage}
     for option in OPTIONS:
         text = texts.get(option.name, option.default)
@@ -348,10 +348,10 @@ class StreamOptions(SourceOptions):
         return cls(**values, rows_by_key=rows_by_key, limits=limits)
 
 
-def is_only_for_streams(given: Mapping[str, str]) -> bool:
+def is_only_for_streams(options: Mapping[str, str]) -> bool:
     """Return whether options make sense for a stream only, since a batch always has an end."""
-    names = {name.lower() for name in given}
-    is_endless = "until" not in names and ("start" in names or given.get("form") in OF_TIMES)
+    names = {name.lower() for name in options}
+    is_endless = "until" not in names and ("start" in names or options.get("form") in OF_TIMES)
     return is_endless or not names.isdisjoint(("max_updates_per_trigger", "max_times_per_trigger", "hold"))
 
 
@@ -443,9 +443,9 @@ class StreamWriteOptions:
     storage: dict[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, given: Mapping[str, str]) -> "StreamWriteOptions":
+    def of(cls, options: Mapping[str, str]) -> "StreamWriteOptions":
         """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
-        values = _parsed(given, "streaming write").values
+        values = _parsed(options, "streaming write").values
         return cls(column=values.pop("time", None), upserts=values.pop("mode") == "upsert", **values)
 
     def times(self, columns: list[str]) -> BatchTimes:

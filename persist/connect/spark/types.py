@@ -76,7 +76,7 @@ def _check_zones(given: Any, wanted: Any, column: str) -> None:
         kinds = ("TIMESTAMP_NTZ", "TIMESTAMP") if given.tz is None else ("TIMESTAMP", "TIMESTAMP_NTZ")
         raise InvalidUsage(
             f"column {column!r} holds {given}, which is {kinds[0]} in Spark, and is asked for as {kinds[1]}: that "
-            f"takes a time zone, which nobody has named. Read it as {kinds[0]}, and cast it in Spark, which takes the "
+            f"needs a time zone, and there is none here. Read it as {kinds[0]}, and cast it in Spark, which takes the "
             "session's time zone."
         )
     if pt.is_nested(given) and pt.is_nested(wanted):

@@ -338,7 +338,7 @@ class TagNotFound(InvalidUsage):
     known: tuple[str, ...]
 
     def describe(self) -> str:
-        return f"{self.name!r} is no time, no moment, and no tag of this collection: {_format_known_names(self.known)}."
+        return f"{self.name!r} is not a time, moment or tag of this collection: {_format_known_names(self.known)}."
 
     @property
     def remedy(self) -> str:  # type: ignore[override]

@@ -290,7 +290,7 @@ def _is_member(value: Value, values: tuple[Any, ...]) -> Value:
 
 def _part(value: Value, unit: str) -> Value:
     if unit not in _PARTS:
-        raise ValueError(f"{unit!r} is no part of a date; there are {', '.join(_PARTS)}")
+        raise ValueError(f"{unit!r} is not a part of a date; there are {', '.join(_PARTS)}")
     return getattr(pc, unit)(value)
 
 

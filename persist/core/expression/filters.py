@@ -16,7 +16,7 @@ such as `status = 'paid' and amount > 5`, and elsewhere of what Spark and Polars
     value      = column { ( "->" | "->>" ) path }                       of a column of JSON, as DuckDB computes it
                | ( "json_extract" | "json_extract_string" ) "(" value "," path ")"
     path       = text such as 'name' or '$.items[0].name', or a number of an item
-    column     = a name, in double quotes if it is no plain word
+    column     = a name, in double quotes if it is not a plain word
     literal    = a number, 'text', true, false, null
 
 Text that is compared with a column of another type, such as a timestamp, is read as a value of that type. A comparison
@@ -230,8 +230,8 @@ class _Parser:
     def _flag(self, operand: _Operand) -> Term:
         if isinstance(operand.value, bool):
             raise InvalidUsage(
-                f"the condition {self._text!r:.200} is {operand.value} of all rows, whatever they hold: leave it out "
-                'for all of them, or compare a column, such as "amount > 5". overwrite([]) deletes all'
+                f"the condition {self._text!r:.200} is {operand.value} for every row: leave it out to choose all rows, "
+                'or compare a column, such as "amount > 5". overwrite([]) deletes all rows'
             )
         if operand.column is None or operand.type is None or not pat.is_boolean(operand.type):
             raise self._unexpected("a comparison, such as = 5, > 5, in (1, 2) or is null")
@@ -245,14 +245,14 @@ class _Parser:
             )
         return self._value(operand, of.type)
 
-    def _value(self, operand: _Operand, wanted: pa.DataType | None) -> pa.Scalar:
+    def _value(self, operand: _Operand, target_type: pa.DataType | None) -> pa.Scalar:
         value = operand.value
         try:
-            return _as_type(value, wanted)
+            return _as_type(value, target_type)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
-                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {wanted}, of which "
-                "it is no value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {target_type}, of "
+                "which it is not a value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
     def _operand(self) -> _Operand:
@@ -304,7 +304,8 @@ class _Parser:
             if token.text not in self._types:
                 hint = did_you_mean(token.text, self._types) or ","
                 raise InvalidUsage(
-                    f"the condition {self._text!r:.200}: {token.text!r} is no column of this collection{hint} it has "
+                    f"the condition {self._text!r:.200}: {token.text!r} is not a column of this "
+                    f"collection{hint} it has "
                     f"{[*self._types]}. Text is in single quotes"
                 )
             return _Operand(token.text, type=self._types[token.text])
@@ -330,7 +331,8 @@ class _Parser:
     def _unexpected(self, wanted: str) -> InvalidUsage:
         actual = repr(self._token.text) if self._token.kind != "end" else "the end"
         return InvalidUsage(
-            f"the condition {self._text!r:.200} is no condition: at character {self._token.at + 1} there is {actual}, "
+            f"the condition {self._text!r:.200} is not a condition: at character {self._token.at + 1} there is "
+            f"{actual}, "
             f"and wanted is {wanted}. Write for example \"status = 'paid' and amount > 5\""
         )
 
@@ -381,22 +383,22 @@ def _unquoted(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
-def _as_type(value: Any, wanted: pa.DataType | None) -> pa.Scalar:
+def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
-    if wanted is None:
+    if target_type is None:
         return pa.scalar(value)
     if value is None:
-        return pa.scalar(None, wanted)
+        return pa.scalar(None, target_type)
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (pat.is_integer(wanted) or pat.is_floating(wanted)):
+    if is_number and (pat.is_integer(target_type) or pat.is_floating(target_type)):
         return pa.scalar(value)
-    if is_number and pat.is_decimal(wanted):
-        return pa.scalar(str(value)).cast(wanted)
-    if isinstance(value, str) and not is_text(wanted):
-        return _parsed(value, wanted)
-    if is_number or (isinstance(value, bool) and not pat.is_boolean(wanted)):
+    if is_number and pat.is_decimal(target_type):
+        return pa.scalar(str(value)).cast(target_type)
+    if isinstance(value, str) and not is_text(target_type):
+        return _parsed(value, target_type)
+    if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
         raise ValueError("of another kind")
-    return pa.scalar(value, wanted)
+    return pa.scalar(value, target_type)
 
 
 def is_text(t: pa.DataType) -> bool:
@@ -404,13 +406,13 @@ def is_text(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t))
 
 
-def _parsed(text: str, wanted: pa.DataType) -> pa.Scalar:
-    if pat.is_boolean(wanted) or pat.is_integer(wanted) or pat.is_floating(wanted):
+def _parsed(text: str, target_type: pa.DataType) -> pa.Scalar:
+    if pat.is_boolean(target_type) or pat.is_integer(target_type) or pat.is_floating(target_type):
         raise ValueError("text among numbers")
     try:
-        return pa.scalar(text).cast(wanted)
+        return pa.scalar(text).cast(target_type)
     except pa.ArrowInvalid:
-        if not pat.is_timestamp(wanted) or wanted.tz is None:
+        if not pat.is_timestamp(target_type) or target_type.tz is None:
             raise
-        naive = pa.scalar(text).cast(pa.timestamp(wanted.unit))  # Without an offset it is in UTC.
-        return pa.scalar(naive.value, pa.timestamp(wanted.unit, wanted.tz))
+        naive = pa.scalar(text).cast(pa.timestamp(target_type.unit))  # Without an offset it is in UTC.
+        return pa.scalar(naive.value, pa.timestamp(target_type.unit, target_type.tz))

@@ -100,12 +100,12 @@ def add_function(
     if name.lower() in _OWN or name.lower() in _of_duckdb():
         raise InvalidUsage(f"SQL has a function {name.lower()}() already: choose another name")
     if not callable(compute):
-        raise InvalidUsage(f"{name}: {compute!r} is no function")
+        raise InvalidUsage(f"{name}: {compute!r} is not a function")
     if isinstance(version, bool) or not isinstance(version, str | int) or not str(version):
         raise InvalidUsage(f"version={version!r} of {name}() is neither a text nor a whole number")
     if isinstance(arguments, str) or not isinstance(arguments, Sequence) or not arguments:
         raise InvalidUsage(
-            f"arguments={arguments!r} of {name}() are no types: give a list of one at least. A function without "
+            f"arguments={arguments!r} of {name}() are not types: give a list of one at least. A function without "
             "arguments is a constant: write it into the query"
         )
     kinds = [arrow_type(kind, f"arguments of {name}()") for kind in arguments]

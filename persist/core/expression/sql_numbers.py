@@ -343,15 +343,15 @@ def cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
     return _to_moment(value, kind)
 
 
-def is_cast(given: pa.DataType, kind: pa.DataType) -> bool:
+def is_cast(source_type: pa.DataType, kind: pa.DataType) -> bool:
     """Return whether values of one type are cast to another here, and not by DuckDB."""
-    if given == kind:
+    if source_type == kind:
         return True
-    families = [_family(arrow_type) for arrow_type in (given, kind)]
-    if pat.is_timestamp(given) and _PER_SECOND[given.unit] > _PER_SECOND[getattr(kind, "unit", "us")]:
+    families = [_family(arrow_type) for arrow_type in (source_type, kind)]
+    if pat.is_timestamp(source_type) and _PER_SECOND[source_type.unit] > _PER_SECOND[getattr(kind, "unit", "us")]:
         return False  # It is rounded.
     is_known = families[0] == families[1] != "other" or tuple(families) in _MOMENTS
-    return is_known and not (pat.is_time(kind) and getattr(given, "tz", None))
+    return is_known and not (pat.is_time(kind) and getattr(source_type, "tz", None))
 
 
 def _family(kind: pa.DataType) -> str:

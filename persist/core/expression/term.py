@@ -234,7 +234,7 @@ class Expression:
         return _make_expression("not", self)
 
     def __bool__(self) -> bool:
-        raise InvalidUsage(f"{self} is no truth value: combine conditions with & | ~ instead of and, or, not")
+        raise InvalidUsage(f"{self} is not a truth value: combine conditions with & | ~ instead of and, or, not")
 
     def abs(self) -> "Expression":
         """The absolute value."""

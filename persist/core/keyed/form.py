@@ -79,7 +79,7 @@ class Keyed:
             raise InvalidUsage(f"tombstone_value={self.tombstone_value!r} needs tombstone=, the column that it is in")
         if isinstance(self.machine, type) or (self.machine is not None and not isinstance(self.machine, Machine)):
             raise InvalidUsage(
-                f"machine={self.machine!r} is no machine: give an instance, such as InsertIfAbsent(); see "
+                f"machine={self.machine!r} is not a machine: give an instance, such as InsertIfAbsent(); see "
                 "persist.core.keyed.machine.Machine"
             )
         if self.late_bound is not None and not self.order_by:
@@ -153,7 +153,7 @@ def watermark_to_int(value: Any, kind: pa.DataType) -> int:
         if isinstance(value, float) and number != value:
             raise ValueError("it would be rounded")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidUsage(f"late_bound={value!r} is no watermark: they are of type {kind}") from error
+        raise InvalidUsage(f"late_bound={value!r} is not a watermark: they are of type {kind}") from error
     if number is None:
         raise InvalidUsage(f"late_bound={value!r} is NULL: give a watermark of type {kind}")
     return int(number)
@@ -195,7 +195,7 @@ def _distance(distance: Any, kind: pa.DataType) -> int:
     if isinstance(distance, int) and not isinstance(distance, bool):
         return _not_negative(distance, distance)
     raise InvalidUsage(
-        f"Behind({distance!r}) is no distance of watermarks of type {kind}: give an integer in their unit, or a "
+        f"Behind({distance!r}) is not a distance of watermarks of type {kind}: give an integer in their unit, or a "
         "timedelta if they are timestamps or dates"
     )
 
@@ -209,7 +209,9 @@ def _not_negative(number: int, distance: Any) -> int:
 def _check_flat(name: str, fields: dict[str, pa.DataType], what: str, whose: str) -> None:
     if name not in fields:
         hint = did_you_mean(name, list(fields))
-        raise SchemaMismatch(f"{what} names {name!r}, which is no value column of {whose}{hint or ','} {list(fields)}")
+        raise SchemaMismatch(
+            f"{what} names {name!r}, which is not a value column of {whose}{hint or ','} {list(fields)}"
+        )
     if not is_flat(fields[name]):
         raise SchemaMismatch(f"{what} names {name!r} of type {fields[name]}: only flat columns have a place there")
 
@@ -231,7 +233,9 @@ def _check_machine(machine: MachineForm) -> None:
     try:
         written = msgspec.json.decode(msgspec.json.encode(machine.options))
     except (msgspec.MsgspecError, TypeError) as error:
-        raise InvalidUsage(f"the options of the machine {described(machine)} are no JSON: {error}") from error
+        raise InvalidUsage(
+            f"the options of the machine {described(machine)} cannot be written as JSON: {error}"
+        ) from error
     if written != machine.options:
         raise InvalidUsage(f"the options of the machine {described(machine)} are not the same when read back from JSON")
     if not 0 < len(machine.name) <= 128 or not machine.name.isprintable() or machine.version < 0:

@@ -188,7 +188,7 @@ class _Needed:
 
 def _listed(data: Any, stamp: Stamp | None) -> Sequence[Any]:
     if stamp is not None and isinstance(stamp.time, str):
-        raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are no table: {_SHAPE}")
+        raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):
         raise InvalidUpdate(
             f"the events are {cut(data)} ({type(data).__name__}): give tuples, dicts, a table or a frame"

@@ -448,7 +448,7 @@ def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHol
         raise AsOfCompacted(step.time, to_antichain(contents.since))
     if step.lease is not None:
         if not is_id(step.hold) or (held is not None and held.lease != step.lease):
-            raise ValueError(f"{step.hold!r} is not the id of a hold, or that of another lease")
+            raise ValueError(f"{step.hold!r} is not the id of a hold, or another lease has it")
         return
     if held is None or held.lease is not None:  # The name of a permanent one was checked when it was set.
         check_hold_name(step.hold)

@@ -35,7 +35,7 @@ def load_schema_version(contents: CollectionState, version: int) -> CollectionSc
     schema = next((known_schema for known_schema in newest.known or (newest,) if known_schema.version == version), None)
     if schema is None or type(version) is not int:
         raise SchemaMismatch(
-            f"schema={version!r} is no version of the schema of this collection: it has 1 to {newest.version}"
+            f"schema={version!r} is not a version of the schema of this collection: it has 1 to {newest.version}"
         )
     return newest if schema is newest else replace(schema, known=newest.known)
 
@@ -105,7 +105,7 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
         SchemaMismatch: the schema may not follow the newest.
     """
     if contents.view is None:
-        raise InvalidUsage(f"collection {contents.name!r} is no view: it is written by its users")
+        raise InvalidUsage(f"collection {contents.name!r} is not a view: it is written by its users")
     if not step.start or from_stored(step.start) != contents.upper:
         raise UpperMismatch(to_antichain(from_stored(step.start)), to_antichain(contents.upper))
     number = definition_number(contents)

@@ -65,7 +65,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
 
     def plan() -> CollectionHandle:
         """Plan the steps of the clone from the newest state, and rewrite parts if needed."""
-        if engine.newest_id_of(name) is not None:
+        if engine.find_newest_id(name) is not None:
             raise CollectionExists(name)
         if time >= source.known().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)

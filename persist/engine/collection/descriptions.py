@@ -173,13 +173,14 @@ def words(comment: str | None, properties: Mapping[str, str | None] | None) -> W
         InvalidUsage: it is not text.
     """
     if comment is not None and not is_text(comment):
-        raise InvalidUsage(f"comment={comment!r:.100} is no text: give a str, '' for no comment")
+        raise InvalidUsage(f"comment={comment!r:.100} is not text: give a str, '' for no comment")
     changed_properties = {} if properties is None else properties
     if not isinstance(changed_properties, Mapping) or not all(
         is_text(name) and (value is None or is_text(value)) for name, value in changed_properties.items()
     ):
         raise InvalidUsage(
-            f"properties={properties!r:.200} is no dict of texts: give {{'owner': 'data team'}}, and None for one that "
+            f"properties={properties!r:.200} is not a dict of texts: give {{'owner': 'data team'}}, and None "
+            f"for one that "
             "is to go"
         )
     return Words(comment, dict(changed_properties))
@@ -225,13 +226,13 @@ def ids_as_seen(handle: CollectionHandle, newest: CollectionSchema, names: Seque
     return ids
 
 
-def _column_words(name: str, given: Any) -> Words:
-    if isinstance(given, str):
-        return words(given, None)
-    if isinstance(given, Mapping) and {*given} <= {"comment", "properties"}:
-        return words(given.get("comment"), given.get("properties"))
+def _column_words(name: str, value: Any) -> Words:
+    if isinstance(value, str):
+        return words(value, None)
+    if isinstance(value, Mapping) and {*value} <= {"comment", "properties"}:
+        return words(value.get("comment"), value.get("properties"))
     raise InvalidUsage(
-        f"what is to be said of column {name!r} is {given!r:.100}: give a comment, or {{'comment': …, 'properties': …}}"
+        f"what is to be said of column {name!r} is {value!r:.100}: give a comment, or {{'comment': …, 'properties': …}}"
     )
 
 
@@ -270,9 +271,9 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
     return Retained(contents.retention, since, upper, late, handle.timeline, first)
 
 
-def retention_step(handle: CollectionHandle, given: Retention | None) -> kinds.SetRetention:
+def retention_step(handle: CollectionHandle, retention: Retention | None) -> kinds.SetRetention:
     """Return the step that sets a collection's retention; None keeps all history."""
-    return kinds.SetRetention(handle.id, None if given is None else retention_times(given, handle.timeline))
+    return kinds.SetRetention(handle.id, None if retention is None else retention_times(retention, handle.timeline))
 
 
 def _holder(hold: HoldInfo) -> str:

@@ -45,7 +45,7 @@ KEYS_NAMED = 10
 def parse_declaration(keyed: Any, schema: CollectionSchema) -> KeyedForm:
     """Return a user's declaration for a collection, after checking that it fits the future schema."""
     if not isinstance(keyed, Keyed):
-        raise InvalidUsage(f"keyed={keyed!r} is no declaration: give persist.Keyed(...)")
+        raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
     return build_form(keyed, schema)
 
 
@@ -89,7 +89,7 @@ class WantedEvolution:
 
 def evolve(
     handle: CollectionHandle,
-    wanted: WantedEvolution,
+    evolution: WantedEvolution,
     comments: Mapping[str, str] | None,
     beside: Sequence[Step],
 ) -> CollectionHandle:
@@ -99,17 +99,17 @@ def evolve(
         beside: steps of the same commit, such as notes.
     """
     handle.engine.writer("evolve")
-    _check_given(wanted, comments)
-    wanted = replace(wanted, add=_typed(wanted.add, "add"), widen=_typed(wanted.widen, "widen"))
-    plan = partial(_evolve, handle, wanted, comments or {}, beside)
+    _check_given(evolution, comments)
+    evolution = replace(evolution, add=_typed(evolution.add, "add"), widen=_typed(evolution.widen, "widen"))
+    plan = partial(_evolve, handle, evolution, comments or {}, beside)
     return commit_with_retry(plan, action="evolve", clock=handle.engine.clock, conflicts=(Superseded, UpperMismatch))
 
 
 def _evolve(
-    handle: CollectionHandle, wanted: WantedEvolution, comments: Mapping[str, str], beside: Sequence[Step]
+    handle: CollectionHandle, evolution: WantedEvolution, comments: Mapping[str, str], beside: Sequence[Step]
 ) -> CollectionHandle:
     contents = handle.contents()
-    if not wanted.changes_columns and wanted.keyed is None:
+    if not evolution.changes_columns and evolution.keyed is None:
         if not comments:
             raise InvalidUsage(
                 "evolve() was asked for no change: give add=, drop=, rename=, widen=, reorder= or keyed="
@@ -118,23 +118,23 @@ def _evolve(
         return _only_commented(handle, contents.schema, comments, beside)
     # From the user's version: a name may belong to another column now.
     schema_before = among_versions(handle.schema, contents)
-    after = _evolve_schema(schema_before, wanted, contents)
-    check_follows(contents, after, becomes_keyed=wanted.keyed is not None)
-    if wanted.keyed is None and replace(after, version=schema_before.version) == schema_before:
+    after = _evolve_schema(schema_before, evolution, contents)
+    check_follows(contents, after, becomes_keyed=evolution.keyed is not None)
+    if evolution.keyed is None and replace(after, version=schema_before.version) == schema_before:
         return _only_commented(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
-    form = None if wanted.keyed is None else parse_declaration(wanted.keyed, after)
+    form = None if evolution.keyed is None else parse_declaration(evolution.keyed, after)
     step = record_kinds.Evolve(handle.id, after.to_json(), form)
     then = apply_step(contents, step)  # Raise rule violations before anything is read.
-    steps: list[Step] = [step] if form is None else [checked(handle, contents, wanted.keyed, form), step]
+    steps: list[Step] = [step] if form is None else [checked(handle, contents, evolution.keyed, form), step]
     if risky := _find_risky(schema_before, after):
         _check_fits(handle, contents, schema_before, risky)
         steps.insert(0, ExpectParts(handle.id, contents.next_number))
     steps += _comment_steps(handle, after, comments)
     handle.submit("evolve", [*steps, *beside]).result()
-    if wanted.keyed is not None and wanted.keyed.machine is not None:
-        handle.engine.writer("evolve").resolver.know(handle.id, wanted.keyed.machine)
-        handle = replace(handle, machine=wanted.keyed.machine)
+    if evolution.keyed is not None and evolution.keyed.machine is not None:
+        handle.engine.writer("evolve").resolver.know(handle.id, evolution.keyed.machine)
+        handle = replace(handle, machine=evolution.keyed.machine)
     return handle.adapt_to(then)  # The user has not seen the others' changes.
 
 
@@ -148,20 +148,22 @@ def _only_commented(
     return handle
 
 
-def _evolve_schema(before: CollectionSchema, wanted: WantedEvolution, contents: CollectionState) -> CollectionSchema:
-    if not wanted.changes_columns:
+def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, contents: CollectionState) -> CollectionSchema:
+    if not evolution.changes_columns:
         return replace(before, version=before.version + 1, known=())
     try:
         known = replace(before, known=before.known or (before,))
-        add, drop, rename, widen, inner = split_changes(known, wanted.add, wanted.drop, wanted.rename, wanted.widen)
+        add, drop, rename, widen, inner = split_changes(
+            known, evolution.add, evolution.drop, evolution.rename, evolution.widen
+        )
         return evolved(
             known,
             add=add,
-            defaults=split_names(wanted.defaults),
+            defaults=split_names(evolution.defaults),
             drop=drop,
             rename=rename,
             widen=widen,
-            reorder=wanted.reorder,
+            reorder=evolution.reorder,
             inner=inner,
         )
     except SchemaMismatch as error:
@@ -191,16 +193,16 @@ _EXAMPLES = {
 }
 
 
-def _check_given(wanted: WantedEvolution, comments: Mapping[str, str] | None) -> None:
+def _check_given(evolution: WantedEvolution, comments: Mapping[str, str] | None) -> None:
     for what in _EXAMPLES:
-        if not isinstance(value := getattr(wanted, what), Mapping):
+        if not isinstance(value := getattr(evolution, what), Mapping):
             raise InvalidUsage(
-                f"{what}={value!r:.100} is no dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
+                f"{what}={value!r:.100} is not a dict by name of column: give one, such as {what}={_EXAMPLES[what]}"
             )
     if not isinstance(comments or {}, Mapping) or not all(map(is_text, (comments or {}).values())):
         raise InvalidUsage(f"comments={comments!r:.100} must be a dict of texts by column name")
-    if not all(isinstance(name, str) for name in wanted.rename.values()):
-        raise InvalidUsage(f"rename={dict(wanted.rename)!r:.200} must be a dict of old names to new ones")
+    if not all(isinstance(name, str) for name in evolution.rename.values()):
+        raise InvalidUsage(f"rename={dict(evolution.rename)!r:.200} must be a dict of old names to new ones")
 
 
 def _typed(given: Mapping[str, Any], what: str) -> dict[str, pa.DataType]:

@@ -72,9 +72,9 @@ SETTLE_S = 60.0
 T = TypeVar("T")
 
 
-def submit(handle: CollectionHandle, action: str, asked: AskedEvents) -> CommitFuture:
+def submit(handle: CollectionHandle, action: str, request: AskedEvents) -> CommitFuture:
     """Queue events, and perhaps a seal, as one commit; see `Collection.upsert`."""
-    return submit_all(handle.engine, action, [(handle, asked)])
+    return submit_all(handle.engine, action, [(handle, request)])
 
 
 def submit_all(
@@ -113,17 +113,17 @@ def submit_all(
         raise
 
 
-def _prepared(handle: CollectionHandle, asked: AskedEvents) -> AskedEvents:
-    check_token(asked.token)  # Before anything is uploaded.
-    if asked.events is not None and not len(asked.events.table):
-        asked = replace(asked, events=None)
-    return replace(asked, marks=tuple(_token_steps(handle, asked)))
+def _prepared(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
+    check_token(request.token)  # Before anything is uploaded.
+    if request.events is not None and not len(request.events.table):
+        request = replace(request, events=None)
+    return replace(request, marks=tuple(_token_steps(handle, request)))
 
 
-def _resolves(handle: CollectionHandle, asked: AskedEvents) -> bool:
-    if asked.change is not None or asked.plain is not None:
+def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
+    if request.change is not None or request.plain is not None:
         return True
-    return (asked.end is not None or asked.at_commit) and keyed_form(handle).resolve == "seal"
+    return (request.end is not None or request.at_commit) and keyed_form(handle).resolve == "seal"
 
 
 def seal(
@@ -336,101 +336,101 @@ class _Commit:
                 future.late = late
 
 
-def _planned(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents, time: int | None) -> _Planned:
-    if asked.plain is not None:
-        return _Planned(contents, with_token(asked.token, [handle.id], asked.plain.steps()), {}, None)
+def _planned(handle: CollectionHandle, contents: CollectionState, request: AskedEvents, time: int | None) -> _Planned:
+    if request.plain is not None:
+        return _Planned(contents, with_token(request.token, [handle.id], request.plain.steps()), {}, None)
     if time is not None:
-        asked = asked.at(time)
-    timely, late = _timely(handle, contents, _lifted(contents, asked.against(contents)))
-    resolves = _resolves(handle, asked)
+        request = request.at(time)
+    timely, late = _timely(handle, contents, _lifted(contents, request.against(contents)))
+    resolves = _resolves(handle, request)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
     if time is not None:
         steps.append(handle.at_commit(time))
-    if asked.late_steps is None or late is None:
+    if request.late_steps is None or late is None:
         return _Planned(contents, steps, {}, late)
-    more, named = asked.late_steps(late)
+    more, named = request.late_steps(late)
     return _Planned(contents, [*steps, *more], named, late)
 
 
-def _lifted(contents: CollectionState, asked: AskedEvents) -> AskedEvents:
+def _lifted(contents: CollectionState, request: AskedEvents) -> AskedEvents:
     """Return the request with its events as the newest schema has them.
 
     Raises:
         SchemaMismatch: the schema has changed by more than additions since the events were passed.
     """
-    events = asked.events
+    events = request.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
-        return asked
+        return request
     check_written(contents, events.schema.version)
     newest = contents.schema
     table = lifted_events(events.table, events.schema, newest)
     lifted = replace(events, schema=events_schema(newest, newest.value.fields), table=table)
-    return replace(asked, events=lifted)
+    return replace(request, events=lifted)
 
 
 def _timely(
-    handle: CollectionHandle, contents: CollectionState, asked: AskedEvents
+    handle: CollectionHandle, contents: CollectionState, request: AskedEvents
 ) -> tuple[AskedEvents, pa.Table | None]:
     """Return the request without the events that are late for these contents, and the late ones with reasons."""
-    if asked.late is None or asked.events is None or handle.remembers(contents, asked.token):
-        return asked, None
-    timely_events, late = split_late(asked.events, contents, keyed_form(handle))
-    return replace(asked, events=timely_events if len(timely_events.table) else None), late
+    if request.late is None or request.events is None or handle.remembers(contents, request.token):
+        return request, None
+    timely_events, late = split_late(request.events, contents, keyed_form(handle))
+    return replace(request, events=timely_events if len(timely_events.table) else None), late
 
 
-def _resolving_steps(handle: CollectionHandle, contents: CollectionState, asked: AskedEvents) -> list[Step]:
+def _resolving_steps(handle: CollectionHandle, contents: CollectionState, request: AskedEvents) -> list[Step]:
     """Return the steps that commit events with a seal, against contents as they are."""
-    end = asked.end
+    end = request.end
     assert end is not None
-    if handle.remembers(contents, asked.token):
-        return [*asked.marks]  # It was done before, which the committer will find.
+    if handle.remembers(contents, request.token):
+        return [*request.marks]  # It was done before, which the committer will find.
     sealing = kinds.Seal(handle.id, to_stored(end))
-    due_events, after = _split_events(asked.events, end)
+    due_events, after = _split_events(request.events, end)
     first = [] if due_events is None else [pc.min(due_events["_time"]).as_py()]
-    if asked.change is not None:
-        first.append(asked.change.time or 0)
+    if request.change is not None:
+        first.append(request.change.time or 0)
     if first and min(first) < contents.upper:
         error = UpdateNotBeyondUpper(min(first), to_antichain(contents.upper))
         raise with_timeline(error, contents.timeline)
     if end < contents.upper:
-        return [*asked.also, sealing]  # It is refused, but first for its conditions on upper, as in the background.
+        return [*request.also, sealing]  # It is refused, but first for its conditions on upper, as in the background.
     resolving: list[Step] = [sealing]
-    change = None if asked.change is None else partial(asked.change.updates, handle)
+    change = None if request.change is None else partial(request.change.updates, handle)
     if due_events is not None or change is not None or due(contents, end):
-        watermarks = None if asked.events is None or due_events is None else asked.events.watermarks
-        if asked.change is not None:
-            watermarks = asked.change.watermarks
+        watermarks = None if request.events is None or due_events is None else request.events.watermarks
+        if request.change is not None:
+            watermarks = request.change.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.load_machine(contents)
         resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
         resolving = [ExpectErasures(handle.id, erasure_number(contents)), resolution]
     pending: list[Step] = []
-    if after is not None and asked.events is not None:
+    if after is not None and request.events is not None:
         # The watermarks of all these events, once.
-        watermarks = asked.events.watermarks if due_events is None else None
-        pending = [handle.pend_step(replace(asked.events, table=after, watermarks=watermarks))]
-    return [*asked.also, *resolving, *pending, *asked.marks]
+        watermarks = request.events.watermarks if due_events is None else None
+        pending = [handle.pend_step(replace(request.events, table=after, watermarks=watermarks))]
+    return [*request.also, *resolving, *pending, *request.marks]
 
 
-def _plain_steps(handle: CollectionHandle, asked: AskedEvents) -> list[Step]:
-    pending: list[Step] = [] if asked.events is None else [handle.pend_step(asked.events)]
-    sealing: list[Step] = [] if asked.end is None else [kinds.Seal(handle.id, to_stored(asked.end))]
-    if asked.at_commit:
+def _plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
+    pending: list[Step] = [] if request.events is None else [handle.pend_step(request.events)]
+    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, to_stored(request.end))]
+    if request.at_commit:
         sealing = [handle.at_commit()]
-    return [*asked.also, *pending, *sealing, *asked.marks]
+    return [*request.also, *pending, *sealing, *request.marks]
 
 
-def _token_steps(handle: CollectionHandle, asked: AskedEvents) -> list[kinds.Tokens]:
-    if asked.token is None or asked.plain is not None:  # Its steps are known only with its plan.
+def _token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.Tokens]:
+    if request.token is None or request.plain is not None:  # Its steps are known only with its plan.
         return []
-    if asked.events is None:
-        digest = 0 if asked.change is None else asked.change.digest % DIGEST_MODULUS
-        first = 0 if asked.change is None else asked.change.time or 0
-        return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
-    first = pc.min(asked.events.table["_time"]).as_py()
-    columns = [name for name in asked.events.schema.names if name != SEQ]
-    digest = compute_digest(asked.events.table, [*columns, "_time"]) % DIGEST_MODULUS
-    return [kinds.Tokens(handle.id, (TokenMark(asked.token, first, f"{digest:016x}"),))]
+    if request.events is None:
+        digest = 0 if request.change is None else request.change.digest % DIGEST_MODULUS
+        first = 0 if request.change is None else request.change.time or 0
+        return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
+    first = pc.min(request.events.table["_time"]).as_py()
+    columns = [name for name in request.events.schema.names if name != SEQ]
+    digest = compute_digest(request.events.table, [*columns, "_time"]) % DIGEST_MODULUS
+    return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
 
 
 def _split_events(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:

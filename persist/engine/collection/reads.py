@@ -95,7 +95,7 @@ def snapshots_together(
                 handle.sealed(as_of, timeout_s)
         engine.settle()
         engine.follower.refresh()
-        _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle, _ in wanted])
+        _, states = engine.follower.read_known_states([(handle.id, handle.name) for handle, _ in wanted])
         times = [handle.choose_time(state, as_of) for (handle, as_of), state in zip(wanted, states, strict=True)]
         least: dict[str, WantedClaim] = {}
         for (handle, _), state, time in zip(wanted, states, times, strict=True):
@@ -363,14 +363,14 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
     handles = [want.handle for want in wanted]
     engine = handles[0].engine
     engine.follower.refresh()
-    _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+    _, states = engine.follower.read_known_states([(handle.id, handle.name) for handle in handles])
     lowers = [_lower(state, want.as_of, contents=contents) for want, state in zip(wanted, states, strict=True)]
     claims = engine.claim_all(
         [WantedClaim(handle.id, handle.name, max(0, lower - 1)) for handle, lower in zip(handles, lowers, strict=True)]
     )
     readings = [ClaimedRead(engine.reader, claim, handle.needs) for claim, handle in zip(claims, handles, strict=True)]
     try:
-        _, states = engine.follower.known_at_once([(handle.id, handle.name) for handle in handles])
+        _, states = engine.follower.read_known_states([(handle.id, handle.name) for handle in handles])
         listens = []
         for want, state, lower, reading in zip(wanted, states, lowers, readings, strict=True):
             first: Sequence[Piece] = ()
@@ -450,7 +450,7 @@ def _frame(frame: Any) -> pa.Table:
         table = as_table(data, None)  # A table's own columns need not be columns of the collection.
     if table is None:
         raise InvalidUsage(
-            f"{frame!r:.80} is no frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
+            f"{frame!r:.80} is not a frame: give anything Arrow, a frame, a dict of columns or rows as dicts"
         )
     for at, field in enumerate(table.schema):
         if "_view" in str(field.type) and not pat.is_dictionary(field.type):  # Arrow takes no rows of views.

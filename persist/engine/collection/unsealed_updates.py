@@ -80,9 +80,9 @@ class UnsealedUpdates:
         return pa.concat_tables(passed) if passed else None
 
     def _pieces(self, lower: int) -> tuple[CollectionState, Pieces]:
-        """Return a state of the collection, and the pieces that there are beyond lower."""
+        """Return the collection's state, and its stored updates and writes in progress at or after lower."""
         handle = self._handle
-        seqno, [contents] = handle.engine.follower.known_at_once([(handle.id, handle.name)])
+        seqno, [contents] = handle.engine.follower.read_known_states([(handle.id, handle.name)])
         pieces: Pieces = {number: number for number in self._unread.numbers_at_or_after(contents, lower)}
         if handle.engine.mode != "read":
             committer = handle.engine.writer("a source").committer

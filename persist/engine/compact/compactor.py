@@ -382,10 +382,10 @@ class _Attempt:
         id_ = self._contents.id
         return ExpectErasures(id_, erasure_number(self._contents)), ExpectRuns(id_, runs)
 
-    def numbers(self, made: MadeRun) -> Numbers:
+    def numbers(self, run: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""
         names = {part.blob: -1 - at for at, part in enumerate(self.parts)}
-        return tuple(names[part.blob] if isinstance(part, Part) else part for part in made.parts)
+        return tuple(names[part.blob] if isinstance(part, Part) else part for part in run.parts)
 
     def check(self, run: Numbers, diff_sum: int) -> None:
         """Raise AssertionError unless the diffs of a run sum to this, and its parts are in order without common keys.

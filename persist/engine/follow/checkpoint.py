@@ -97,7 +97,9 @@ def checkpoint_due(seqno: int) -> bool:
     return (seqno + 1) % INTERVAL == 0
 
 
-def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], known: KnownLevels | None = None) -> bool:
+def write_checkpoint(
+    blob: Blob, state: State, recent: Mapping[int, Record], known_levels: KnownLevels | None = None
+) -> bool:
     """Store a checkpoint of state, unless there is one already; return whether this call stored one.
 
     Cost: two pages of LIST, two GETs and a PUT of at most `INLINE_BYTES_MAX` and the size of `LocationState`; now and
@@ -109,10 +111,10 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
         CorruptBlob: the log between the newest checkpoint and state differs from recent.
     """
     assert state.location is not None, "an empty log needs no checkpoint"
-    known = known or KnownLevels()
+    known_levels = known_levels or KnownLevels()
     # A damaged checkpoint is skipped: the log has the same contents, and the new checkpoint replaces it.
     takeover = state.control.taken_over
-    replayed, levels = _newest(blob, known, skip_damaged=True, until=state.seqno, taken=takeover)
+    replayed, levels = _newest(blob, known_levels, skip_damaged=True, until=state.seqno, taken=takeover)
     if replayed.seqno >= state.seqno:
         return False
     is_new = (
@@ -124,7 +126,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
     for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
         if entry is not None:
             entry = replace(entry, contents=state.entries[id_].contents)
-            rebased[id_] = _with_new_base(blob, replayed, entry, known, always=is_new)
+            rebased[id_] = _with_new_base(blob, replayed, entry, known_levels, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
     reused_levels = list_reusable_levels(levels, replayed.control)
     new = new_directory(blob, replayed, directory, levels, reused_levels, blob.set)
@@ -133,7 +135,7 @@ def write_checkpoint(blob: Blob, state: State, recent: Mapping[int, Record], kno
         raise InvalidUsage(f"a checkpoint would have {len(data):,} bytes, and {CHECKPOINT_BYTES_MAX:,} are read")
     if not blob.create(checkpoint_key(state.seqno), data):
         return False
-    known.keep(new.levels)
+    known_levels.keep(new.levels)
     return True
 
 
@@ -162,7 +164,9 @@ def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Re
 def _verify_log(blob: Blob, state: State) -> State:
     """Return state, if the log still has its record."""
     if (present := read_commit_id(blob, state.seqno)) != state.commit:
-        raise CorruptBlob(record_key(state.seqno), f"its commit is {present}, and {state.commit} was read there")
+        raise CorruptBlob(
+            record_key(state.seqno), f"it is commit {present} now, and was commit {state.commit} when it was read"
+        )
     return state
 
 
@@ -201,7 +205,7 @@ def build_checkpoint(state: State, directory: NewDirectory) -> Checkpoint:
 
 
 def read_newest_checkpoint(
-    blob: Blob, known: KnownLevels | None = None, page_of: Callable[[int], LogPage] | None = None
+    blob: Blob, known_levels: KnownLevels | None = None, page_of: Callable[[int], LogPage] | None = None
 ) -> State:
     """Return the state of the newest checkpoint, or the empty one.
 
@@ -214,7 +218,7 @@ def read_newest_checkpoint(
     Raises:
         CorruptBlob: it is damaged; or there is none and the log does not begin at 0.
     """
-    return _newest(blob, known, skip_damaged=False, page_of=page_of)[0]
+    return _newest(blob, known_levels, skip_damaged=False, page_of=page_of)[0]
 
 
 def beyond_the_log(blob: Blob) -> list[int]:
@@ -253,7 +257,7 @@ def read_newest_control(blob: Blob) -> LocationState:
 
 def _newest(
     blob: Blob,
-    known: KnownLevels | None,
+    known_levels: KnownLevels | None,
     *,
     skip_damaged: bool,
     until: int | None = None,
@@ -270,11 +274,11 @@ def _newest(
         if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
             continue
         try:
-            return _with_levels(blob, checkpoint, known)
+            return _with_levels(blob, checkpoint, known_levels)
         except Corruption as error:
             if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
                 # It was collected meanwhile, and its directory after it.
-                return _newest(blob, known, skip_damaged=skip_damaged, until=until, taken=taken, page_of=page_of)
+                return _newest(blob, known_levels, skip_damaged=skip_damaged, until=until, taken=taken, page_of=page_of)
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
                 raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
@@ -373,7 +377,7 @@ def _check(checkpoint: Checkpoint) -> None:
         if not all(map(is_id, dropped.folders)):
             raise ValueError(f"{dropped.folders!r:.200} are not all ids of collections")
         if not all(is_upload(key, dropped.collection, *dropped.folders) for key in dropped.blobs):
-            raise ValueError(f"a dropped blob is no upload of collection {dropped.collection}")
+            raise ValueError(f"a dropped blob is not an upload of collection {dropped.collection}")
     floors = (control.log_floor, control.upload_floor, control.erased, *(at for at, _ in control.erasures))
     if not all(0 <= floor <= seqno + 1 for floor in floors):
         raise ValueError(f"the floors {floors} are beyond seqno {seqno}")
@@ -382,23 +386,25 @@ def _check(checkpoint: Checkpoint) -> None:
         raise ValueError(f"checkpoints are made of {takeover.checkpoint.blob[:200]!r} from seqno {takeover.seqno} on")
 
 
-def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> State:
+def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> State:
     """Return the state of a checkpoint, without contents. Cost: a GET for each level that is not known.
 
     Raises:
         MissingBlob, CorruptBlob: a directory object is missing, or cannot be believed.
     """
-    return _with_levels(blob, checkpoint, known)[0]
+    return _with_levels(blob, checkpoint, known_levels)[0]
 
 
-def directory_blobs(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None = None) -> set[str]:
+def directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> set[str]:
     """Return the keys of all objects of a checkpoint's directory; costs and raises what `checkpoint_state` does."""
-    levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
+    levels = (known_levels or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
     return {key for level in levels for key in level.blobs}
 
 
-def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) -> tuple[State, tuple[Level, ...]]:
-    levels = (known or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
+def _with_levels(
+    blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None
+) -> tuple[State, tuple[Level, ...]]:
+    levels = (known_levels or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
     directory_before = levels[-1].directory if levels else EMPTY
     control = checkpoint.control
     try:
@@ -416,14 +422,14 @@ def _with_levels(blob: Blob, checkpoint: Checkpoint, known: KnownLevels | None) 
 
 
 def load_contents(
-    blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
+    blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionEntry:
     """Return entry with its contents. Cost: nothing if it has them; otherwise the cost of `load_base`, and a GET for
     each part list.
     """
     if entry.contents is not None:
         return entry
-    base = load_base(blob, location, entry, known)
+    base = load_base(blob, location, entry, known_levels)
     pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
     for mutation in pending:
         if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
@@ -442,12 +448,12 @@ def load_contents(
 
 
 def load_base(
-    blob: Blob, location: str, entry: CollectionEntry, known: KnownLevels | None = None
+    blob: Blob, location: str, entry: CollectionEntry, known_levels: KnownLevels | None = None
 ) -> CollectionState | None:
     """Return what an entry's base points to, None if it points to none. Cost: a GET for each state object, at once."""
     if not entry.stored:
         return None
-    base = (known or KnownLevels()).contents.read(blob, location, entry)[-1].contents
+    base = (known_levels or KnownLevels()).contents.read(blob, location, entry)[-1].contents
     # The entry does not have the name from before the rename.
     is_renamed = any(isinstance(mutation, kinds.Rename) for mutation in entry.pending)
     if base.name != entry.name and not is_renamed:
@@ -470,7 +476,7 @@ def _check_contents(contents: CollectionState, entry: CollectionEntry) -> None:
 
 
 def _with_new_base(
-    blob: Blob, state: State, entry: CollectionEntry, known: KnownLevels, *, always: bool
+    blob: Blob, state: State, entry: CollectionEntry, known_levels: KnownLevels, *, always: bool
 ) -> CollectionEntry:
     assert state.location is not None
     inline = sum(len(p.inline) for m in entry.pending if isinstance(m, BringsParts) for p in m.parts)
@@ -485,7 +491,7 @@ def _with_new_base(
         and inline <= STORED_PENDING_BYTES_MAX
     ):
         return replace(entry, contents=None)
-    contents = load_contents(blob, state.location, entry, known).contents
+    contents = load_contents(blob, state.location, entry, known_levels).contents
     assert contents is not None
     # And what was destroyed must not live on in objects that are taken over.
     is_new = (
@@ -494,10 +500,10 @@ def _with_new_base(
         or sum(p.bytes for p in entry.stored) <= WHOLE_BYTES_MAX
         or any(map(_destroys, entry.pending))
     )
-    levels_before = () if is_new else known.contents.read(blob, state.location, entry)
+    levels_before = () if is_new else known_levels.contents.read(blob, state.location, entry)
     levels, data = new_levels(state.location, state.seqno, contents, levels_before, format=state.format)
     blob.set(levels[-1].pointer.blob, data)
-    known.contents.keep(entry.id, levels)
+    known_levels.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)
     return replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
 

@@ -275,7 +275,7 @@ def check_objects(objects: Sequence[Pages], seqno: int) -> None:
         if made_at is None or made_at > seqno or not pages.pages or any(page.bytes <= 0 for page in pages.pages):
             raise ValueError(f"{pages.blob[:200]!r} is not the name of pages of an earlier checkpoint, or has none")
         if not all(is_id(lease) for lease, _ in pages.leased):
-            raise ValueError(f"what is said of the leases in {pages.blob} is no id")
+            raise ValueError(f"the entry of the leases in {pages.blob} is not an id")
 
 
 def _present(pages: Pages, data: bytes | None) -> bytes:

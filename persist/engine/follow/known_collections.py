@@ -135,7 +135,7 @@ class KnownCollections(AwaitedLog):
         assert contents is not None
         return contents
 
-    def known_at_once(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
+    def read_known_states(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
         """Return the states of collections by (id, name) as `known` does, all from one state, with its seqno."""
         with self._lock:
             return self._state.seqno, [self.known(id_, name) for id_, name in wanted]

@@ -188,7 +188,7 @@ class ConsumerLeases:
         self._by_name: dict[str, Leases] = {}
         self._beginning: dict[str, threading.Lock] = {}
 
-    def claim_all(self, consumer: str, wanted: Sequence[WantedClaim]) -> list[Claim]:
+    def claim_all(self, consumer: str, requests: Sequence[WantedClaim]) -> list[Claim]:
         """Begin a consumer, which replaces an earlier one of the same name, and make its claims, as `Leases` does.
 
         Cost: one commit, which also ends the earlier lease.
@@ -198,7 +198,7 @@ class ConsumerLeases:
         with self._lock:
             beginning = self._beginning.setdefault(consumer, threading.Lock())
         with beginning:  # If two begin at once, one must know the other's lease to end it.
-            claims = leases.claim_all(wanted)
+            claims = leases.claim_all(requests)
             with self._lock:
                 self._by_name[consumer] = leases
         return claims

@@ -188,11 +188,11 @@ class Leases:
         """Return a claim once it is durable; see `claim_all`."""
         return self.claim_all([WantedClaim(collection, name, time)], reads=reads)[0]
 
-    def claim_all(self, wanted: Sequence[WantedClaim], *, reads: bool = True) -> list[Claim]:
+    def claim_all(self, requests: Sequence[WantedClaim], *, reads: bool = True) -> list[Claim]:
         """Return a claim for each of wanted once all are durable, or none. Cost: nothing, or one commit for all.
 
         Args:
-            wanted: collections, each once.
+            requests: collections, each once.
             reads: whether something will be read from the state as it is now; or else since is all that is kept back.
 
         Raises:
@@ -200,7 +200,7 @@ class Leases:
             CollectionNotFound: a collection was destroyed.
             Unavailable, Indeterminate: the store did not take it.
         """
-        return self._claimed(wanted, self._follower.state.seqno if reads else SEQNO_MAX)[0]
+        return self._claimed(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
 
     def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
         """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
@@ -220,10 +220,10 @@ class Leases:
         claim.release()
         return None
 
-    def _claimed(self, wanted: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
+    def _claimed(self, requests: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
         """Return claims, and the seqno of the record that was made for them; -1 if none was."""
         while True:
-            lease, claims, uncovered = self._noted(wanted, reads_from)
+            lease, claims, uncovered = self._noted(requests, reads_from)
             try:
                 seqno = -1
                 if uncovered:
@@ -239,7 +239,7 @@ class Leases:
                 return claims, seqno
 
     def _noted(
-        self, wanted: Sequence[WantedClaim], reads_from: int
+        self, requests: Sequence[WantedClaim], reads_from: int
     ) -> tuple[OwnLease, list[Claim], dict[str, _SharedHold]]:
         """Note claims; return the lease they are by, the claims, and the holds that must be moved to cover them."""
         claims: list[Claim] = []
@@ -247,7 +247,7 @@ class Leases:
         with self._lock:
             self._drain()
             lease, now_s = self._live_lease(), self._clock.monotonic_s()
-            for want in wanted:
+            for want in requests:
                 shared_hold = self._held.get(want.collection)
                 if shared_hold is None:
                     shared_hold = self._held[want.collection] = _SharedHold(
@@ -517,13 +517,13 @@ class Leases:
             if other_lease.consumer == self._consumer and id_ != lease.id
         ]
 
-    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], asked: Future[int]) -> None:
+    def _take_in_grant(self, lease: OwnLease, steps: Sequence[Step], grant: Future[int]) -> None:
         """Take in what became of a lease that was to begin with steps, if it was."""
-        error = asked.exception()
+        error = grant.exception()
         with self._lock:
             for step in steps:
                 if isinstance(step, kinds.GrantLease) and error is None:
-                    lease.is_granted, lease.granted_at = True, asked.result()
+                    lease.is_granted, lease.granted_at = True, grant.result()
                     self._note_grant(lease, step)
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True

@@ -414,7 +414,7 @@ class CollectionHandle(CollectionTimes):
             InvalidUsage: times is not a form of a time, or the collection has no timeline.
         """
         if times not in get_args(Times):
-            raise InvalidUsage(f'times={times!r} is no form of a time: give "int" or "timestamp"')
+            raise InvalidUsage(f'times={times!r} is not a form of a time: give "int" or "timestamp"')
         if times == "timestamp" and self.timeline is None:
             raise InvalidUsage(
                 f'times="timestamp" needs a timeline, and the collection {self.name!r} has none: its times are numbers '

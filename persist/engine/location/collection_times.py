@@ -71,7 +71,7 @@ class CollectionTimes(ABC):
         """The timeline with the clock of the client, by which updates may have words for times."""
         return None if self.timeline is None else replace(self.timeline, wall_ms=self.engine.clock.wall_ms)
 
-    def as_time(self, what: str, given: int | Moment | Antichain) -> int:
+    def as_time(self, what: str, value: int | Moment | Antichain) -> int:
         """Return a number as it is, the time of a tag or of "latest", and of a moment the last time not after it.
 
         A word that the clock moves, such as "now" or "yesterday", is the last sealed time if that is earlier.
@@ -83,58 +83,58 @@ class CollectionTimes(ABC):
             InvalidUsage: it is none of these, or a moment and the collection has neither a timeline nor a map.
             AsOfNotSealed: it is a moment up to which the collection's source was not read yet.
         """
-        if isinstance(given, Antichain):
-            raise InvalidUsage(explain_frontier(what, given, self.format_time))
-        if self._is_last(given):
+        if isinstance(value, Antichain):
+            raise InvalidUsage(explain_frontier(what, value, self.format_time))
+        if self._is_last(value):
             return self.sealed(None, 0.0)[1]
-        by_clock = parse_time_word(given, self.engine.clock.wall_ms())
+        by_clock = parse_time_word(value, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times, last = self._times_of_moments(what, given), self.sealed(None, 0.0)[1]
+            times, last = self._times_of_moments(what, value), self.sealed(None, 0.0)[1]
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return last if is_later else min(last, times.time_of(by_clock))
-        given = self._typed(what, given)
-        if is_tag(given):
-            return self.tagged(given)
-        return self._times_of_moments(what, given).time_of(given) if is_moment(given) else as_time(what, given)
+        value = self._typed(what, value)
+        if is_tag(value):
+            return self.tagged(value)
+        return self._times_of_moments(what, value).time_of(value) if is_moment(value) else as_time(what, value)
 
-    def _is_last(self, given: object) -> bool:
+    def _is_last(self, value: object) -> bool:
         """Whether the argument means the last sealed time; "now" does if there is no clock to compare times with."""
-        word = given.strip().lower() if isinstance(given, str) else None
+        word = value.strip().lower() if isinstance(value, str) else None
         return word == LATEST or (word == NOW and self.timeline is None)
 
-    def _typed(self, what: str, given: Any) -> Any:
+    def _typed(self, what: str, value: Any) -> Any:
         """Return what `parse_time` makes of a time; refuse a number that is not whole."""
-        if isinstance(given, (float, np.floating)):
+        if isinstance(value, (float, np.floating)):
             unit = "" if self.timeline is None else f" of {self.timeline.unit} since 1970"
             raise InvalidUsage(
-                f'{what} {given!r} is a float: give a whole number{unit}, a moment such as "2026-11-21T12:00:00Z", or '
+                f'{what} {value!r} is a float: give a whole number{unit}, a moment such as "2026-11-21T12:00:00Z", or '
                 '"now"'
             )
-        return parse_time(given, self.timeline)
+        return parse_time(value, self.timeline)
 
-    def _times_of_moments(self, what: str, given: Any) -> MomentMap | Timeline:
-        return self._moment_map() or self._get_timeline(what, given)
+    def _times_of_moments(self, what: str, value: Any) -> MomentMap | Timeline:
+        return self._moment_map() or self._get_timeline(what, value)
 
-    def as_bound(self, what: str, given: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
+    def as_bound(self, what: str, value: int | Moment | Antichain, *, most: int = TIME_MAX) -> int:
         """Like `as_time`, with the first time that is not before a moment: the bound of an interval.
 
         A frontier is a bound, too: its time, or the end of all times if it is empty. "latest" is upper.
         """
-        if self._is_last(given):
+        if self._is_last(value):
             return self.contents().upper
-        if isinstance(given, Antichain):
-            return to_frontier(given)
-        by_clock = parse_time_word(given, self.engine.clock.wall_ms())
+        if isinstance(value, Antichain):
+            return to_frontier(value)
+        by_clock = parse_time_word(value, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times, upper = self._times_of_moments(what, given), self.contents().upper
+            times, upper = self._times_of_moments(what, value), self.contents().upper
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return upper if is_later else min(upper, times.bound_of(by_clock))
-        given = self._typed(what, given)
-        if is_tag(given):
-            return self.tagged(given)
-        if is_moment(given):
-            return self._times_of_moments(what, given).bound_of(given)
-        return as_time(what, given, most=most)
+        value = self._typed(what, value)
+        if is_tag(value):
+            return self.tagged(value)
+        if is_moment(value):
+            return self._times_of_moments(what, value).bound_of(value)
+        return as_time(what, value, most=most)
 
     def tagged(self, name: str) -> int:
         """Return the time that a tag names. Cost: one GET.
@@ -147,22 +147,22 @@ class CollectionTimes(ABC):
             raise TagNotFound(name, tuple(tags))
         return tags[name]
 
-    def exact_time(self, what: str, given: int | Moment) -> int:
+    def exact_time(self, what: str, value: int | Moment) -> int:
         """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
-        given = self._typed(what, given)
-        if not is_moment(given):
-            return as_time(what, given)
-        return replace(self._get_timeline(what, given), wall_ms=self.engine.clock.wall_ms).exact_time_of(given)
+        value = self._typed(what, value)
+        if not is_moment(value):
+            return as_time(what, value)
+        return replace(self._get_timeline(what, value), wall_ms=self.engine.clock.wall_ms).exact_time_of(value)
 
-    def frontier(self, what: str, given: int | Moment | Antichain) -> int:
+    def frontier(self, what: str, value: int | Moment | Antichain) -> int:
         """Convert a user's argument to a frontier; a moment means that all earlier times are sealed."""
-        if not isinstance(given, int | Antichain):
-            if parse_time_word(given, self.engine.clock.wall_ms()) is not None:
-                return self.exact_time(what, cast(str, given))
-            given = self._typed(what, given)
-        return self.as_bound(what, given) if is_moment(given) else to_frontier(cast(int | Antichain, given))
+        if not isinstance(value, int | Antichain):
+            if parse_time_word(value, self.engine.clock.wall_ms()) is not None:
+                return self.exact_time(what, cast(str, value))
+            value = self._typed(what, value)
+        return self.as_bound(what, value) if is_moment(value) else to_frontier(cast(int | Antichain, value))
 
-    def check_meant(self, what: str, given: Any, *, allow_future: bool) -> None:
+    def check_meant(self, what: str, value: Any, *, allow_future: bool) -> None:
         """Refuse an implausible time to write at, or an upper to seal to, if there is a timeline.
 
         A frontier is what a program computed, and passes.
@@ -170,14 +170,14 @@ class CollectionTimes(ABC):
         Raises:
             InvalidUsage: see `Timeline.check_meant`.
         """
-        if given is None or self.timeline is None or isinstance(given, Antichain):
+        if value is None or self.timeline is None or isinstance(value, Antichain):
             return
-        given = parse_time(given, self.timeline)
-        if is_column_name(given):
+        value = parse_time(value, self.timeline)
+        if is_column_name(value):
             return
-        is_word = parse_time_word(given, self.engine.clock.wall_ms()) is not None
-        time = self.exact_time(what, given) if is_word else self.as_bound(what, given)
-        self._check_time(self.timeline, what, time, is_number=not is_moment(given), allow_future=allow_future)
+        is_word = parse_time_word(value, self.engine.clock.wall_ms()) is not None
+        time = self.exact_time(what, value) if is_word else self.as_bound(what, value)
+        self._check_time(self.timeline, what, time, is_number=not is_moment(value), allow_future=allow_future)
 
     def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
         """Refuse implausible times of updates, if there is a timeline; see `Timeline.check_meant`."""

@@ -209,7 +209,7 @@ class Engine:
         if any(not names or not naming.isdisjoint(names) for naming in [*self._naming.values()]):
             self.settle()
 
-    def newest_id_of(self, name: str) -> str | None:
+    def find_newest_id(self, name: str) -> str | None:
         """Return the id of the collection of a name; None if there is none. Cost: one GET."""
         self.settle_names(name)
         self.follower.refresh()
@@ -238,7 +238,7 @@ class Engine:
         """
         return self.claim_all([WantedClaim(collection, name, time)], consumer)[0]
 
-    def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
+    def claim_unseen(self, claim: WantedClaim) -> Claim | None:
         """Claim as `claim` does without a look at the log before, where the claim's own record does for one.
 
         None if it does not, or if the claim is refused as things are known here: look, and claim then.
@@ -246,10 +246,10 @@ class Engine:
         if self._writer is None or self.follower.looks.is_enough or not self.follower.knows_end:
             return None
         with suppress(InvalidUsage, Conflict, ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
-            return self._writer.leases.claim_unseen(wanted)
+            return self._writer.leases.claim_unseen(claim)
         return None
 
-    def claim_all(self, wanted: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
+    def claim_all(self, requests: Sequence[WantedClaim], consumer: str = "") -> list[Claim]:
         """Do what `claim` does for many collections, each at its own time: all or none, for one commit in all.
 
         Args:
@@ -259,11 +259,11 @@ class Engine:
         if self._writer is not None:
             try:
                 if consumer:
-                    return self._writer.consumers.claim_all(consumer, wanted)
-                return self._writer.leases.claim_all(wanted)
+                    return self._writer.consumers.claim_all(consumer, requests)
+                return self._writer.leases.claim_all(requests)
             except (ReadOnlyStore, StoreMisconfigured, StoreFull, LogInterrupted):
                 pass
-        return [no_claim(claim.collection) for claim in wanted]
+        return [no_claim(claim.collection) for claim in requests]
 
     def history(self, last: int | None, collection: str | None = None) -> pa.Table:
         """Return the last records of the log as a table; see `persist.engine.follow.log_queries`."""

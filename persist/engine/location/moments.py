@@ -124,20 +124,20 @@ def check_timeout(timeout_s: float | None) -> None:
         raise InvalidUsage(f"timeout_s={timeout_s!r} is not a number of seconds; give 0 or more, or None for no limit")
 
 
-def explain_frontier(what: str, given: Antichain, shown: Callable[[int], str]) -> str:
+def explain_frontier(what: str, frontier: Antichain, shown: Callable[[int], str]) -> str:
     """Return why a frontier is not a time, and which time to give in its place."""
     last = f"or leave {what} out, where it may be, for the latest sealed time."
-    if given.time is None:
+    if frontier.time is None:
         return (
-            f"{what} {given!r} is a frontier: as upper, it says that all times are sealed for ever, so no time is the "
-            f"last one before it. Give a number from 0 to {TIME_MAX}; {last}"
+            f"{what} {frontier!r} is a frontier: as upper, it says that all times are sealed for ever, so no time is "
+            f"the last one before it. Give a number from 0 to {TIME_MAX}; {last}"
         )
-    if not given.time:
+    if not frontier.time:
         return (
-            f"{what} {given!r} is a frontier: as upper, it says that nothing is sealed yet, so no time is "
+            f"{what} {frontier!r} is a frontier: as upper, it says that nothing is sealed yet, so no time is "
             "before it. Give a number, such as 0 for the first time, once that is sealed."
         )
     return (
-        f"{what} {given!r} is a frontier: as upper, it says that times before {shown(given.time)} are sealed, and "
-        f"{given.time} itself is not. Give {shown(given.time - 1)}, the last time before it; {last}"
+        f"{what} {frontier!r} is a frontier: as upper, it says that times before {shown(frontier.time)} are sealed, "
+        f"and {frontier.time} itself is not. Give {shown(frontier.time - 1)}, the last time before it; {last}"
     )

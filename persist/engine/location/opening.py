@@ -105,7 +105,7 @@ class Origin:
         return engine
 
     def check(self, what: object) -> "Origin":
-        """Return it, if another process can open the location by it as this one has.
+        """Return this origin, if another process can open the location with it.
 
         Raises:
             InvalidUsage: it cannot.
@@ -174,7 +174,7 @@ def to_engine(action: str, client: OnEngine | Engine) -> Engine:
     """
     engine = client if isinstance(client, Engine) else getattr(client, "engine", None)
     if not isinstance(engine, Engine):
-        raise InvalidUsage(f"{action}: {client!r:.200} is no client; give what persist.open() returned")
+        raise InvalidUsage(f"{action}: {client!r:.200} is not a client; give what persist.open() returned")
     return engine
 
 
@@ -197,7 +197,7 @@ def created_or_loaded(
 
     def plan() -> tuple[CollectionState, CollectionSchema]:
         """Load the collection and check its properties, or create it."""
-        id_ = engine.newest_id_of(name)
+        id_ = engine.find_newest_id(name)
         contents = engine.follower.load(id_) if id_ is not None else None
         if contents is not None:
             if retention not in (None, contents.retention):
@@ -215,7 +215,7 @@ def created_or_loaded(
             engine.submit("create_or_load", steps, {id_: name}).result()
         except Locked as error:
             # Another client may have created it before an exclusive one came: loading needs no lock.
-            if engine.newest_id_of(name) is None:
+            if engine.find_newest_id(name) is None:
                 raise
             raise CollectionExists(name) from error
         return plan()
@@ -244,7 +244,7 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
-    if engine.newest_id_of(name) is None:
+    if engine.find_newest_id(name) is None:
         columns = columns_like(rows)
         if key is ...:
             names = [column for column in columns if column not in (TIME, DIFF)]

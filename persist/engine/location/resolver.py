@@ -227,7 +227,7 @@ class Resolver:
         schema: CollectionSchema,
         machine: Machine,
         end: int,
-        own: pa.Table | None = None,
+        own_events: pa.Table | None = None,
         watermarks: Watermarks | None = None,
         change: Callable[[CollectionState], Iterator[pa.Table]] | None = None,
     ) -> kinds.Resolve:
@@ -243,7 +243,7 @@ class Resolver:
         inline_bytes = contents.inline_bytes
         purged = self._purging.purged(contents, schema, end, reader)
         on_keys = (lambda keys: None) if purged is None else purged.touched
-        updates = resolved_updates(contents, schema, machine, end, reader, own, on_keys)
+        updates = resolved_updates(contents, schema, machine, end, reader, own_events, on_keys)
         purged_tables = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
         pending, unused = due(contents, end), unused_after(contents, end)
 

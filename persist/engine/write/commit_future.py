@@ -65,7 +65,7 @@ class UnobservedErrors:
         if len(errors) == 1:
             raise errors[0]
         if errors:
-            raise BaseExceptionGroup(f"{count} writes failed and nobody looked at their errors", errors)
+            raise BaseExceptionGroup(f"{count} writes failed and no caller read their errors", errors)
 
 
 class Committed(NamedTuple):

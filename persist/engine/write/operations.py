@@ -249,18 +249,18 @@ class Operation:
                 steps.append(step)
         return steps
 
-    def build_seal(self, asked: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
+    def build_seal(self, requested: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""
-        end = max(self.sealed_before(asked), times[asked.collection] + 1)
-        return kinds.Seal(asked.collection, to_stored(end))
+        end = max(self.sealed_before(requested), times[requested.collection] + 1)
+        return kinds.Seal(requested.collection, to_stored(end))
 
-    def sealed_before(self, asked: AtCommit) -> int:
+    def sealed_before(self, requested: AtCommit) -> int:
         """Return how far the operation seals a collection before the step that requests the commit time."""
         upper = 0
         for step in self.steps:
-            if step is asked:
+            if step is requested:
                 break
-            if isinstance(step, kinds.Seal) and step.collection == asked.collection:
+            if isinstance(step, kinds.Seal) and step.collection == requested.collection:
                 upper = from_stored(step.upper)
         return upper
 
@@ -483,8 +483,8 @@ def times_together(asks: Mapping[str, AtCommit], uppers: Mapping[str, int], wall
     return assigned | chosen
 
 
-def is_of_clock(asked: AtCommit, times: Mapping[str, int], upper: int) -> bool:
+def is_of_clock(requested: AtCommit, times: Mapping[str, int], upper: int) -> bool:
     """Return whether the clock, not the upper, determines a commit's time, which then must not be far ahead."""
-    assigned = times.get(asked.collection)
-    is_guarded = asked.timeline is not None and not asked.allow_future
+    assigned = times.get(requested.collection)
+    is_guarded = requested.timeline is not None and not requested.allow_future
     return is_guarded and assigned is not None and assigned > upper

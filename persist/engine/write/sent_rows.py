@@ -37,7 +37,7 @@ def check_sent_rows(data: bytes) -> None:
     try:
         rows, lengths, buffers, is_compressed = _read_head(data)
     except (struct.error, ValueError) as error:
-        raise ValueError(f"its rows are no record batch of Arrow: {error}") from error
+        raise ValueError(f"its rows are not an Arrow record batch: {error}") from error
     if is_compressed:
         raise ValueError("its rows are compressed: send a record batch without compression")
     if not 0 <= rows * ROW_BYTES_MIN <= len(data):
@@ -55,7 +55,7 @@ def decode_rows(data: bytes, schema: CollectionSchema) -> pa.Table:
         batch = pa.ipc.read_record_batch(pa.py_buffer(data), schema.arrow)
         batch.validate(full=True)
     except (pa.ArrowException, OSError, EOFError) as error:
-        raise ValueError(f"its rows are no batch of the collection's schema: {error}") from error
+        raise ValueError(f"its rows are not a batch of the collection's schema: {error}") from error
     return to_updates(pa.Table.from_batches([batch]), schema)
 
 

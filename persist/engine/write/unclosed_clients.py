@@ -198,7 +198,7 @@ def _report(url: str, errors: Sequence[BaseException | None]) -> None:
     if not errors:
         return
     _registry.has_failed = True
-    _print(f"persist: {url}: {len(errors):,} operations failed, and nobody looked at their errors:")
+    _print(f"persist: {url}: {len(errors):,} operations failed, and no caller read their errors:")
     # Operations that failed together share one error.
     for error in {id(error): error for error in errors if error is not None}.values():
         _print(f"  {type(error).__name__}: {error}")

@@ -303,7 +303,7 @@ class _Copying:
             )
         foreign = next((entry.key for entry in self._target.list("") if not entry.key.startswith(OURS)), None)
         if foreign is not None:
-            raise InvalidUsage(f"{url} has {foreign!r}, which is none of a location: give an empty target")
+            raise InvalidUsage(f"{url} has {foreign!r}, which does not belong to a location: give an empty target")
         self._target.set(CLOCK_KEY, self._mark)
         if self._source.get(CLOCK_KEY) == self._mark:  # However the two are spelled.
             raise InvalidUsage(f"{self._source.url} cannot be copied to itself: give another target")
@@ -552,4 +552,4 @@ def _check_framed(key: str, data: bytes) -> None:
     seqno = pages_seqno(key)
     is_intact = intact_kind(data) is not None if seqno is None else pages_key(seqno, data) == key
     if not is_intact:
-        raise CorruptBlob(key, "it is no undamaged object of a log")
+        raise CorruptBlob(key, "it is not an undamaged object of a log")

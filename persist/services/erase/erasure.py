@@ -417,14 +417,15 @@ def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
     return (*(step for step in steps if step not in late), *late)
 
 
-def _owed(known: Publication) -> OwedTable:
-    options = {**known.options}
+def _owed(publication: Publication) -> OwedTable:
+    options = {**publication.options}
     if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
-        options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), known.id][-REPLACED_MAX:])
-    return OwedTable(options, digest=bool(known.digest))
+        options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), publication.id][-REPLACED_MAX:])
+    return OwedTable(options, digest=bool(publication.digest))
 
 
 def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
+    """Return the report of an erasure that the record at seqno committed."""
     relatives = {made.names[id_] for id_ in erased if id_ != made.own}
     options = [table.options for tables in made.tables.values() for table in tables.values()]
     untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]

@@ -28,7 +28,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
 from persist.engine.write.operations import Step
-from persist.services.publish import delete_abandoned, format_of, publish
+from persist.services.publish import delete_abandoned, make_format, publish
 
 AT_ONCE = 200  # Collections in one note: their names may be long, and the properties of a collection are bounded.
 PATIENCE_S = 60.0  # For so long, others leave an erasure to the process that made it.
@@ -132,7 +132,7 @@ def settle(engine: Engine, contents: CollectionState) -> None:
                 delete_abandoned(handle)
             for table, publication in owed.tables[handle.id].items():
                 with attempt():
-                    format = format_of(handle, table, publication.options)
+                    format = make_format(handle, table, publication.options)
                     publish(handle, format, None, options=publication.options, digest=publication.digest)
     with suppress(CollectionNotFound):
         engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()

@@ -232,11 +232,12 @@ class _Search:
         return max(seqnos, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
     def _look(self, entry: BlobEntry) -> Trace | None:
+        """Search one blob for erased values; return the trace, if there is one."""
         key = entry.key
         if key.startswith(PARTS):
             return self._part(entry)
         if key.startswith("lost/"):
-            return Trace(key, "it was put aside when the log was repaired, and nobody deletes it: look, and delete it")
+            return Trace(key, "a repair of the log put it aside, and no command deletes it: read it, then delete it")
         seqno, collection = _place(key)
         is_since = self._is_state_since(key, collection) or key in self._pages
         if seqno is not None and seqno < self._erased_at and not is_since:

@@ -326,7 +326,7 @@ class _Examination:
             )
             self.findings.no_log(what, advice)
         elif keys:
-            what = f"this is no location: nothing is there but what persist did not write, such as {keys[0]}"
+            what = f"this is not a location: nothing is there but what persist did not write, such as {keys[0]}"
             self.findings.no_log(what, "check the path")
 
     def _unreferenced(self) -> Iterator[Unreferenced]:
@@ -347,7 +347,7 @@ class _Examination:
             if checkpoint_seqno(key) is not None:
                 continue
             if key.startswith(LOST):
-                yield self._leak(blob, "lost", "a repair has set it aside: delete it when nobody misses what it holds")
+                yield self._leak(blob, "lost", "a repair has set it aside: delete it when you do not miss its contents")
                 continue
             kind, id_ = _KINDS.get(key.partition("/")[0]), collection_part(key) if "/" in key else ""
             if is_shown(key, id_) and _is_published(state, id_, key):
@@ -363,7 +363,7 @@ class _Examination:
                 else:
                     yield self._leak(blob, kind, "repair, or gc, deletes it when it is old enough")
             else:
-                yield self._leak(blob, "foreign", "it is none of this library's: see whose it is")
+                yield self._leak(blob, "foreign", "this library did not write it: see whose it is")
 
     def _leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)

@@ -55,7 +55,8 @@ UnreferencedKind = Literal["part", "list", "state", "directory", "record", "lost
 _NO_REPAIR = "restore it from a copy of the location"
 ADVICE: Mapping[str, str] = {
     "beyond": (
-        "nobody can write until it is gone: if records were lost, restore them from a copy; if a backup was restored "
+        "no client can write until it is gone: if records were lost, restore them from a copy; if a backup was "
+        "restored "
         "in place, stop all clients and run with repair and set_aside"
     ),
     "missing": _NO_REPAIR,

@@ -9,8 +9,8 @@ from persist.services.publish.planning import REPLACES
 from persist.services.publish.publication import (
     Published,
     delete_abandoned,
-    format_of,
     keep_tables_current,
+    make_format,
     parse_every,
     publish,
     publish_together,

@@ -9,7 +9,7 @@ Iceberg, and each requested time a snapshot. A pin is a publication of its own (
 stay whatever is published later. A pin whose tag is gone is given up by a later load, and so is a requested time after
 `PIN_S`. Snapshots say their time in `persist.as_of`.
 
-The timestamp of a snapshot is the moment of its time. Where times are no moments, the newest version has the moment at
+The timestamp of a snapshot is the moment of its time. Where times are not moments, the newest version has the moment at
 which it was published, and a pin that many milliseconds after 1970. So `TIMESTAMP AS OF` never returns a pin in place
 of a newer version.
 
@@ -137,7 +137,7 @@ class IcebergCatalog:
         """
         properties = {"location": self.url}
         self.namespaces(space)
-        identifiers = {name: identifier_of(name) for name in self._client.collections()}
+        identifiers = {name: to_identifier(name) for name in self._client.collections()}
         names = {table: name for name, (above, table) in identifiers.items() if above == space}
         for table in sorted(names)[:CHECKED_MAX]:
             try:
@@ -202,7 +202,7 @@ class IcebergCatalog:
         contents = handle.contents()
         chosen = contents.published.get("iceberg")
         if asked.snapshot_id is not None:
-            chosen = _publication_of(contents, asked.snapshot_id)
+            chosen = _find_publication(contents, asked.snapshot_id)
         elif chosen is not None and as_of is not None and (time_ := handle.as_time("as_of", as_of)) != chosen.as_of:
             chosen = contents.pins.get(time_)
         elif chosen is None and contents.upper == 0:
@@ -211,7 +211,7 @@ class IcebergCatalog:
             raise InvalidUsage("the table has no such snapshot any more: load the table again")
         schema = load_schema_version(contents, chosen.schema)
         filter = AlwaysTrue() if asked.filter is None else asked.filter
-        files = DataFiles(schema, IcebergTable(handle, {}).url_of, read_format_version(chosen.options))
+        files = DataFiles(schema, IcebergTable(handle, {}).format_url, read_format_version(chosen.options))
         try:
             matches = _InclusiveMetricsEvaluator(
                 Schema.model_validate(schema_json(schema)), filter, asked.case_sensitive
@@ -314,7 +314,7 @@ class IcebergCatalog:
             | {name: {"snapshot-id": s["snapshot-id"], "type": "tag"} for name, s in tags.items()},
             "snapshot-log": [{"snapshot-id": s["snapshot-id"], "timestamp-ms": s["timestamp-ms"]} for s in snapshots],
         }
-        return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _tag_of(metadata))
+        return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _compute_tag(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
         contents = handle.known()
@@ -339,15 +339,15 @@ class IcebergCatalog:
     def _collection(self, space: Namespace, table: str) -> str:
         """Return the name of the collection behind an identifier."""
         for name in (table, ".".join((*space, table))):
-            if identifier_of(name) == (space, table) and name in {*self._client.collections()}:
+            if to_identifier(name) == (space, table) and name in {*self._client.collections()}:
                 return name
         raise NotListed(f"there is no table {'.'.join((*space, table))[:200]!r}")
 
     def _identifiers(self) -> Iterator[tuple[Namespace, str]]:
-        return map(identifier_of, self._client.collections())
+        return map(to_identifier, self._client.collections())
 
 
-def identifier_of(name: str) -> tuple[Namespace, str]:
+def to_identifier(name: str) -> tuple[Namespace, str]:
     """Return the namespace and the table name of a collection: no two collections have the same.
 
     A name whose parts Iceberg cannot tell apart, such as "a..b", is a table of "main" as a whole.
@@ -365,18 +365,18 @@ def _newest(contents: CollectionState) -> Publication:
     return known
 
 
-def _publication_of(contents: CollectionState, snapshot: int) -> Publication | None:
+def _find_publication(contents: CollectionState, snapshot: int) -> Publication | None:
     """Return the publication that a snapshot of the table shows; None if there is none."""
     publications = (table for name, table in contents.published.items() if name != "delta")
     return next((table for table in publications if snapshot_id(table.id, table.version) == snapshot), None)
 
 
 def _snapshot_of_pin(
-    handle: CollectionHandle, contents: CollectionState, known: Publication, table: IcebergTable
+    handle: CollectionHandle, contents: CollectionState, publication: Publication, table: IcebergTable
 ) -> dict[str, Any]:
-    moment = moment_ms(handle, known.as_of)
-    at_ms = moment if moment is not None else min(known.as_of, int(known.options["at_ms"]) - 1)
-    snapshot = snapshot_json(contents, known, table.url_of, at_ms)
+    moment = moment_ms(handle, publication.as_of)
+    at_ms = moment if moment is not None else min(publication.as_of, int(publication.options["at_ms"]) - 1)
+    snapshot = snapshot_json(contents, publication, table.format_url, at_ms)
     # Its files name the rows that they begin with, so that it takes no range of new ones.
     return snapshot | ({"first-row-id": 0, "added-rows": 0} if "added-rows" in snapshot else {})
 
@@ -386,10 +386,10 @@ def _without_rows(handle: CollectionHandle, contents: CollectionState, version: 
     schema, location = handle.load_schema(contents, None), IcebergTable(handle, {}).location(contents)
     metadata = table_json(contents, schema, location, version)
     metadata |= {"table-uuid": str(uuid.UUID(contents.id)), "last-updated-ms": 0}
-    return LoadedTable(None, metadata, _tag_of(metadata))
+    return LoadedTable(None, metadata, _compute_tag(metadata))
 
 
-def _tag_of(metadata: Mapping[str, Any]) -> str:
+def _compute_tag(metadata: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(metadata).encode(), digest_size=12).hexdigest()
 
 

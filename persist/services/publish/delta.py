@@ -158,33 +158,33 @@ class DeltaTable:
         self._blob.set(key, sink.getvalue())
         return (key, *earlier)
 
-    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+    def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Create the present version in the log, unless it is there.
 
         Raises:
             InvalidUsage: a version of that number is there that is not of this table.
         """
-        key, now_ms = log_key(contents.id, known.version), self._handle.engine.clock.wall_ms()
+        key, now_ms = log_key(contents.id, publication.version), self._handle.engine.clock.wall_ms()
         head = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
-        changes = [] if head is not None else [*map(self._change_file, known.metadata[:1])]
-        changes = [] if known.metadata[:1] == known.metadata_before[:1] else changes
-        if head is None and not self._blob.create(key, version_bytes(contents, known, now_ms, changes)):
+        changes = [] if head is not None else [*map(self._change_file, publication.metadata[:1])]
+        changes = [] if publication.metadata[:1] == publication.metadata_before[:1] else changes
+        if head is None and not self._blob.create(key, version_bytes(contents, publication, now_ms, changes)):
             head = self._blob.get(key, (0, HEAD_BYTES))
-        if head is not None and self.mark(known.id) not in head:
+        if head is not None and self.mark(publication.id) not in head:
             raise foreign(f"{self._blob.url}/{key}", contents.name)
-        if head is None and known.version and known.version % CHECKPOINT_EVERY == 0:
-            checkpoint, last = checkpoint_keys(contents.id, known.version)
-            for name, data in zip((checkpoint, last), checkpoint_bytes(contents, known, now_ms), strict=True):
+        if head is None and publication.version and publication.version % CHECKPOINT_EVERY == 0:
+            checkpoint, last = checkpoint_keys(contents.id, publication.version)
+            for name, data in zip((checkpoint, last), checkpoint_bytes(contents, publication, now_ms), strict=True):
                 self._blob.set(name, data)
-            self._shorten(known.version - 2 * CHECKPOINT_EVERY)
+            self._shorten(publication.version - 2 * CHECKPOINT_EVERY)
 
     def mark(self, table: str) -> bytes:
         """Return the marker in the first line of each version of this table."""
         return f'"persist.table":"{table}"'.encode()
 
-    def visible_since_s(self, known: Publication) -> float | None:
+    def visible_since_s(self, publication: Publication) -> float | None:
         """Return since when the present version is in the log."""
-        listed = self._blob.list(log_key(self._handle.id, known.version))
+        listed = self._blob.list(log_key(self._handle.id, publication.version))
         return next((entry.modified_s for entry in listed), None)
 
     def _change_file(self, key: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ class DeltaTable:
         listed = (entry.key for entry in self._blob.list(f"{table_root(self._handle.id)}_delta_log/"))
         delete_all(self._blob, [key for key in listed if is_shown(key, self._handle.id) and key < end and version > 0])
 
-    def url(self, contents: CollectionState, known: Publication) -> str:
+    def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return the root of the table."""
         return f"{self._blob.url.rstrip('/')}/{table_root(contents.id).rstrip('/')}"
 
@@ -215,14 +215,14 @@ def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
 
 
 def version_bytes(
-    contents: CollectionState, known: Publication, now_ms: int, changes: Sequence[dict[str, Any]] = ()
+    contents: CollectionState, publication: Publication, now_ms: int, changes: Sequence[dict[str, Any]] = ()
 ) -> bytes:
     """Return the present version as the log describes it; changes names the file of its change feed."""
     description = {
-        "persist.as_of": str(known.as_of),
+        "persist.as_of": str(publication.as_of),
         "persist.collection": contents.id,
-        "persist.table": known.id,
-        **({"persist.digest": known.digest} if known.digest is not None else {}),
+        "persist.table": publication.id,
+        **({"persist.digest": publication.digest} if publication.digest is not None else {}),
     }
     info = {
         "timestamp": now_ms,
@@ -232,22 +232,25 @@ def version_bytes(
         **description,
     }
     actions: list[dict[str, Any]] = [{"commitInfo": info}]
-    if known.is_renewed:
-        actions += _header(contents, known, now_ms)
-    actions += [{"remove": _removed(contents, n, file, now_ms)} for n, file in known.before.items()]
-    came = ((number, file) for number, file in known.files.items() if file.version == known.version)
-    actions += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in came]
+    if publication.is_renewed:
+        actions += _header(contents, publication, now_ms)
+    actions += [{"remove": _removed(contents, n, file, now_ms)} for n, file in publication.before.items()]
+    came = ((number, file) for number, file in publication.files.items() if file.version == publication.version)
+    actions += [{"add": _added(contents, publication.schema, number, file, now_ms)} for number, file in came]
     actions += changes
     return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
 
 
-def checkpoint_bytes(contents: CollectionState, known: Publication, now_ms: int) -> tuple[bytes, bytes]:
+def checkpoint_bytes(contents: CollectionState, publication: Publication, now_ms: int) -> tuple[bytes, bytes]:
     """Return a checkpoint of the present version, and the pointer to it."""
-    rows = _header(contents, known, now_ms)
-    rows += [{"add": _added(contents, known.schema, number, file, now_ms)} for number, file in known.files.items()]
+    rows = _header(contents, publication, now_ms)
+    rows += [
+        {"add": _added(contents, publication.schema, number, file, now_ms)}
+        for number, file in publication.files.items()
+    ]
     sink = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(rows, schema=_CHECKPOINT), sink)
-    return sink.getvalue(), json.dumps({"version": known.version, "size": len(rows)}).encode()
+    return sink.getvalue(), json.dumps({"version": publication.version, "size": len(rows)}).encode()
 
 
 def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) -> pa.Table | None:
@@ -276,27 +279,27 @@ def has_feed(options: Mapping[str, str]) -> bool:
     return options.get("feed") == "true"
 
 
-def has_vectors(known: Publication) -> bool:
+def has_vectors(publication: Publication) -> bool:
     """Return whether the table may leave out rows of files."""
-    return known.options.get("deletes", "vectors") == "vectors"
+    return publication.options.get("deletes", "vectors") == "vectors"
 
 
-def _header(contents: CollectionState, known: Publication, now_ms: int) -> list[dict[str, Any]]:
-    schema = load_schema_version(contents, known.schema)
+def _header(contents: CollectionState, publication: Publication, now_ms: int) -> list[dict[str, Any]]:
+    schema = load_schema_version(contents, publication.schema)
     fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.columns]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
-    features = ["deletionVectors"] * has_vectors(known) + ["timestampNtz"] * has_ntz
-    written = [*features, *["changeDataFeed"] * has_feed(known.options), GUARD]
+    features = ["deletionVectors"] * has_vectors(publication) + ["timestampNtz"] * has_ntz
+    written = [*features, *["changeDataFeed"] * has_feed(publication.options), GUARD]
     protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": written}
     if features:
         protocol |= {"minReaderVersion": 3, "readerFeatures": features}
     metadata = {
-        "id": str(UUID(known.id)),
+        "id": str(UUID(publication.id)),
         "name": contents.name,
         "format": {"provider": "parquet", "options": {}},
         "schemaString": json.dumps({"type": "struct", "fields": fields}),
         "partitionColumns": [],
-        "configuration": {**KEPT, **(FEED if has_feed(known.options) else {}), "persist.collection": contents.id},
+        "configuration": {**KEPT, **(FEED if has_feed(publication.options) else {}), "persist.collection": contents.id},
         "createdTime": now_ms,
     }
     return [{"protocol": protocol}, {"metaData": metadata}]

@@ -94,7 +94,7 @@ class IcebergTable:
         """Raise InvalidUsage if a table cannot have such columns, or if other programs could not read it."""
         url = self._blob.url
         if url.startswith("memory://"):
-            raise InvalidUsage(f"{url} is in this process alone, so nobody else could read a table there")
+            raise InvalidUsage(f"{url} is in this process alone, so no other process could read a table there")
         if url.startswith("grpc"):
             raise InvalidUsage(f"Iceberg readers cannot open {url}: publish from a client that opens the store itself")
         if "://" in url and "#" in url:
@@ -130,7 +130,7 @@ class IcebergTable:
         if not changed:
             return []
         vectors = [encoded_rows(rows) for _, rows in changed]
-        paths = [self.url_of(part.blob) for part, _ in changed]
+        paths = [self.format_url(part.blob) for part, _ in changed]
         data, starts = puffin_file([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
         self._blob.set(key, data)
@@ -139,7 +139,9 @@ class IcebergTable:
 
     def _stored(self, part: Part, rows: Rows) -> Deletes:
         key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
-        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.url_of(part.blob)]).cast(pa.string())
+        paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.format_url(part.blob)]).cast(
+            pa.string()
+        )
         sink = io.BytesIO()
         pq.write_table(pa.table({"file_path": paths, "pos": rows}, schema=_DELETES), sink, compression="zstd")
         self._blob.set(key, sink.getvalue())
@@ -158,21 +160,21 @@ class IcebergTable:
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store the manifests of a version and the list of them, which comes first in the result."""
-        return Manifests(self._handle, contents, step, self.url_of).stored()
+        return Manifests(self._handle, contents, step, self.format_url).stored()
 
-    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+    def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Write the metadata of the present version, unless it exists, and point to it as the newest."""
-        root, number = f"{table_root(contents.id)}metadata/", known.version + 1
+        root, number = f"{table_root(contents.id)}metadata/", publication.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
         current = None if is_new else self._blob.get(key)
-        if current is None and not self._blob.create(key, self._table_bytes(contents, known)):
+        if current is None and not self._blob.create(key, self._table_bytes(contents, publication)):
             current = self._blob.get(key)
         pointer = self._blob.get(hint)
         newest = int(pointer) if pointer is not None and pointer.strip().isdigit() else 0
         if newest > number:
             key = f"{root}v{newest}.metadata.json"
             current = self._blob.get(key)
-        if current is not None and self.mark(known.id) not in current.replace(b" ", b""):
+        if current is not None and self.mark(publication.id) not in current.replace(b" ", b""):
             raise foreign(f"{self._blob.url}/{key}", contents.name)
         if current is not None and (below := json.loads(current)["location"]) != self.location(contents):
             raise InvalidUsage(
@@ -181,43 +183,43 @@ class IcebergTable:
             )
         if newest < number:
             self._blob.set(hint, str(number).encode())
-            if number > 2 and "identifier" not in known.options:  # Or else a catalog may point to it.
+            if number > 2 and "identifier" not in publication.options:  # Or else a catalog may point to it.
                 self._blob.delete(f"{root}v{number - 2}.metadata.json")
         if self._catalog is not None or self._catalog_name:
-            catalog_table = CatalogTable(self._catalog, self._catalog_name, known.options["identifier"])
+            catalog_table = CatalogTable(self._catalog, self._catalog_name, publication.options["identifier"])
             now_ms = self._handle.engine.clock.wall_ms()
-            catalog_table.take(contents, known, self.url_of, self.url(contents, known), now_ms)
+            catalog_table.take(contents, publication, self.format_url, self.url(contents, publication), now_ms)
 
     def mark(self, table: str) -> bytes:
         """Return the marker in each metadata file of this table."""
         return f'"table-uuid":"{UUID(table)}"'.encode()
 
-    def visible_since_s(self, known: Publication) -> float | None:
+    def visible_since_s(self, publication: Publication) -> float | None:
         """Return since when the metadata of the present version is there."""
-        listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{known.version + 1}.metadata.json")
+        listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{publication.version + 1}.metadata.json")
         return next((entry.modified_s for entry in listed), None)
 
-    def url(self, contents: CollectionState, known: Publication) -> str:
+    def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return the newest metadata of the table."""
-        return self.url_of(f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json")
+        return self.format_url(f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json")
 
-    def stored_metadata(self, contents: CollectionState, known: Publication) -> dict[str, Any]:
+    def stored_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
         """Return the metadata of the present version as it is stored, after storing it if it is not.
 
         Raises:
             Superseded: the table was given up meanwhile.
         """
-        key = f"{table_root(contents.id)}metadata/v{known.version + 1}.metadata.json"
+        key = f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json"
         data = self._blob.get(key)
         if data is None:
-            self.show(contents, known, is_new=False)
+            self.show(contents, publication, is_new=False)
             data = self._blob.get(key)
-        if data is None or self.mark(known.id) not in data.replace(b" ", b""):
+        if data is None or self.mark(publication.id) not in data.replace(b" ", b""):
             raise Superseded(f"the iceberg table of {contents.name!r} was published anew meanwhile: load it again")
         metadata: dict[str, Any] = json.loads(data)
         return metadata
 
-    def url_of(self, key: str) -> str:
+    def format_url(self, key: str) -> str:
         """Return what a blob is called in the table: not percent-encoded, because readers take names as they are."""
         url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
         # pyiceberg drops these and the following characters from a URL; it uses a path as a whole.
@@ -226,18 +228,18 @@ class IcebergTable:
 
     def location(self, contents: CollectionState) -> str:
         """Return the URL of the folder with the files of the table."""
-        return self.url_of(table_root(contents.id).rstrip("/"))
+        return self.format_url(table_root(contents.id).rstrip("/"))
 
-    def _table_bytes(self, contents: CollectionState, known: Publication) -> bytes:
-        schema, now_ms = load_schema_version(contents, known.schema), self._handle.engine.clock.wall_ms()
-        moment = moment_ms(self._handle, known.as_of)
+    def _table_bytes(self, contents: CollectionState, publication: Publication) -> bytes:
+        schema, now_ms = load_schema_version(contents, publication.schema), self._handle.engine.clock.wall_ms()
+        moment = moment_ms(self._handle, publication.as_of)
         at_ms = now_ms if moment is None else moment
-        snapshot = snapshot_json(contents, known, self.url_of, at_ms)
-        table = table_json(contents, schema, self.location(contents), read_format_version(known.options)) | {
-            "table-uuid": str(UUID(known.id)),
-            "last-sequence-number": known.version + 1,
+        snapshot = snapshot_json(contents, publication, self.format_url, at_ms)
+        table = table_json(contents, schema, self.location(contents), read_format_version(publication.options)) | {
+            "table-uuid": str(UUID(publication.id)),
+            "last-sequence-number": publication.version + 1,
             "last-updated-ms": max(now_ms, at_ms),
-            "properties": properties(contents, known),
+            "properties": properties(contents, publication),
             **({"next-row-id": snapshot["first-row-id"] + snapshot["added-rows"]} if "added-rows" in snapshot else {}),
             "current-snapshot-id": snapshot["snapshot-id"],
             "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
@@ -268,7 +270,7 @@ class CatalogTable:
         self._name = name
         self._identifier = identifier
 
-    def take(self, contents: CollectionState, known: Publication, url_of: Any, url: str, now_ms: int) -> None:
+    def take(self, contents: CollectionState, publication: Publication, format_url: Any, url: str, now_ms: int) -> None:
         """Let the catalog have the present version, unless it has.
 
         If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
@@ -283,7 +285,7 @@ class CatalogTable:
 
         try:
             catalog = self._catalog if self._catalog is not None else load_catalog(self._name)
-            table, replaced = None, known.options.get(REPLACES, "").split()
+            table, replaced = None, publication.options.get(REPLACES, "").split()
             try:
                 table = catalog.load_table(self._identifier)
             except NoSuchTableError:
@@ -296,13 +298,15 @@ class CatalogTable:
                 catalog.drop_table(self._identifier)
                 catalog.register_table(self._identifier, url)
                 return
-            if table.properties.get("persist.table") == known.id:
-                self._update(catalog, table, contents, known, snapshot_json(contents, known, url_of, now_ms))
+            if table.properties.get("persist.table") == publication.id:
+                self._update(
+                    catalog, table, contents, publication, snapshot_json(contents, publication, format_url, now_ms)
+                )
                 return
         except Exception as error:  # The exception depends on the kind of catalog.
             raise Unavailable(
-                f"the catalog did not take version {known.version} of {self._identifier}: {error}. It is published, "
-                "and publishing again tells the catalog of it"
+                f"the catalog did not take version {publication.version} of {self._identifier}: {error}. It is "
+                "published, and publishing again tells the catalog of it"
             ) from error
         raise InvalidUsage(
             f"the catalog has another table called {self._identifier!r}, which was not published from "
@@ -311,7 +315,7 @@ class CatalogTable:
 
     @staticmethod
     def _update(
-        catalog: Any, table: Any, contents: CollectionState, known: Publication, snapshot: dict[str, Any]
+        catalog: Any, table: Any, contents: CollectionState, publication: Publication, snapshot: dict[str, Any]
     ) -> None:
         from pyiceberg.schema import Schema
         from pyiceberg.table import update as updates
@@ -321,18 +325,18 @@ class CatalogTable:
         if current is not None and current.snapshot_id == snapshot["snapshot-id"]:
             return
         changes: list[Any] = []
-        if known.schema not in {schema.schema_id for schema in table.metadata.schemas}:
-            schema = Schema.model_validate(schema_json(load_schema_version(contents, known.schema)))
+        if publication.schema not in {schema.schema_id for schema in table.metadata.schemas}:
+            schema = Schema.model_validate(schema_json(load_schema_version(contents, publication.schema)))
             changes.append(updates.AddSchemaUpdate(schema=schema))
-        if known.schema != table.metadata.current_schema_id:
-            changes.append(updates.SetCurrentSchemaUpdate(schema_id=known.schema))
+        if publication.schema != table.metadata.current_schema_id:
+            changes.append(updates.SetCurrentSchemaUpdate(schema_id=publication.schema))
         snapshot |= {} if current is None else {"parent-snapshot-id": current.snapshot_id}
         id_ = snapshot["snapshot-id"]
         snapshot_ids = [older.snapshot_id for older in table.metadata.snapshots]  # Their files are removed as well.
         changes += [
             updates.AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
             updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=id_),
-            updates.SetPropertiesUpdate(updates=properties(contents, known)),
+            updates.SetPropertiesUpdate(updates=properties(contents, publication)),
             *([updates.RemoveSnapshotsUpdate(snapshot_ids=snapshot_ids)] if snapshot_ids else []),
         ]
         required_state = (

@@ -108,10 +108,10 @@ def table_json(contents: CollectionState, schema: CollectionSchema, location: st
     }
 
 
-def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, now_ms: int) -> dict[str, Any]:
+def snapshot_json(contents: CollectionState, publication: Publication, format_url: Any, now_ms: int) -> dict[str, Any]:
     """Return the snapshot of the present version of a table."""
-    parts = [contents.part(number) for number in known.files]
-    left_out = [file.deletes for file in known.files.values() if file.deletes is not None]
+    parts = [contents.part(number) for number in publication.files]
+    left_out = [file.deletes for file in publication.files.values() if file.deletes is not None]
     summary = {
         "operation": "overwrite",
         "total-data-files": str(len(parts)),
@@ -119,24 +119,24 @@ def snapshot_json(contents: CollectionState, known: Publication, url_of: Any, no
         "total-records": str(sum(part.rows for part in parts)),
         "total-position-deletes": str(sum(deletes.rows for deletes in left_out)),
         "total-equality-deletes": "0",
-        "persist.as_of": str(known.as_of),
+        "persist.as_of": str(publication.as_of),
         "persist.collection": contents.id,
-        **({} if known.digest is None else {"persist.digest": known.digest}),
+        **({} if publication.digest is None else {"persist.digest": publication.digest}),
     }
     return {
-        "snapshot-id": snapshot_id(known.id, known.version),
-        "sequence-number": known.version + 1,
+        "snapshot-id": snapshot_id(publication.id, publication.version),
+        "sequence-number": publication.version + 1,
         "timestamp-ms": now_ms,
-        "manifest-list": url_of(known.metadata[0]),
+        "manifest-list": format_url(publication.metadata[0]),
         "summary": summary,
-        "schema-id": known.schema,
-        **(_lineage(contents, known) if read_format_version(known.options) > 2 else {}),
+        "schema-id": publication.schema,
+        **(_lineage(contents, publication) if read_format_version(publication.options) > 2 else {}),
     }
 
 
-def _lineage(contents: CollectionState, known: Publication) -> dict[str, int]:
+def _lineage(contents: CollectionState, publication: Publication) -> dict[str, int]:
     """Return the range of row ids that a snapshot takes. No file of it or of an earlier version has such ids."""
-    return {"first-row-id": first_row_id(contents.next_number + known.version), "added-rows": first_row_id(1)}
+    return {"first-row-id": first_row_id(contents.next_number + publication.version), "added-rows": first_row_id(1)}
 
 
 def first_row_id(number: int) -> int:
@@ -177,13 +177,13 @@ def snapshot_id(table: str, version: int) -> int:
     return int.from_bytes(hashlib.blake2b(f"{table} {version}".encode(), digest_size=8).digest(), "big") >> 1
 
 
-def properties(contents: CollectionState, known: Publication) -> dict[str, str]:
+def properties(contents: CollectionState, publication: Publication) -> dict[str, str]:
     """Return a table's properties: its owner, the ban on deleting its files, and column names."""
     return {
         "persist.collection": contents.id,
-        "persist.table": known.id,
+        "persist.table": publication.id,
         "gc.enabled": "false",
-        "schema.name-mapping.default": json.dumps(name_mapping(load_schema_version(contents, known.schema))),
+        "schema.name-mapping.default": json.dumps(name_mapping(load_schema_version(contents, publication.schema))),
     }
 
 
@@ -223,13 +223,15 @@ def all_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
 class Manifests:
     """The manifests of a version that is about to be recorded."""
 
-    def __init__(self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, url_of: Any) -> None:
+    def __init__(
+        self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, format_url: Any
+    ) -> None:
         from pyiceberg.partitioning import PartitionSpec
         from pyiceberg.schema import Schema
 
         self._handle = handle
         self._step = step
-        self._url_of = url_of
+        self._url_of = format_url
         self._columns = load_schema_version(contents, step.schema)
         self._schema = Schema.model_validate(schema_json(self._columns))
         self._spec = PartitionSpec()
@@ -343,13 +345,13 @@ class DataFiles:
     """The files of a table as Iceberg's manifests describe them, with the columns of one schema.
 
     Args:
-        url_of: returns the URL of a blob.
+        format_url: returns the URL of a blob.
         version: of Iceberg's format.
     """
 
-    def __init__(self, columns: CollectionSchema, url_of: Callable[[str], str], version: int) -> None:
+    def __init__(self, columns: CollectionSchema, format_url: Callable[[str], str], version: int) -> None:
         self._columns = columns
-        self._url_of = url_of
+        self._url_of = format_url
         self._version = version
 
     def data_file(self, number: int, part: Part, _: Deletes | None = None) -> Any:

@@ -118,7 +118,7 @@ class Planner:
         self._store = store
         self._share = left_out_share
 
-    def next_version(self, known: Publication | None, as_of: int) -> Plan:
+    def next_version(self, publication: Publication | None, as_of: int) -> Plan:
         """Return the files of the version as of a sealed time.
 
         Raises:
@@ -133,17 +133,19 @@ class Planner:
                 scan = snapshot_scan(contents, self._handle.load_schema(contents, None), as_of, None)
                 # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
                 newest = self._handle.known()
-                is_moved = newest.published.get(self._table) != known
+                is_moved = newest.published.get(self._table) != publication
                 if is_moved or len(newest.earlier) + 1 != scan.schema.version:
                     raise Superseded(f"the {self._table} table of {newest.name!r} was changed meanwhile: try again")
-                following = None if known is None else self._following(known, contents, newest, scan, reader)
-                return following or self._anew(known, contents, newest, scan, reader)
+                following = (
+                    None if publication is None else self._following(publication, contents, newest, scan, reader)
+                )
+                return following or self._anew(publication, contents, newest, scan, reader)
         finally:
             reading.close()
 
     def _anew(
         self,
-        known: Publication | None,
+        publication: Publication | None,
         contents: CollectionState,
         newest: CollectionState,
         scan: Scan,
@@ -166,20 +168,29 @@ class Planner:
             else self._stored([current], scan)
         )
         listed_numbers = {file.number for file in files}
-        removed = [] if known is None else [number for number in known.files if number not in listed_numbers]
+        removed = (
+            [] if publication is None else [number for number in publication.files if number not in listed_numbers]
+        )
         return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
     def _following(
-        self, known: Publication, contents: CollectionState, newest: CollectionState, scan: Scan, reader: PartReader
+        self,
+        publication: Publication,
+        contents: CollectionState,
+        newest: CollectionState,
+        scan: Scan,
+        reader: PartReader,
     ) -> Plan | None:
         """Return the version that follows another one by the changes since; None if all is to be planned anew."""
         schema, numbers = scan.schema, _numbers(newest)
-        if not (schema.key_names and self._share and known.schema == schema.version and known.as_of < scan.as_of):
+        if not (
+            schema.key_names and self._share and publication.schema == schema.version and publication.as_of < scan.as_of
+        ):
             return None
-        if contents.since > known.as_of:
+        if contents.since > publication.as_of:
             return None
-        changes = changes_scan(contents, schema, known.as_of + 1, scan.as_of + 1, None, raw=True)
-        parts = {number: newest.part(number) for number in known.files}
+        changes = changes_scan(contents, schema, publication.as_of + 1, scan.as_of + 1, None, raw=True)
+        parts = {number: newest.part(number) for number in publication.files}
         rows = sum(part.rows for part in parts.values())
         small = sum(number in newest.kept for number in parts)
         listed = self._lying([part for part in changes.parts if not part.negatives], changes, numbers)
@@ -318,9 +329,9 @@ def read_format_version(options: Mapping[str, str]) -> int:
     return int(options.get(FORMAT_VERSION, "2"))
 
 
-def check_version(known: Publication | None, options: Mapping[str, str]) -> None:
+def check_version(publication: Publication | None, options: Mapping[str, str]) -> None:
     """Raise InvalidUsage if the next version of a table would have an older format."""
-    old, new = read_format_version({} if known is None else known.options), read_format_version(options)
+    old, new = read_format_version({} if publication is None else publication.options), read_format_version(options)
     if new < old:
         raise InvalidUsage(
             f"the table has version {old} of Iceberg's format, and no table goes back to version {new}: "

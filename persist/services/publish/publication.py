@@ -111,7 +111,7 @@ class TableFormat(Protocol):
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
         """Store the list of a version's files, if the format uses blobs of its own; return their keys."""
 
-    def show(self, contents: CollectionState, known: Publication, *, is_new: bool) -> None:
+    def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
         """Let readers find the present version, if they do not yet; idempotent.
 
         Args:
@@ -124,10 +124,10 @@ class TableFormat(Protocol):
     def mark(self, table: str) -> bytes:
         """Return the marker of the table in each file by which readers find it, without spaces."""
 
-    def url(self, contents: CollectionState, known: Publication) -> str:
+    def url(self, contents: CollectionState, publication: Publication) -> str:
         """Return where readers find the table."""
 
-    def visible_since_s(self, known: Publication) -> float | None:
+    def visible_since_s(self, publication: Publication) -> float | None:
         """Return since when the present version is shown, by the clock of the store; None if it is not."""
 
 
@@ -192,28 +192,28 @@ def publish(
 
 
 def _show(
-    handle: CollectionHandle, format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool
+    handle: CollectionHandle, format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool
 ) -> bool:
     """Make a version visible; return False, without a visible file, if its table was removed meanwhile."""
     if format.name.startswith(PIN_PREFIX):
         return True  # The catalog shows it.
     for last in range(SHOWN_MAX):
         try:
-            format.show(contents, known, is_new=is_new)
+            format.show(contents, publication, is_new=is_new)
         except InvalidUsage:
-            if _present_id(handle, format) != known.id:
+            if _present_id(handle, format) != publication.id:
                 return False
             # Another client has shown, late, a version of an abandoned table. If not, the file is another program's.
-            if last + 1 == SHOWN_MAX or not _delete_others(handle, format, known.id):
+            if last + 1 == SHOWN_MAX or not _delete_others(handle, format, publication.id):
                 raise
         else:
             break
     if not is_new:
         return True
     present = _present_id(handle, format)
-    if present != known.id:
+    if present != publication.id:
         _delete_others(handle, format, present)
-    return present == known.id
+    return present == publication.id
 
 
 def _present_id(handle: CollectionHandle, format: TableFormat) -> str | None:
@@ -276,7 +276,7 @@ def publish_together(
 
 def unpublish(handle: CollectionHandle, table: str) -> bool:
     """Give up a table; see `Collection.unpublish`."""
-    name = format_of(handle, table).name
+    name = make_format(handle, table).name
     if name == "iceberg":
         for time in handle.contents().pins:
             unpin(handle, time)
@@ -342,16 +342,16 @@ def published_tables(handle: CollectionHandle) -> list[Published]:
     """Return the newest versions of the tables that a collection is published as."""
     contents = handle.contents()
     tables = contents.tables.items()
-    return [_published(format_of(handle, table), contents, known, is_new=False) for table, known in tables]
+    return [_published(make_format(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
-def _lasting_options(known: Publication | None) -> dict[str, str]:
+def _lasting_options(publication: Publication | None) -> dict[str, str]:
     """Return the options of a table that last until they are changed: its format, and its place in a catalog."""
     names = ("catalog", "identifier", REPLACES, FORMAT_VERSION)
-    return {} if known is None else {name: value for name, value in known.options.items() if name in names}
+    return {} if publication is None else {name: value for name, value in publication.options.items() if name in names}
 
 
-def format_of(
+def make_format(
     handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
 ) -> TableFormat:
     """Return the maker of tables of a format.
@@ -371,7 +371,9 @@ def format_of(
         from persist.services.publish.iceberg import IcebergTable
 
         return IcebergTable(handle, options or {}, catalog)
-    raise InvalidUsage(f"table={table!r} is no format of a table: give one of {', '.join(map(repr, get_args(Table)))}")
+    raise InvalidUsage(
+        f"table={table!r} is not a format of a table: give one of {', '.join(map(repr, get_args(Table)))}"
+    )
 
 
 class Attempt:
@@ -390,10 +392,12 @@ class Attempt:
         self._parts.append(stored)
         return stored
 
-    def step(self, known: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
+    def step(self, publication: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
         """Store the remaining objects of a plan; return the step that records the version."""
         contents = plan.contents
-        previous = [None if known is None or f.number is None else known.files.get(f.number) for f in plan.files]
+        previous = [
+            None if publication is None or f.number is None else publication.files.get(f.number) for f in plan.files
+        ]
         old = [None if file is None else file.deletes for file in previous]
         deletes = self._format.store_deletes([*zip(plan.files, old, strict=True)], plan.is_anew, self.options)
         fresh = {d.blob for d in deletes if d is not None} - {d.blob for d in old if d is not None}
@@ -408,8 +412,8 @@ class Attempt:
         step = kinds.Publish(
             self._handle.id,
             self._format.name,
-            uuid.uuid4().hex if known is None else known.id,
-            0 if known is None else known.version + 1,
+            uuid.uuid4().hex if publication is None else publication.id,
+            0 if publication is None else publication.version + 1,
             plan.as_of,
             parts=tuple(new),
             files=tuple(files),
@@ -419,7 +423,7 @@ class Attempt:
             digest=digest,
         )
         metadata = self._format.metadata(contents, step)
-        self._blobs += [key for key in metadata if known is None or key not in known.metadata]
+        self._blobs += [key for key in metadata if publication is None or key not in publication.metadata]
         step = msgspec.structs.replace(step, metadata=metadata, blobs=tuple(self._blobs))
         return msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
 
@@ -433,12 +437,20 @@ class Attempt:
                 continue
 
 
-def _published(format: TableFormat, contents: CollectionState, known: Publication, *, is_new: bool) -> Published:
-    left_out = sum(file.deletes.rows for file in known.files.values() if file.deletes is not None)
-    rows = sum(contents.part(number).rows for number in known.files) - left_out
-    url = format.url(contents, known)
+def _published(format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool) -> Published:
+    left_out = sum(file.deletes.rows for file in publication.files.values() if file.deletes is not None)
+    rows = sum(contents.part(number).rows for number in publication.files) - left_out
+    url = format.url(contents, publication)
     return Published(
-        contents.name, format.name, known.version, known.as_of, url, len(known.files), rows, known.digest, is_new
+        contents.name,
+        format.name,
+        publication.version,
+        publication.as_of,
+        url,
+        len(publication.files),
+        rows,
+        publication.digest,
+        is_new,
     )
 
 
@@ -533,21 +545,23 @@ def publish_due(engine: Engine, contents: CollectionState) -> None:
         time = _due(engine, contents, table, publication)
         if time is not None:
             handle = open_handle(engine, contents, contents.schema)
-            publish(handle, format_of(handle, table, publication.options), time, options=publication.options)
+            publish(handle, make_format(handle, table, publication.options), time, options=publication.options)
 
 
-def _due(engine: Engine, contents: CollectionState, table: str, known: Publication) -> int | None:
+def _due(engine: Engine, contents: CollectionState, table: str, publication: Publication) -> int | None:
     """Return as of which time a table is to be published now; None if it is current."""
-    every = known.options.get("every", "")
+    every = publication.options.get("every", "")
     if every == "keyframe":
         newest = max((keyframe.as_of for keyframe in contents.keyframes), default=-1)
-        return newest if newest > known.as_of else None
+        return newest if newest > publication.as_of else None
     time = last_sealed(contents)
-    if time <= known.as_of:
+    if time <= publication.as_of:
         return None
     span = _SPAN.fullmatch(every)
     if span is None:
         return time if every == "seal" else None
-    shown_at = format_of(open_handle(engine, contents, contents.schema), table, known.options).visible_since_s(known)
+    shown_at = make_format(open_handle(engine, contents, contents.schema), table, publication.options).visible_since_s(
+        publication
+    )
     is_old = shown_at is None or engine.clock.wall_ms() / 1000 - shown_at >= int(span[1]) * UNITS_S[span[2]]
     return time if is_old else None

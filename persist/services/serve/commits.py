@@ -126,12 +126,12 @@ class CommitsForOthers:
             return decode_steps(asking, self._follower.load)
 
 
-def _answer(asked: CommitFuture | None) -> Answer:
-    if asked is None:
+def _answer(future: CommitFuture | None) -> Answer:
+    if future is None:
         return None
-    error = asked.exception()
+    error = future.exception()
     if error is None:
-        return asked.committed()
+        return future.committed()
     # An error of the server's own store connection does not concern its clients.
     is_rejected = isinstance(error, InvalidUsage | Conflict) and not isinstance(
         error, StoreMisconfigured | ReadOnlyStore

@@ -92,11 +92,11 @@ class FlightSql:
             batch = ANSWERS[name][1](self._queries, Asked(message))
             return batch.schema, lambda: None, iter([batch])
         if name != "TicketStatementQuery":
-            raise ValueError(f"a ticket of the kind {name[:100]!r} is none of this server's")
+            raise ValueError(f"a ticket of the kind {name[:100]!r} does not belong to this server")
         try:
             statement = msgspec.json.decode(group_fields(message).get(1, b""), type=_Statement)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise ValueError(f"the ticket is none of this server's: {error}") from error
+            raise ValueError(f"the ticket does not belong to this server: {error}") from error
         return self._answered(statement, ticket, context)
 
     def done(self, what: str, body: bytes) -> bytes | None:
@@ -206,9 +206,7 @@ class FlightSql:
         with self._lock:
             prepared = self._prepared.get(handle)
             if prepared is None:
-                raise InvalidUsage(
-                    "there is no such prepared statement, or nobody has used it for long: prepare it again"
-                )
+                raise InvalidUsage("there is no such prepared statement, or it was not used for long: prepare it again")
             prepared.used_s = time.monotonic()
             self._prepared.move_to_end(handle)
             return prepared
@@ -218,7 +216,7 @@ class FlightSql:
         try:
             tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
         except pa.ArrowException as error:
-            raise ValueError("what is to be cancelled is no FlightInfo") from error
+            raise ValueError("the query to cancel is not a FlightInfo") from error
         with self._lock:
             running = [query for ticket in tickets for query in self._running.get(ticket, [])]
         for query in running:
@@ -276,7 +274,7 @@ def unpack_command(message: bytes) -> tuple[str, bytes]:
     fields = group_fields(message)
     kind = fields.get(1, b"").decode(errors="replace")
     if not kind.startswith(_PREFIX):
-        raise ValueError("the command is none of Flight SQL")
+        raise ValueError("the command is not a command of Flight SQL")
     return kind.removeprefix(_PREFIX), fields.get(2, b"")
 
 
@@ -326,7 +324,7 @@ def _decode_table(data: bytes) -> pa.Table:
         table.validate(full=True)
         return table
     except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"the parameters are no table of Arrow: {error}") from error
+        raise ValueError(f"the parameters are not an Arrow table: {error}") from error
 
 
 def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
@@ -349,5 +347,5 @@ def _parameters(statement: _Statement) -> list[list[Any]]:
     try:
         table = _decode_table(base64.b64decode(statement.parameters, validate=True))
     except binascii.Error as error:
-        raise ValueError(f"the parameters are no table of Arrow: {error}") from error
+        raise ValueError(f"the parameters are not an Arrow table: {error}") from error
     return [[*row] for row in zip(*(column.to_pylist() for column in table.columns), strict=True)]

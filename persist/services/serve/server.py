@@ -444,22 +444,22 @@ def _parsed(kind: Any, message: bytes) -> Any:
 Opened = tuple[pa.Schema, Callable[[], object], Iterator[bytes]]
 
 
-def _opened(face: Face, wanted: Get, hub: _Hub, context: Any) -> Opened:
+def _opened(face: Face, request: Get, hub: _Hub, context: Any) -> Opened:
     """Return the columns for a request, a function that releases it, and its batches."""
-    collection = face.load(wanted.collection)
-    if isinstance(wanted, GetSnapshot | GetChanges):
-        columns = None if wanted.columns is None else [*wanted.columns]
-        if isinstance(wanted, GetSnapshot):
-            as_of = wanted.as_of
+    collection = face.load(request.collection)
+    if isinstance(request, GetSnapshot | GetChanges):
+        columns = None if request.columns is None else [*request.columns]
+        if isinstance(request, GetSnapshot):
+            as_of = request.as_of
             result = _once_sealed(lambda: collection.snapshot(as_of, columns=columns, timeout_s=0.0), hub, context)
         else:
-            start, end = wanted.start, wanted.end
+            start, end = request.start, request.end
             result = _once_sealed(
                 lambda: collection.changes(start, end, columns=columns, times="int", timeout_s=0.0), hub, context
             )
         return result.schema, result.close, _sliced(result.to_batches())
-    after = wanted.as_of
-    if wanted.contents:
+    after = request.as_of
+    if request.contents:
         listen = _once_sealed(lambda: collection.subscribe(after, timeout_s=0.0), hub, context)
     else:
         listen = collection.listen(after)

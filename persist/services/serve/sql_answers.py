@@ -143,8 +143,8 @@ class Asked:
                 self.every.setdefault(number, []).append(self.texts[number])
 
 
-def _infos(queries: Queries, asked: Asked) -> pa.RecordBatch:
-    requested = read_numbers(asked.message, 1) or [*_INFOS]
+def _infos(queries: Queries, request: Asked) -> pa.RecordBatch:
+    requested = read_numbers(request.message, 1) or [*_INFOS]
     supported = [number for number in requested if number in _INFOS]
     children: list[list[Any]] = [[] for _ in _INFO_VALUE]
     kinds, places = [], []
@@ -163,35 +163,35 @@ def _infos(queries: Queries, asked: Asked) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(supported, pa.uint32()), union], schema=_INFO)
 
 
-def _catalogs(queries: Queries, asked: Asked) -> pa.RecordBatch:
+def _catalogs(queries: Queries, request: Asked) -> pa.RecordBatch:
     return _rows(_CATALOGS, [[catalog] for catalog in queries.catalogs()])
 
 
-def _schemas(queries: Queries, asked: Asked) -> pa.RecordBatch:
-    fits = _like(asked.texts.get(2))
+def _schemas(queries: Queries, request: Asked) -> pa.RecordBatch:
+    fits = _like(request.texts.get(2))
     schemas = [schema for schema in dict.fromkeys(about.schema for about in queries.tables()) if fits(schema)]
-    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(queries, asked) for schema in schemas])
+    return _rows(_SCHEMAS, [[catalog, schema] for catalog in _match_catalogs(queries, request) for schema in schemas])
 
 
-def _tables(queries: Queries, asked: Asked) -> pa.RecordBatch:
-    fits_schema, fits_table, kinds = _like(asked.texts.get(2)), _like(asked.texts.get(3)), asked.every.get(4)
+def _tables(queries: Queries, request: Asked) -> pa.RecordBatch:
+    fits_schema, fits_table, kinds = _like(request.texts.get(2)), _like(request.texts.get(3)), request.every.get(4)
     rows = []
     for about in queries.tables():
         kind = "VIEW" if about.is_view else "TABLE"
         if fits_schema(about.schema) and fits_table(about.table) and (kinds is None or kind in kinds):
             rows.append([about.schema, about.table, kind, about.columns.serialize().to_pybytes()])
-    with_columns = asked.flags.get(5, False)
+    with_columns = request.flags.get(5, False)
     schema = _WITH_COLUMNS if with_columns else _TABLES
-    every = [[catalog, *row] for catalog in _match_catalogs(queries, asked) for row in rows]
+    every = [[catalog, *row] for catalog in _match_catalogs(queries, request) for row in rows]
     return _rows(schema, [row[: len(schema)] for row in every])
 
 
-def _types(queries: Queries, asked: Asked) -> pa.RecordBatch:
+def _types(queries: Queries, request: Asked) -> pa.RecordBatch:
     return _rows(_TYPES, [["TABLE"], ["VIEW"]])
 
 
-def _keys(queries: Queries, asked: Asked) -> pa.RecordBatch:
-    catalog, schema, table = asked.texts.get(1), asked.texts.get(2), asked.texts.get(3)
+def _keys(queries: Queries, request: Asked) -> pa.RecordBatch:
+    catalog, schema, table = request.texts.get(1), request.texts.get(2), request.texts.get(3)
     rows = [
         [catalog, about.schema, about.table, column, None, at]
         for about in queries.tables()
@@ -201,12 +201,12 @@ def _keys(queries: Queries, asked: Asked) -> pa.RecordBatch:
     return _rows(_KEYS, rows)
 
 
-def _references(queries: Queries, asked: Asked) -> pa.RecordBatch:
+def _references(queries: Queries, request: Asked) -> pa.RecordBatch:
     return _rows(_REFERENCES, [])  # Collections have no foreign keys.
 
 
-def _xdbc_types(queries: Queries, asked: Asked) -> pa.RecordBatch:
-    requested = read_numbers(asked.message, 1)
+def _xdbc_types(queries: Queries, request: Asked) -> pa.RecordBatch:
+    requested = read_numbers(request.message, 1)
     rows = []
     for name, (number, size) in _SQL_TYPES.items():
         if not requested or number & (2**64 - 1) in requested or number in requested:
@@ -217,9 +217,9 @@ def _xdbc_types(queries: Queries, asked: Asked) -> pa.RecordBatch:
     return _rows(_XDBC_TYPES, rows)
 
 
-def _match_catalogs(queries: Queries, asked: Asked) -> list[str]:
+def _match_catalogs(queries: Queries, request: Asked) -> list[str]:
     """Return the requested catalogs: the named one, which may be any time, or all with a name."""
-    catalog = asked.texts.get(1)
+    catalog = request.texts.get(1)
     return (
         queries.catalogs()
         if catalog is None

@@ -69,7 +69,7 @@ class SectionedGroup(TyperGroup):
 
 
 class TimesCommand(TyperCommand):
-    """A command whose arguments may be spans such as -1d, which are no options."""
+    """A command whose arguments may be spans such as -1d, which are not options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the arguments; a span passes the parser with a blank in front."""

@@ -133,7 +133,7 @@ def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
         try:
             defaults[name] = parse_column(pa.chunked_array([[text]]), added[name])[0]
         except pa.ArrowException as error:
-            raise persist.InvalidUsage(f"--default {name}={text} is no {added[name]}: {error}") from error
+            raise persist.InvalidUsage(f"--default {name}={text} is not of type {added[name]}: {error}") from error
     return defaults
 
 
@@ -339,7 +339,7 @@ def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
 @command
 def ui(
     at: Place,
-    host: Annotated[str, typer.Option(help="Where to listen; others can reach it if it is no loopback address.")] = (
+    host: Annotated[str, typer.Option(help="Where to listen; others can reach it if it is not a loopback address.")] = (
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option("--port", "-p", help="0 for any that is free.")] = 8420,

@@ -62,7 +62,7 @@ class Listing:
         format: str | None,
         output: str | None,
     ) -> None:
-        """Write what is more than a list: a screen for people, all of it as one JSON object, or its list as rows."""
+        """Write a document: a screen for people, one JSON object, or its list as rows."""
         from persist.tools.cli.row_output import choose_format, opened
 
         row_format = choose_format(format, output, at.as_json)

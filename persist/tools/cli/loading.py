@@ -88,7 +88,7 @@ def open_input(path: str, format: str | None) -> Iterator[RowFile]:
         return
     if format is None:
         raise persist.InvalidUsage(
-            "the format of standard input cannot be told: say --format csv, json, parquet or arrow"
+            "standard input has no name that shows its format: give --format csv, json, parquet or arrow"
         )
     with tempfile.NamedTemporaryFile(prefix="persist-") as file:
         shutil.copyfileobj(sys.stdin.buffer, file)

@@ -51,8 +51,8 @@ def parse_setting(said: str, verbose: bool) -> tuple[int, str]:
             form = "json"
         else:
             raise persist.InvalidUsage(
-                f"{VARIABLE}={said!r:.100}: {word!r:.50} is no level and no format. Give one of {', '.join(LEVELS)}, "
-                "or json, or both: info,json"
+                f"{VARIABLE}={said!r:.100}: {word!r:.50} is neither a level nor a format. "
+                f"Give one of {', '.join(LEVELS)}, or json, or both: info,json"
             )
     if level is None:
         level = logging.INFO if verbose else logging.WARNING

@@ -266,7 +266,7 @@ def load_definitions(folder: str) -> "dict[str, Wanted]":
     if not root.exists():
         raise FileNotFoundError(2, "there is no such folder", folder)
     if not root.is_dir():
-        raise NotADirectoryError(20, "this is no folder of queries", folder)
+        raise NotADirectoryError(20, "this is not a folder of queries", folder)
     files = sorted(path for path in root.rglob("*.sql") if path.is_file() and not path.name.startswith("."))
     if not 0 < len(files) <= FILES_MAX:
         raise persist.InvalidUsage(f"{folder} holds {len(files):,} files NAME.sql: 1 to {FILES_MAX:,} are allowed")
@@ -283,11 +283,11 @@ def _definition(file: Path) -> "Wanted":
     from persist.compute.sql import Wanted
 
     if file.stat().st_size > BYTES_MAX:
-        raise persist.InvalidUsage(f"{file} is larger than {BYTES_MAX:,} bytes: that is no query")
+        raise persist.InvalidUsage(f"{file} is larger than {BYTES_MAX:,} bytes: that is not a query")
     try:
         text = file.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
-        raise persist.InvalidUsage(f"{file} is no text in UTF-8: {error.reason} at byte {error.start}") from error
+        raise persist.InvalidUsage(f"{file} is not text in UTF-8: {error.reason} at byte {error.start}") from error
     sql = text.strip().removesuffix(";").rstrip()
     if not sql:
         raise persist.InvalidUsage(f"{file} is empty: it holds no query")

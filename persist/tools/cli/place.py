@@ -154,7 +154,7 @@ def _read_private_file(path: str) -> str:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK), encoding="utf-8") as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode) or status.st_size > FILE_BYTES_MAX:
-                raise persist.InvalidUsage(f"{path} is no plain file of at most {FILE_BYTES_MAX:,} bytes")
+                raise persist.InvalidUsage(f"{path} is not a plain file of at most {FILE_BYTES_MAX:,} bytes")
             if status.st_mode & 0o077:
                 raise persist.InvalidUsage(f"{path} may be read or changed by others than its owner: chmod 600 {path}")
             return file.read()

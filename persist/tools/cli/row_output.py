@@ -32,7 +32,7 @@ def choose_format(asked: str | None, output: str | None, as_json: bool) -> str:
         InvalidUsage: it is not one of `WRITTEN`, or the suffix of the file is unknown.
     """
     if asked is not None and asked not in WRITTEN:
-        raise InvalidUsage(f"--format {asked!r} is no format: use one of {', '.join(WRITTEN)}")
+        raise InvalidUsage(f"--format {asked!r} is not a format: use one of {', '.join(WRITTEN)}")
     if asked is not None and as_json and asked != "json":
         raise InvalidUsage(f"--json and --format {asked} exclude each other")
     if asked is not None or as_json:

@@ -166,11 +166,11 @@ class Shell:
             tell(f"as of {argument}" if argument else "as of the latest")
         elif name == ".format":
             if argument and argument not in ("table", "csv", "json"):
-                raise persist.InvalidUsage(f"{argument!r} is no format of the shell: use table, csv or json")
+                raise persist.InvalidUsage(f"{argument!r} is not a format of the shell: use table, csv or json")
             self.format = argument or self.format
             say(self.format)
         else:
-            raise persist.InvalidUsage(f"{name} is no command of the shell: .help lists them")
+            raise persist.InvalidUsage(f"{name} is not a command of the shell: .help lists them")
         return True
 
     def words(self, before: str) -> list[str]:

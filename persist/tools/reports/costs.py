@@ -63,7 +63,7 @@ class Prices:
             raise persist.InvalidUsage(f"{path} holds no prices: give a JSON object of some of {', '.join(names)}")
         for name, price in prices.items():
             if isinstance(price, bool) or not isinstance(price, int | float) or not 0 <= price < math.inf:
-                raise persist.InvalidUsage(f"{path}: {name}={price!r:.50} is no price: give a number of dollars")
+                raise persist.InvalidUsage(f"{path}: {name}={price!r:.50} is not a price: give a number of dollars")
         return cls(**prices)
 
 

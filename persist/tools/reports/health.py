@@ -486,10 +486,10 @@ def _is_unresolved(contents: CollectionState) -> bool:
     return contents.keyed is not None and bool(events_due(contents, contents.upper))
 
 
-def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int) -> list[Made]:
+def _recent(client: "persist.Client", known_facts: KnownFacts, newest: int, floor: int) -> list[Made]:
     """Return who made the newest records that are there, the newest first; what is not known is read at once."""
     seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
-    unknown = [seqno for seqno in seqnos if seqno not in known.made]
+    unknown = [seqno for seqno in seqnos if seqno not in known_facts.made]
     with ThreadPoolExecutor(THREADS, "persist-recent") as threads:
         records = [*threads.map(lambda seqno: read_record(client.engine.blob, seqno), unknown)]
     fresh = {
@@ -499,12 +499,12 @@ def _recent(client: "persist.Client", known: KnownFacts, newest: int, floor: int
         for record in records
         if record is not None
     }
-    known.made = {
+    known_facts.made = {
         seqno: record_origin
         for seqno in seqnos
-        if (record_origin := fresh.get(seqno) or known.made.get(seqno)) is not None
+        if (record_origin := fresh.get(seqno) or known_facts.made.get(seqno)) is not None
     }
-    return [*known.made.values()]
+    return [*known_facts.made.values()]
 
 
 def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen, ...]:

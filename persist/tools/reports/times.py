@@ -17,7 +17,7 @@ def parse_write_time(text: str) -> int | str:
 
     if is_column_name(text):
         raise persist.InvalidUsage(
-            f'{text!r:.60} is no time: give a number, or, where times are moments, "now", "yesterday", "-1d" or one '
+            f'{text!r:.60} is not a time: give a number, or, where times are moments, "now", "yesterday", "-1d" or one '
             "such as 2026-11-21T12:00:00Z"
         )
     time: int | str = parse_time(text, Timeline("ms"))

@@ -140,7 +140,7 @@ def _text(request: Request, name: str) -> str:
 def _number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name, str(default))
     if not value.isascii() or not value.isdigit() or len(value) > 12:
-        raise persist.InvalidUsage(f"{name}={value!r:.50} is no number")
+        raise persist.InvalidUsage(f"{name}={value!r:.50} is not a number")
     return int(value)
 
 

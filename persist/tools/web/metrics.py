@@ -49,7 +49,7 @@ HELP = {  # Of other families, the name says it.
     "persist.collection.bytes": "Bytes of the parts, history among them.",
     "persist.collection.parts": "Parts.",
     "persist.collection.holds": "Holds that keep history.",
-    "persist.collection.unsealed_updates": "Updates that nobody can read yet.",
+    "persist.collection.unsealed_updates": "Updates at times that are not sealed yet.",
     "persist.collection.since": "The first time that can be read.",
     "persist.collection.upper": "The first time that is not sealed.",
     "persist.collection.lag_seconds": "How far upper is behind now, if times are moments.",

@@ -152,7 +152,7 @@ class Results:
         """
         if format not in DOWNLOADS:
             raise persist.InvalidUsage(
-                f"format={format!r:.50} is none of a download: use one of {', '.join(DOWNLOADS)}"
+                f"format={format!r:.50} is not a format of a download: use one of {', '.join(DOWNLOADS)}"
             )
         if (name is None) == (sql is None):
             raise persist.InvalidUsage("a download is either of a collection, name=…, or of a query, sql=…")
@@ -248,7 +248,7 @@ class _Pieces(io.RawIOBase):
 
 def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
     if sort not in schema.names:
-        raise persist.InvalidUsage(f"sort={sort!r:.100} is no column: use one of {schema.names}")
+        raise persist.InvalidUsage(f"sort={sort!r:.100} is not a column: use one of {schema.names}")
     if facts.rows_about > ROWS_SORTED_MAX:
         raise persist.InvalidUsage(
             f"{facts.name!r} has {facts.rows_about:,} rows, and the page sorts {ROWS_SORTED_MAX:,} at most: filter it, "

@@ -202,7 +202,7 @@ def parse_key(text: str, schema: Any) -> pa.Table:
     parts = [text] if len(names) == 1 else [part.strip() for part in text.split(",")]
     if len(parts) != len(names):
         raise persist.InvalidUsage(
-            f"{text!r:.200} is no key of this collection: give {', '.join(names)}, with commas between them"
+            f"{text!r:.200} is not a key of this collection: give {', '.join(names)}, with commas between them"
         )
     columns = {}
     for name, part in zip(names, parts, strict=True):
@@ -211,7 +211,7 @@ def parse_key(text: str, schema: Any) -> pa.Table:
             columns[name] = pa.array([part]).cast(field_type) if part != "NULL" else pa.nulls(1, field_type)
         except pa.ArrowException as error:
             raise persist.InvalidUsage(
-                f"{part!r:.200} is no value of {name!r}, which is of type {field_type}"
+                f"{part!r:.200} is not a value of {name!r}, which is of type {field_type}"
             ) from error
     return pa.table(columns)
 
@@ -235,7 +235,7 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
         InvalidUsage: anywidget is not installed, or every_s is below `EVERY_S_MIN`.
     """
     if every_s is not None and (isinstance(every_s, bool) or not EVERY_S_MIN <= every_s < math.inf):
-        raise persist.InvalidUsage(f"every_s={every_s!r:.50} is no number of seconds: give {EVERY_S_MIN} or more")
+        raise persist.InvalidUsage(f"every_s={every_s!r:.50} is not a number of seconds: give {EVERY_S_MIN} or more")
     widget = _widget()(collection)
     widget.every_s = 0.0 if every_s is None else float(every_s)
     if as_of is not None:

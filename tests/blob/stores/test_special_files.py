@@ -1,4 +1,4 @@
-"""What lies in a folder that is no plain file of ours, and file systems and umasks that are not as usual."""
+"""What lies in a folder that is not a plain file of ours, and file systems and umasks that are not as usual."""
 
 import errno
 import os

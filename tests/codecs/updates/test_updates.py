@@ -384,7 +384,7 @@ def test_a_time_or_diff_that_is_no_int64_is_refused(column: str, value: Any) -> 
         (((1, "a"), 1, 1), "the value 'a' is not a tuple of the 2 fields status, amount"),
         (((1, ("a",)), 1, 1), "the value ('a',) is not a tuple of the 2 fields status, amount"),
         (((1, None), 1, 1), "the value None is not a tuple of the 2 fields"),
-        (((1, {"status": "a", "amuont": 1.0}), 1, 1), "'amuont' is no field of the value, did you mean 'amount'?"),
+        (((1, {"status": "a", "amuont": 1.0}), 1, 1), "'amuont' is not a field of the value, did you mean 'amount'?"),
         ((((1,), ("a", 1.0)), 1, 1), "the key (1,) is a tuple, and field 'id' takes the value itself"),
     ],
     ids=repr,

@@ -13,7 +13,7 @@ def report(*inputs: int, title: str = "an operator", kept_bytes: int = 0) -> Ope
 
 def test_an_operator_is_a_step_further_than_the_furthest_of_those_it_reads() -> None:
     assert depths([report(), report(0), report(), report(1, 2), report(2), report(3, 4, 0)]) == [0, 1, 0, 2, 1, 3]
-    # What comes later feeds a loop back, and is no step before it.
+    # What comes later feeds a loop back, and is not a step before it.
     assert depths([report(), report(0, 3), report(1), report(2)]) == [0, 1, 2, 3]
     assert depths([]) == []
 

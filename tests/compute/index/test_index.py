@@ -465,7 +465,7 @@ def test_what_cannot_be_an_index_is_refused(client: persist.Client) -> None:
         orders.index("id")
     with pytest.raises(InvalidUsage, match="was given no column"):
         orders.index()
-    with pytest.raises(SchemaMismatch, match="'cc' is no column"):
+    with pytest.raises(SchemaMismatch, match="'cc' is not a column"):
         orders.index("cc")
     with pytest.raises(SchemaMismatch, match="'c' is there twice"):
         orders.index("c", "c")

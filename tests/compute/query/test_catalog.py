@@ -1,4 +1,5 @@
-"""What there is to be asked is told as by any database, and what is no query is refused with the call that does it."""
+"""What there is to be asked is told as by any database, and what is not a query is refused with the call that "
+"does it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -61,13 +62,13 @@ def test_collections_are_tables_of_the_catalog(client: persist.Client, sql: str,
 @pytest.mark.parametrize(
     ("sql", "message"),
     [
-        ("CREATE INDEX i ON orders (id)", r"CREATE is no query.*collection.index\("),
-        ("DROP SCHEMA z", "DROP is no query.*DROP TABLE"),
+        ("CREATE INDEX i ON orders (id)", r"CREATE is neither a query.*collection.index\("),
+        ("DROP SCHEMA z", "DROP is neither a query.*DROP TABLE"),
         ("EXPLAIN SELECT * FROM orders", r"explain\(\)"),
-        ("SET threads = 1", "SET is no query"),
+        ("SET threads = 1", "SET is neither a query"),
         ("BEGIN", "multi_write"),
-        ("FROM (PIVOT orders ON v USING count(*))", "PIVOT is no query.*IN"),
-        ("WITH n AS (SELECT 5 AS id, '' AS v) INSERT INTO orders FROM n", "INSERT is no query.*put WITH behind"),
+        ("FROM (PIVOT orders ON v USING count(*))", "PIVOT is neither a query.*IN"),
+        ("WITH n AS (SELECT 5 AS id, '' AS v) INSERT INTO orders FROM n", "INSERT is neither a query.*put WITH behind"),
         ("SELECT 1; SELECT 2", "there are 2 of them"),
         ("SELEC 1", "not one query that begins with SELECT.*syntax error"),
     ],

@@ -105,7 +105,7 @@ def test_a_statement_that_others_come_before_is_carried_out_on_what_they_have_le
     ("statement", "says"),
     [
         ("SELECT 1", "begin with UPDATE"),
-        ("UPDATE shop.order SET amount = 0", "'shop.order', which is no collection here"),
+        ("UPDATE shop.order SET amount = 0", "'shop.order', which is not a collection here"),
         ("UPDATE shop.orders SET price = 0", "DuckDB refuses the statement"),
         ("UPDATE shop.orders SET amount = 0; DELETE FROM shop.orders", "there are 2 statements"),
         ("DELETE FROM shop.orders RETURNING id", "leave it out"),
@@ -154,7 +154,7 @@ def test_statements_change_a_keyed_collection_after_the_events_that_wait(resolve
         ]
         before = client.seqno
         assert execute(client.engine, "DELETE FROM users WHERE id = 99").rows == 0
-        assert client.seqno == before, "what touches nothing is no commit"
+        assert client.seqno == before, "what touches nothing is not a commit"
         users.seal(10).result()
         assert sorted(users.snapshot().rows()) == [(1, 2), (2, 20), (3, 30), (5, 5)]
 

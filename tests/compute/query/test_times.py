@@ -67,11 +67,11 @@ def test_tables_without_a_time_of_their_own_have_that_of_the_query(client: persi
     ("sql", "says"),
     [
         ("FROM orders VERSION AS OF 9", "as_of=9 is not before upper"),
-        ("FROM orders VERSION AS OF 'third'", "'third' is no time, no moment, and no tag of this collection"),
+        ("FROM orders VERSION AS OF 'third'", "'third' is not a time, moment or tag of this collection"),
         ("FROM orders TIMESTAMP AS OF now()", r"orders is to be read as of 'now\(\)': a time is a whole number, or"),
         ("FROM orders FOR SYSTEM_TIME AS OF -1", "a time is a whole number, or"),
-        ("FROM order VERSION AS OF 1", "'order' is no collection, so it has no times"),
-        ("WITH new AS (FROM orders) FROM new VERSION AS OF 1", "'new' is no collection, so it has no times"),
+        ("FROM order VERSION AS OF 1", "'order' is not a collection, so it has no times"),
+        ("WITH new AS (FROM orders) FROM new VERSION AS OF 1", "'new' is not a collection, so it has no times"),
     ],
 )
 def test_a_time_that_is_none_or_of_what_is_no_collection_is_refused(

@@ -29,7 +29,7 @@ NUMBERS = ("TINYINT", "INTEGER", "BIGINT", "UBIGINT", "DOUBLE", "DECIMAL(4,2)", 
 _ANY = ("BOOLEAN", "INTEGER", "UBIGINT", "DOUBLE", "DECIMAL(18,3)", "VARCHAR", "BLOB", "DATE", "TIME", "TIMESTAMP")
 _DECIMALS = ("DECIMAL(4,2)", "DECIMAL(18,3)", "DECIMAL(38,10)")
 
-# Operators that are no functions: how each is written, and how many values of one type it has.
+# Operators that are not functions: how each is written, and how many values of one type it has.
 OPERATORS: dict[str, list[str]] = {
     "COMPARE_EQUAL": ["{0} = {1}"],
     "COMPARE_NOTEQUAL": ["{0} <> {1}"],

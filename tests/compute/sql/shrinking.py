@@ -2,7 +2,7 @@
 
 DuckDB gives the syntax tree of a query as JSON, and takes one. What is tried on it does not know the grammar: leave out
 what is one of several or need not be there; put a part of something, such as one side of a join or of a union, an
-argument or a subquery, in its place. Most of what comes of that is no query, and then it does not fail in the same way.
+argument or a subquery, in its place. Most results are not queries, so they do not fail in the same way.
 """
 
 import copy

@@ -37,5 +37,5 @@ def test_names_that_are_nothing_are_refused() -> None:
     program.input("orders", key={"id": pa.int64()})
     with pytest.raises(persist.InvalidUsage, match="no collection of that name"):
         answer(program, "SELECT id FROM orders")
-    with pytest.raises(persist.InvalidUsage, match="is no stream"):
+    with pytest.raises(persist.InvalidUsage, match="is not a stream"):
         answer(program, "SELECT id FROM orders", orders=3)  # type: ignore[arg-type]

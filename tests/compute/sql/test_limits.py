@@ -80,7 +80,7 @@ def test_a_recursion_ends_at_its_limit_between_iterations(
 
 @pytest.mark.parametrize("limits", [{"timeout_s": -1}, {"memory_limit": "1 GB"}, {"timeout_s": True}])
 def test_what_is_no_limit_is_refused(client: persist.Client, limits: dict[str, float]) -> None:
-    with pytest.raises(InvalidUsage, match="is no limit: give a number of at least 0"):
+    with pytest.raises(InvalidUsage, match="is not a limit: give a number of at least 0"):
         begun(client).refresh(**limits)  # type: ignore[arg-type]
 
 

@@ -251,7 +251,7 @@ def test_a_view_that_another_one_reads_is_not_begun_anew(client: persist.Client)
     sums = client.create_view("sums", SUMS, indexes="auto")
     with pytest.raises(persist.InvalidUsage, match="redefine: give a query, or start="):
         sums.redefine(None)
-    sums.redefine(None, start=1)  # Groups that it keeps itself are no reader.
+    sums.redefine(None, start=1)  # Its own groups are not readers.
     client.create_view("most", MOST)
     with pytest.raises(persist.InvalidUsage, match=r"view 'sums' cannot begin anew as long as 'most' reads it: drop"):
         sums.redefine(LARGE, start=0)

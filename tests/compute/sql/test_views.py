@@ -343,7 +343,7 @@ def test_a_definition_may_be_given_again_but_not_another_one(client: persist.Cli
     assert client.create_view("revenue", TOTALS).sql == TOTALS
     with pytest.raises(persist.InvalidUsage, match="with another definition"):
         client.create_view("revenue", "SELECT 1 AS one")
-    with pytest.raises(persist.InvalidUsage, match="is no view"):
+    with pytest.raises(persist.InvalidUsage, match="is not a view"):
         client.create_view("orders", TOTALS)
 
 
@@ -575,7 +575,7 @@ def test_times_that_somebody_reads_are_not_passed_over(client: persist.Client) -
         ("INSERT INTO orders VALUES (1, 'x', 2)", "SELECT|not"),
         ("SELECT id FROM orders; SELECT status FROM orders", "2 statements|SELECT"),
         ("SELEC id", "(?s)yntax"),
-        ("", "is no query"),
+        ("", "is not a query"),
         ("SELECT id FROM orders WHERE id = ?", "parameter|arameter"),
         ("SELECT id + 'x' AS y FROM orders", "cannot be computed on any rows.*'x'"),
         ("SELECT 1 // 0 AS y FROM orders", "cannot be computed on any rows.*division by zero"),

@@ -175,7 +175,7 @@ def test_what_does_not_fit_is_refused_and_no_password_is_told(
     place = {"sink": "kafka://me:hunter2@127.0.0.1:1", "collections": ["orders"]}
     with pytest.raises(persist.InvalidUsage, match="name topics by topics"):
         persist.egress(client, {**place, "sink": "kafka://127.0.0.1:1/orders"}, once=True)
-    with pytest.raises(persist.InvalidUsage, match="'other' is none of the collections"):
+    with pytest.raises(persist.InvalidUsage, match="'other' is not one of the collections"):
         persist.egress(client, {**place, "topics": {"other": "x"}}, once=True)
     with pytest.raises(persist.InvalidUsage, match="leave out rows"):
         persist.egress(client, {**place, "format": "debezium", "rows": "multiset"}, once=True)

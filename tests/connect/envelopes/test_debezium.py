@@ -521,9 +521,9 @@ def test_without_a_schema_text_that_looks_like_a_moment_stays_text() -> None:
     [
         ({}, "name the key's columns"),
         ({"key": "idd", "schema": SCHEMA}, "'idd' is not in the schema"),
-        ({"key": "id", "on_error": "ignore"}, "on_error='ignore' is none of"),
-        ({"key": "id", "tombstones": "keep"}, "tombstones='keep' is none of"),
-        ({"key": "id", "types": {"id": "int"}}, "no logical type"),
+        ({"key": "id", "on_error": "ignore"}, "on_error='ignore' is not one of"),
+        ({"key": "id", "tombstones": "keep"}, "tombstones='keep' is not one of"),
+        ({"key": "id", "types": {"id": "int"}}, "not a logical type"),
         ({"key": "id", "schema": 5}, "give a dict of names and types"),
     ],
 )

@@ -25,7 +25,7 @@ class Cluster:
         self.address = f"{broker.host}:{broker.port}"
 
     def send(self, topic: str, *messages: Any, partition: int = 0, at_ms: int = 0) -> None:
-        """Send values, or pairs of key and value; what is no bytes and no None is sent as JSON."""
+        """Send values, or pairs of key and value; what is neither bytes nor None is sent as JSON."""
         for message in messages:
             key, value = message if isinstance(message, tuple) else (None, message)
             more = {"timestamp": at_ms} if at_ms else {}

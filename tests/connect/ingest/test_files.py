@@ -218,7 +218,7 @@ def test_a_config_says_what_is_wrong_with_it(tmp_path: Path, folder: Path) -> No
     with pytest.raises(persist.InvalidUsage, match=r"orders\.toml: collection: Expected `str`, got `int`"):
         persist.ingest(str(tmp_path / "location"), config, once=True)
     config.write_text("source = \n")
-    with pytest.raises(persist.InvalidUsage, match="is no TOML"):
+    with pytest.raises(persist.InvalidUsage, match="is not TOML"):
         persist.ingest(str(tmp_path / "location"), config, once=True)
     config.write_text(f'source = "{folder}"\ncollection = "orders"\nsettle_s = 0\n')
     assert persist.ingest(str(tmp_path / "location"), config, once=True).rows == 2

@@ -181,7 +181,7 @@ def test_avro_has_the_types_of_its_schema(client: Any, cluster: Cluster, topic: 
     unknown, short, cut = reasons(client)
     assert unknown == (3, "the registry has no schema 9")
     assert short == (4, "it begins like Avro, and is too short to name a schema")
-    assert cut[1].startswith("it is no Avro of schema 1: ")
+    assert cut[1].startswith("it is not Avro of schema 1: ")
 
 
 ORDER_NAMES = [field["name"] for field in ORDER["fields"]]

@@ -142,7 +142,7 @@ def test_a_moment_before_the_first_or_after_the_last_is_an_error(client: Any) ->
         collection.snapshot("2026-11-23T12:01Z")
     with pytest.raises(AsOfNotSealed):
         collection.snapshot("2026-11-23T12:01Z", timeout_s=0.01)
-    with pytest.raises(persist.InvalidUsage, match="is no moment"):
+    with pytest.raises(persist.InvalidUsage, match="is not a moment"):
         collection.snapshot("2026-13-23")
     client.drop("p.transactions").result()
     with pytest.raises(persist.InvalidUsage, match="that told the moments of 't' was dropped"):

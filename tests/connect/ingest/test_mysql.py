@@ -592,10 +592,10 @@ def move_money(server: MariaDb, database: str, stop: threading.Event) -> None:
 @pytest.mark.parametrize(
     ("url", "options", "match"),
     [
-        ("mysql://host", {}, r"mysql://host is no address of a database: write mysql://user@host:3306/database"),
-        ("mysql://a:hunter2@b@host/db", {}, r"is no address of a database"),
+        ("mysql://host", {}, r"mysql://host is not an address of a database: write mysql://user@host:3306/database"),
+        ("mysql://a:hunter2@b@host/db", {}, r"is not an address of a database"),
         ("mysql://host/db?ssl=1", {}, r"Behind a \? may be ssl_ca, ssl_mode, unix_socket"),
-        ("mysql://host/db?ssl_mode=perhaps", {}, r"is none of disabled, required, verify"),
+        ("mysql://host/db?ssl_mode=perhaps", {}, r"is not disabled, required or verify"),
         ("mysql://host/db", {"batch_rows": 0}, r"batch_rows=0 must be above 0"),
         ("mysql://host/db", {"password_file": "/nowhere"}, r"password_file='/nowhere' cannot be read"),
         ("mariadb://host/db", {"publication": "p"}, r"no option 'publication' of this source"),

@@ -108,7 +108,7 @@ def test_text_that_its_float_would_change_is_named_by_its_line(
 ) -> None:
     options = {"columns": {"id": "int64", "v": "float64"}}
     with pytest.raises(
-        persist.InvalidUsage, match=rf"(?s)0\.{ending}.*line [23]: column 'v': '?{number}'? is no double"
+        persist.InvalidUsage, match=rf"(?s)0\.{ending}.*line [23]: column 'v': '?{number}'? is not of type double"
     ):
         taken((ending, text.format(number)), **options)
 
@@ -388,7 +388,7 @@ def test_documents_of_mixed_shape_go_into_one_column_as_they_are_written(taken: 
             '{"id": 1, "payload": "nope"}',
             "line 1: column 'payload': it has 'nope' in column 'payload', which is no JSON",
         ),
-        ('{"id": 1, "payload": {"a": NaN}}', "line 1: column 'payload': .* is no json"),
+        ('{"id": 1, "payload": {"a": NaN}}', "line 1: column 'payload': .* is not of type json"),
         ('{"id": 1, "payload": {"a": 1}, "payload": 2}', "line 1: it has the field 'payload' twice"),
         ('{"id": 1, "payload": {"a": 1}, "more": 2}', "line 1: it has the field 'more'"),
     ],

@@ -153,7 +153,7 @@ def test_a_slot_that_nobody_reads_is_told(database: Database, caplog: Any) -> No
     database.run("CREATE TABLE a (id int PRIMARY KEY)")
     database.rows("SELECT pg_create_logical_replication_slot('persist_forgotten', 'pgoutput')")
     database.ingest()
-    assert "nobody reads the slot 'persist_forgotten'" in caplog.text
+    assert "no process reads the slot 'persist_forgotten'" in caplog.text
     assert "SELECT pg_drop_replication_slot('persist_forgotten')" in caplog.text
 
 

@@ -231,7 +231,7 @@ def test_every_type_of_the_table_of_types_comes_as_it_says(database: Database) -
 
 def test_a_value_without_counterpart_can_be_taken_as_text_or_left_out(database: Database) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, at timestamp)", "INSERT INTO t VALUES (1, '0044-03-15 BC')")
-    with pytest.raises(persist.InvalidUsage, match=r'a value of t\.at is no timestamp.*as_text = \["t\.at"\]'):
+    with pytest.raises(persist.InvalidUsage, match=r'a value of t\.at is not of type timestamp.*as_text = \["t\.at"\]'):
         database.ingest()
     database.ingest(as_text=["t.at"])
     assert database.contents("t") == [{"id": 1, "at": "0044-03-15 00:00:00 BC"}]

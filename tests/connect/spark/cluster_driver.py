@@ -287,7 +287,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 def main() -> None:
     """Serve until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # Whatever else is printed is no answer.
+    os.dup2(2, 1)  # Whatever else is printed is not an answer.
     sessions = Sessions(*sys.argv[1:])
     for line in sys.stdin:
         name, arguments = json.loads(line)

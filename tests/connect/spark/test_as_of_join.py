@@ -77,7 +77,7 @@ def test_moments_are_times_and_columns_are_chosen(spark: SparkSession, tmp_path:
         ("1L AS k, 1L AS at", {"on": ["who"]}, "the frame has no column 'who'"),
         ("1L AS k, 1L AS at, 2 AS price", {}, "the frame has a column 'price', as the collection has"),
         ("1L AS k, current_timestamp() AS at", {}, "the time of a row is a whole number"),
-        ("1L AS k, 1L AS at", {"columns": ["cost"]}, "'cost' is no column of this collection"),
+        ("1L AS k, 1L AS at", {"columns": ["cost"]}, "'cost' is not a column of this collection"),
     ],
 )
 def test_what_does_not_fit_is_told_before_any_task(

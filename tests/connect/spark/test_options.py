@@ -97,8 +97,8 @@ def test_what_is_not_given_has_the_default_of_the_table() -> None:
 
 def test_a_value_that_is_none_of_those_allowed_is_named_with_them() -> None:
     with pytest.raises(
-        InvalidUsage, match="option form='row' is none of 'rows', 'diff', 'changes', 'transitions', 'upserts'"
+        InvalidUsage, match="option form='row' is not one of 'rows', 'diff', 'changes', 'transitions', 'upserts'"
     ):
         ReadOptions.of({**PLACE, "form": "row"})
-    with pytest.raises(InvalidUsage, match="option late='ignore' is none of 'error', 'drop', 'collect'"):
+    with pytest.raises(InvalidUsage, match="option late='ignore' is not one of 'error', 'drop', 'collect'"):
         StreamWriteOptions.of({**PLACE, "late": "ignore"})

@@ -135,7 +135,7 @@ def test_what_tasks_cannot_compute_is_done_here_and_says_so(spark: SparkSession,
     assert refreshed.where == "here"
     assert "is recursive" in refreshed.reason
     assert rows(view) == [(each,) for each in range(10)]
-    with pytest.raises(persist.InvalidUsage, match="is no view"):
+    with pytest.raises(persist.InvalidUsage, match="is not a view"):
         persist.spark.refresh(client.load("orders"), spark)  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="is not a place to compute"):
         persist.spark.refresh(view, spark, where="cluster")  # type: ignore[arg-type]

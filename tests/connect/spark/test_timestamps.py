@@ -91,7 +91,7 @@ def test_every_way_of_reading_a_collection_keeps_its_timestamps(session: SparkSe
         check(persist.spark.snapshot(session, path, "times", native=native))
         check(persist.spark.snapshot(session, path, "times", as_of=0, native=native), keys=(1,))
         check(persist.spark.changes(session, path, "times", 1, 3, native=native), keys=(-1, 0))
-    with pytest.raises(PySparkException, match="that takes a time zone, which nobody has named"):
+    with pytest.raises(PySparkException, match="that needs a time zone, and there is none here"):
         session.read.format("persist").schema("k long, local timestamp").option("collection", "times").load(
             path
         ).collect()

@@ -101,7 +101,7 @@ def test_a_timestamp_is_given_to_spark_with_a_zone_exactly_if_it_has_one(zone: s
     assert (nested.item_type if wrapped == "map" else nested.field(0).type) == given
     other = pa.timestamp("us", None if zone else "UTC")
     for schema in (pa.schema({"t": other, "n": inside(kind)}), pa.schema({"t": kind, "n": inside(other)})):
-        with pytest.raises(InvalidUsage, match="that takes a time zone, which nobody has named"):
+        with pytest.raises(InvalidUsage, match="that needs a time zone, and there is none here"):
             as_spark_expects(ours.empty_table(), spark_schema(schema))
 
 

@@ -90,7 +90,7 @@ def test_a_condition_chooses_the_rows_for_which_it_is_true(condition: str, ids: 
         ("", "wanted is a column or a value"),
         ("n =", "the end"),
         ("n = 1 n", "wanted is and, or, or the end"),
-        ("m0 = 1", "'m0' is no column of this collection"),
+        ("m0 = 1", "'m0' is not a column of this collection"),
         ("s = paid", "Text is in single quotes"),
         ("n = 'one'", "compares 'one' with a column of type int64"),
         ("t > 'yesterday'", "moments are as '2026-11-21T12:00:00Z'"),

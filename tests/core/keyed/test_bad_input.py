@@ -236,7 +236,7 @@ def test_a_machine_whose_options_are_no_json_is_refused(client: persist.Client) 
     class Odd(InsertIfAbsent):
         options: ClassVar[Mapping[str, Any]] = {"by": {1, 2}, "at": object()}
 
-    with pytest.raises(persist.errors.InvalidUsage, match="no JSON"):
+    with pytest.raises(persist.errors.InvalidUsage, match="as JSON"):
         keyed(client, machine=Odd())
 
 

@@ -45,7 +45,7 @@ def test_tombstones_below_the_late_bound_go_when_others_are_resolved(client: per
     assert stored(users) == 5 + 1 + 20 + 1 + 1 + 2, "those that are live, and the tombstones of events above the bound"
     assert users.snapshot().count() == 28
     assert users.snapshot(1).count() == users.snapshot(2).count() - 1 == 5
-    assert [*users.upserts(4, 5)] == [(7, None, 4), (98, (41, "d", False), 4)], "tombstones that go are no events"
+    assert [*users.upserts(4, 5)] == [(7, None, 4), (98, (41, "d", False), 4)], "tombstones that go are not events"
     users.compact()
     assert client.fsck().is_clean
 

@@ -146,7 +146,7 @@ def test_a_late_bound_may_be_below_and_above_what_watermarks_are(
     [
         ({"order_by": 5}, "order_by=5 is not a list"),
         ({"machine": InsertIfAbsent}, "give an instance"),
-        ({"order_by": ["at"], "late_bound": 1.5}, "late_bound=1.5 is no watermark"),
+        ({"order_by": ["at"], "late_bound": 1.5}, "late_bound=1.5 is not a watermark"),
     ],
 )
 def test_a_declaration_that_is_nearly_right_is_refused(

@@ -323,7 +323,7 @@ def test_a_count_that_does_not_fit_is_an_error(client: persist.Client) -> None:
     [
         ("g", ALL, "is one string"),
         (5, ALL, "is not a list of names"),
-        (["z"], ALL, "'z' is no column"),
+        (["z"], ALL, "'z' is not a column"),
         (["g", "g"], ALL, "'g' is there twice"),
         ([], {}, "at least one output"),
         ([], [("n", (None, "count"))], "is not a dict"),

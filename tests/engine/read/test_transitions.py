@@ -94,7 +94,7 @@ def test_times_may_be_moments(client: persist.Client) -> None:
 
 
 def test_what_cannot_be_told_apart_is_refused(client: persist.Client) -> None:
-    with pytest.raises(persist.InvalidUsage, match="form='rows' is no form of changes: give \"updates\""):
+    with pytest.raises(persist.InvalidUsage, match="form='rows' is not a form of changes: give \"updates\""):
         orders(client).changes(0, form="rows")  # type: ignore[arg-type]
     taken = client.create_or_load("taken", key={"id": int}, value={"v": str, "_old_v": str})
     taken.write([((1, ("a", "b")), 0, 2**40)], seal=1).result()

@@ -51,7 +51,7 @@ def test_a_set_with_one_zero_finds_both(
     assert rows_with(c.snapshot(where=filter), [0, rows + 1, rows + 2])["id"].to_pylist() == [0, rows + 1]
     dataset = c.snapshot().dataset()
     assert sorted(dataset.to_table(filter=filter)["id"].to_pylist()) == wanted
-    both = filter & (pc.field("_time") == 0)  # Filtered after it was read: times are no column of a scan's filter.
+    both = filter & (pc.field("_time") == 0)  # Filtered after it was read: times are not a column of a scan's filter.
     assert sorted(c.changes(0).dataset().to_table(filter=both)["id"].to_pylist()) == wanted
     assert c.snapshot(where=~filter).count() == 3 * rows - len(wanted)
 

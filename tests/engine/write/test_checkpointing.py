@@ -1,4 +1,4 @@
-"""Checkpoints that a client makes beside its commits: one at a time, and one that fails is no caller's concern."""
+"""Checkpoints that a client makes beside its commits: one at a time, and one that fails is not a caller's concern."""
 
 import uuid
 from collections.abc import Iterator

@@ -73,7 +73,7 @@ def test_what_nobody_looked_at_is_raised_alone_or_as_a_group(monkeypatch: pytest
     ledger.add(3, KeyError("not kept"))
     ledger.add(4, KeyError("not kept"))
     assert [*ledger.kept] == [1, 2, 3, 4]
-    with pytest.raises(BaseExceptionGroup, match="4 writes failed and nobody looked at their errors") as group:
+    with pytest.raises(BaseExceptionGroup, match="4 writes failed and no caller read their errors") as group:
         ledger.raise_all()
     first, second, third = group.value.exceptions
     assert (first, str(second)) == (shared, "'other'")

@@ -155,7 +155,7 @@ def test_each_error_that_nobody_looked_at_is_printed_once_when_the_process_ends(
     with pytest.warns(ResourceWarning):
         unclosed._finish()
     first, *rest = capsys.readouterr().err.splitlines()
-    assert first == "persist: memory://: 2 operations failed, and nobody looked at their errors:"
+    assert first == "persist: memory://: 2 operations failed, and no caller read their errors:"
     assert {line.split(":")[0] for line in rest} == {"  CollectionNotFound"}
     assert len(rest) == 2
     assert registry.has_failed
@@ -166,7 +166,7 @@ def test_each_error_that_nobody_looked_at_is_printed_once_when_the_process_ends(
     shared = ValueError("the same")
     unclosed._report("memory://x", [shared, None, shared])
     assert capsys.readouterr().err.splitlines() == [
-        "persist: memory://x: 3 operations failed, and nobody looked at their errors:",
+        "persist: memory://x: 3 operations failed, and no caller read their errors:",
         "  ValueError: the same",
     ]
     owner.committer.close()

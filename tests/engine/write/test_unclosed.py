@@ -91,7 +91,7 @@ def test_an_error_that_nobody_looked_at_is_printed_and_fails_the_process(folder:
         folder,
     )
     assert done.returncode == 120
-    assert "2 operations failed, and nobody looked at their errors" in done.stderr
+    assert "2 operations failed, and no caller read their errors" in done.stderr
     assert "UpdateNotBeyondUpper: update at time 1 is not beyond upper=" in done.stderr
     assert done.stdout == "others\n"
     assert Path(f"{folder}.txt").read_text() == "not yet"

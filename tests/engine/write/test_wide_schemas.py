@@ -142,7 +142,7 @@ def test_rule_16_a_part_that_readers_would_refuse_is_not_written(monkeypatch: py
         for encode in (stream.finish, lambda: encode_parts(table, schema)):
             with pytest.raises(InvalidUpdate, match=r"no reader would accept: .* row groups"):
                 encode()
-        monkeypatch.setattr(describing, "body_bytes", len)  # What little is written is no file.
+        monkeypatch.setattr(describing, "body_bytes", len)  # What little is written is not a file.
         with pytest.raises(persist.PersistError, match="no reader would accept"):
             narrow.write(table).result()
         monkeypatch.undo()

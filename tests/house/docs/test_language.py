@@ -7,12 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.house.docs.test_pages import PROSE, name_of
-from tests.support.paths import DOCS
 
 SENTENCE_WORDS_MAX = 40
 PARAGRAPH_WORDS_MAX = 120
-# Records are logs of past runs. They stay as they were written, so the limits do not hold for them.
-PAGES = [path for path in PROSE if DOCS / "inside" / "records" not in path.parents]
 CODE = re.compile(r"^```(?s:.*?)^```|^    .*", re.MULTILINE)
 # A full stop and what closes with it, before a space and the beginning of another sentence.
 END = re.compile(r"(?<=[.!?])[)*\"”]*\s+(?=[\"“(*\[`_]*[A-Z0-9`])")
@@ -23,7 +20,7 @@ def paragraphs(text: str) -> Iterator[str]:
     """Yield each paragraph, item, heading and cell of a table. Quoted code is one word, and a link is its text."""
     text = CODE.sub("\n", text)
     text = re.sub(r"`[^`]*`", "Code", re.sub(r"\]\([^)]*\)", "]", text))
-    text = re.sub(r"Code(?:,\s+Code)+", "Code", text)  # A list of names is no sentence.
+    text = re.sub(r"Code(?:,\s+Code)+", "Code", text)  # A list of names is not a sentence.
     for block in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )|\n(?=\s*[#|])", text):
         yield from block.split(" | ") if block.lstrip().startswith("|") else [block]
 
@@ -36,7 +33,7 @@ def sentences(paragraph: str) -> list[str]:
     return END.split(" ".join(paragraph.split()))
 
 
-@pytest.mark.parametrize("path", PAGES, ids=name_of)
+@pytest.mark.parametrize("path", PROSE, ids=name_of)
 def test_no_sentence_and_no_paragraph_is_too_long(path: Path) -> None:
     too_long = [
         f"{words(text)} words: {' '.join(text.split())}"

@@ -35,7 +35,7 @@ class Model(Protocol[S]):
         ...
 
     def is_over(self, state: S) -> bool:
-        """Return whether nobody has to do anything more, so that a state without a move is no deadlock."""
+        """Return whether nobody has to do anything more, so that a state without a move is not a deadlock."""
         ...
 
 

@@ -111,7 +111,7 @@ class Deriving(Judgement):
 
 
 def may_overflow(updates: list[list[Any]]) -> bool:
-    """Tell whether there are updates of one record whose sum is no int64."""
+    """Tell whether there are updates of one record whose sum is not of type int64."""
     sums: Counter[tuple[Any, Any, bool]] = Counter()
     for k, v, _, diff in updates:
         sums[k, v, diff > 0] += diff

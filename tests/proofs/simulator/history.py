@@ -55,7 +55,7 @@ Ops, their arguments (`c` is the id of a collection) and the value of "ok":
     tag             c, tag, time (None: latest), move                  time
     untag           c, tag                                            None
     tags            c                                                 [[name, time]]
-    create_view     name                                              id; of the rows of two that are no markers
+    create_view     name                                              id; of the rows of two that are not markers
     refresh         c, name                                           upper
     drop_view       c                                                 None
     index, drop_index  c                                              None; by value

@@ -84,7 +84,7 @@ class Census:
         """Count what is stored, and what is needed.
 
         Args:
-            updates, needed_updates: those in parts, which are counted elsewhere, because parts are no JSON.
+            updates, needed_updates: those in parts, which are counted elsewhere, because parts are not JSON.
         """
         entries = {entry.key: entry for entry in self._blob.list("")}
         self._known = {key: read for key, read in self._known.items() if key in entries}

@@ -1,7 +1,7 @@
 """Coverage-guided fuzzing, where atheris is installed: `python -m tests.rules.fuzz.atheris_all CORPUS
 [-max_total_time=600]`.
 
-The first byte of an input chooses what the rest is for; checksums are put right. What is no error of the library is
+The first byte of an input chooses what the rest is for; checksums are put right. What is not an error of the library is
 reported, and the input that makes it is kept. Inputs to begin with are put into the folder CORPUS if it is empty. Only
 Python code is measured: Arrow's own is tried, not guided.
 """

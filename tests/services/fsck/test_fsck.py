@@ -205,7 +205,7 @@ def test_a_healthy_folder_is_clean(tmp_path: Path) -> None:
     with healthy(FileBlob(tmp_path, fsync=False), None):
         report = persist.fsck(tmp_path)
         assert report.is_clean, str(report)
-        # What destroying left is listed, and is no problem.
+        # What destroying left is listed, and is not a problem.
         assert {found.advice for found in report.unreferenced} == {"gc deletes it: its collection was destroyed"}
 
 

@@ -18,7 +18,7 @@ from pyiceberg.exceptions import BadRequestError, NoSuchTableError, Unauthorized
 import persist
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT_MIN
-from persist.services.publish.catalog import identifier_of
+from persist.services.publish.catalog import to_identifier
 from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
 from tests.services.publish.test_delta import SETTINGS
 from tests.support.forks import forked_python
@@ -78,9 +78,9 @@ def test_namespaces_are_the_parts_before_the_last_dot(client: persist.Client, ca
     assert catalog.list_namespaces("shop") == [("shop", "eu")]
     assert catalog.list_tables("main") == [("main", "main.orders"), ("main", "odd."), ("main", "orders")]
     assert catalog.list_tables(("shop", "eu")) == [("shop", "eu", "items")]
-    assert len({identifier_of(name) for name in names}) == len(names)
+    assert len({to_identifier(name) for name in names}) == len(names)
     for name in names:
-        space, table = identifier_of(name)
+        space, table = to_identifier(name)
         assert len(rows_of(catalog.load_table((*space, table)))) == 100
         assert catalog.table_exists((*space, table))
     assert catalog.namespace_exists("main")

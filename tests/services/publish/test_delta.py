@@ -280,7 +280,7 @@ def test_an_empty_collection_is_an_empty_table(client: persist.Client) -> None:
 
 def test_an_unknown_format_or_way_to_delete_is_refused(client: persist.Client) -> None:
     c = orders(client, 1)
-    with pytest.raises(persist.InvalidUsage, match="table='hudi' is no format"):
+    with pytest.raises(persist.InvalidUsage, match="table='hudi' is not a format"):
         c.publish("hudi")  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="deletes='copy'"):
         c.publish("delta", deletes="copy")  # type: ignore[arg-type]

@@ -265,7 +265,7 @@ def test_publish_and_unpublish_on_the_command_line(client: persist.Client, capsy
     assert main(["publish", place, "orders", "delta", "--every", "seal"]) == 0
     assert "version 1 as of 1: 1 file, 49 rows" in capsys.readouterr().out
     assert main(["publish", place, "orders", "hudi"]) == 2
-    assert "no format of a table" in capsys.readouterr().err
+    assert "not a format of a table" in capsys.readouterr().err
     assert main(["unpublish", place, "orders", "delta"]) == 0
     assert main(["unpublish", place, "orders"]) == 0
     assert "has no delta table" in capsys.readouterr().out

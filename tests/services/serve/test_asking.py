@@ -133,7 +133,7 @@ def test_a_server_commits_for_others_also_to_what_it_has_not_heard_of(serving: O
     newest = follower.refresh().seqno
     [refused] = answers(serves, LOCATION, 3)
     assert isinstance(refused, UpdateNotBeyondUpper)
-    assert follower.refresh().seqno == newest, "what is refused is no record"
+    assert follower.refresh().seqno == newest, "what is refused is not a record"
     assert serves.counts() == {"requests": 2, "operations": 3}
     with pytest.raises(ValueError, match=f"and {OTHER} was asked for"):
         answers(serves, OTHER, 4)

@@ -223,12 +223,15 @@ def test_a_statement_is_bound_when_it_is_asked_for_and_gives_the_same_however_of
 def test_what_is_no_ticket_of_this_server_is_refused() -> None:
     sql = FlightSql(cast(Queries, Known()))
     for bad, reason in [
-        (wrapped("CommandStatementQuery", (1, b"SELECT 1")), "a ticket of the kind 'CommandStatementQuery' is none"),
-        (wrapped("TicketStatementQuery"), "the ticket is none of this server's"),
-        (wrapped("TicketStatementQuery", (1, b"\xff")), "the ticket is none of this server's"),
-        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"!"}')), "no table of Arrow"),
-        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"AAAA"}')), "no table of Arrow"),
-        (encode_fields((1, b"x")), "the command is none of Flight SQL"),
+        (
+            wrapped("CommandStatementQuery", (1, b"SELECT 1")),
+            "a ticket of the kind 'CommandStatementQuery' does not belong",
+        ),
+        (wrapped("TicketStatementQuery"), "the ticket does not belong to this server"),
+        (wrapped("TicketStatementQuery", (1, b"\xff")), "the ticket does not belong to this server"),
+        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"!"}')), "not an Arrow"),
+        (wrapped("TicketStatementQuery", (1, b'{"sql":"x","times":[],"parameters":"AAAA"}')), "not an Arrow"),
+        (encode_fields((1, b"x")), "the command is not a command of Flight SQL"),
     ]:
         with pytest.raises(ValueError, match=reason):
             sql.opened(bad, Context())
@@ -308,11 +311,11 @@ def test_parameters_are_bounded_and_whole(monkeypatch: pytest.MonkeyPatch) -> No
         patched.setattr(flight_sql, "PARAMETER_BYTES_MAX", taken - 1)
         with pytest.raises(InvalidUsage, match="take more than"):
             sql.put(iter(messages))
-    with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
+    with pytest.raises(ValueError, match="the parameters are not an Arrow table"):
         sql.put(put(pa.table({"a": [1]}), handle, encode_fields((DATA_HEADER, b"x"), (DATA_BODY, b"y"))))
     offsets = (1).to_bytes(4, "little") + (2).to_bytes(4, "little")
     damaged = (m.replace(offsets, offsets[:4] + b"\x77\x00\x00\x00") for m in put(pa.table({"a": ["x", "y"]}), handle))
-    with pytest.raises(ValueError, match="the parameters are no table of Arrow"):
+    with pytest.raises(ValueError, match="the parameters are not an Arrow table"):
         sql.put(damaged)
     rows = pa.table({"a": [1, 2], "b": ["x", None]})
     sizes = [len(group_fields(m).get(DATA_BODY, b"")) for m in batch_messages(rows.to_batches()[0])]
@@ -389,7 +392,7 @@ def test_a_query_is_cancelled_by_its_ticket_or_by_who_has_gone() -> None:
     with pytest.raises(InvalidUsage, match="the query was ended: its client has gone"):
         next(batches)
     close()
-    with pytest.raises(ValueError, match="what is to be cancelled is no FlightInfo"):
+    with pytest.raises(ValueError, match="the query to cancel is not a FlightInfo"):
         sql.done("CancelFlightInfo", encode_fields((1, b"x")))
     assert sql.done("CloseSession", b"") == encode_fields((1, 1))
     assert sql.done("wait", b"") is None

@@ -126,7 +126,7 @@ def test_what_has_no_file_stays_unless_it_is_pruned(place: str, views: Path, cap
     [
         ("paid.sql", "SELECT nope FROM orders", "view 'paid': "),
         ("paid.sql", "SELECT * FROM another", "circle: "),
-        ("orders.sql", "SELECT 1 AS one", "no view"),
+        ("orders.sql", "SELECT 1 AS one", "not a view"),
         ("paid.sql", "", "it holds no query"),
         ("paid.sql", "-- key:\nSELECT 1 AS one", "names no column"),
         ("paid.sql", "-- key: one\n-- start:\nSELECT 1 AS one", "names no time"),
@@ -147,7 +147,7 @@ def test_a_folder_that_is_none_or_holds_no_query_is_said(place: str, tmp_path: P
     (tmp_path / "nothing").mkdir()
     (tmp_path / "latin.sql").write_bytes(b"SELECT '\xff'")
     assert "no such folder" in applied(place, tmp_path / "lost", capsys)[1]
-    assert "no folder of queries" in applied(place, tmp_path / "latin.sql", capsys)[1]
+    assert "not a folder of queries" in applied(place, tmp_path / "latin.sql", capsys)[1]
     assert "0 files NAME.sql" in applied(place, tmp_path / "nothing", capsys)[1]
     (tmp_path / "latin.sql").rename(tmp_path / "nothing" / "latin.sql")
-    assert "no text in UTF-8" in applied(place, tmp_path / "nothing", capsys)[1]
+    assert "not text in UTF-8" in applied(place, tmp_path / "nothing", capsys)[1]

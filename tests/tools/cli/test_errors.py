@@ -3,7 +3,7 @@
 The others are in `test_wording.py`. Some cannot be met from a command. A command opens a client of its own, in the mode
 that it needs, and closes it last, so there is no ReadOnly and no ClientClosed. No command opens a location exclusively,
 so an exclusive client locks it out (Locked), and never fences it off (WriterFenced). No command gives a codec, so there
-is no CodecMismatch.
+is not a CodecMismatch.
 """
 
 import json

@@ -138,10 +138,10 @@ no json
             BAD_CSV,
             [
                 "4 of the 6 rows of {file} do not fit. Nothing was written",
-                "line 3: column 'id': 'two' is no int64",
-                "line 4: column 'amount': 'many' is no decimal128(10, 2)",
+                "line 3: column 'id': 'two' is not of type int64",
+                "line 4: column 'amount': 'many' is not of type decimal128(10, 2)",
                 "line 7: it has 2 fields, and the head has 4",
-                "line 8: column 'at': 'yesterday' is no timestamp[us, tz=UTC]",
+                "line 8: column 'at': 'yesterday' is not of type timestamp[us, tz=UTC]",
             ],
             [1, 6],
         ),
@@ -150,9 +150,9 @@ no json
             BAD_JSON,
             [
                 "5 of the 7 rows of {file} do not fit",
-                "line 2: column 'id': \"two\" is no int64",
-                "line 3: it is no JSON",
-                "line 4: it is no JSON object",
+                "line 2: column 'id': \"two\" is not of type int64",
+                "line 3: it is not JSON",
+                "line 4: it is not a JSON object",
                 "line 6: it has the field 'nmae', which the collection has not",
                 "line 8: it lacks the column 'at', which would be NULL: give 'at' as null if that is meant",
             ],
@@ -213,9 +213,9 @@ def test_rows_of_parquet_that_do_not_fit_are_named_by_number(place: str, tmp_pat
         ("id,name,amount,at", ["--time-column", "when"], "has no column 'when'"),
         ("id,name,amount,at,_time", ["--time", "1"], "has the column '_time'"),
         ("id,name,amount,at", ["--time", "1", "--time-column", "at"], "exclude each other"),
-        ("id,name,amount,at", ["--time", "1", "--format", "xml"], "'xml' is no format of rows"),
+        ("id,name,amount,at", ["--time", "1", "--format", "xml"], "'xml' is not a format of rows"),
         ("id,name,amount,at", ["--time", "1", "--format", "parquet"], "cannot be read as parquet"),
-        ("id,name,amount,at", ["--time", "soon"], "'soon' is no time"),
+        ("id,name,amount,at", ["--time", "soon"], "'soon' is not a time"),
         ("", ["--time", "1"], "is empty"),
     ],
 )
@@ -354,7 +354,7 @@ def test_the_same_file_overwrites_once_and_then_changes_nothing(place: str, tmp_
     assert main(command) == 0
     assert "nothing changed" in capsys.readouterr().out
     file.write_text("id,name,amount,at\n2,b,2,\n")
-    assert main(command) == 2  # Another file is no repetition, and its time is sealed.
+    assert main(command) == 2  # Another file is not a repetition, and its time is sealed.
     assert "5" in capsys.readouterr().err
     assert [row["id"] for row in contents(place)] == [1]
 

@@ -148,7 +148,7 @@ def test_logs_are_remarks_or_lines_or_json(
     assert (commit["collections"], commit["level"]) == (["orders"], "debug")
     monkeypatch.setenv("PERSIST_LOG", "loud")
     assert main(["ls", str(shop)]) == 2
-    assert "'loud' is no level and no format" in capsys.readouterr().err
+    assert "'loud' is neither a level nor a format" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

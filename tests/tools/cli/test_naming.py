@@ -56,7 +56,7 @@ def test_a_time_is_named_read_by_its_name_and_forgotten(place: str, capsys: Prin
     assert "tagged 'orders' as of 1 as 'quarter end'" in capsys.readouterr().out
     assert main(["untag", place, "orders", "newest"]) == 0
     assert main(["read", place, "orders", "--as-of", "newest"]) == 2
-    assert "no tag of this collection" in capsys.readouterr().err
+    assert "not a time, moment or tag of this collection" in capsys.readouterr().err
 
 
 def test_a_collection_gets_another_name(place: str, capsys: Printed) -> None:

@@ -130,7 +130,7 @@ def test_changes_and_differences_are_shown(place: str, capsys: Printed) -> None:
     changed = [(line["_change"], line["_old_status"], line["status"]) for line in lines(capsys)]
     assert changed == [("update", "new", "paid")]
     assert main(["changes", place, "orders", "11", "13", "--form", "diff"]) == 2
-    assert "'diff' is no form of changes" in capsys.readouterr().err
+    assert "'diff' is not a form of changes" in capsys.readouterr().err
     assert main(["diff", place, "orders", "12", "10", "--columns", "status", "--json"]) == 0
     assert lines(capsys) == [{"id": 1, "status": "new", "_change": "update", "_old_status": "paid"}]
     assert main(["diff", place, "orders", "12", "12"]) == 0
@@ -195,7 +195,7 @@ def test_queries_read_all_collections_at_their_times(place: str, capsys: Printed
     assert {line["status"] for line in lines(capsys)} == {"new", None}
     for bad, says in (
         (["SELECT * FROM nothing"], "The collections are ['orders', 'shop.items']"),
-        (["DROP INDEX i"], "DROP is no query"),
+        (["DROP INDEX i"], "DROP is neither a query"),
         (["COPY orders TO 'x.csv'"], "--files"),
         (["SELECT 1; SELECT 2"], "there are 2 of them"),
         (["FROM orders", "--as-of", "oders=1"], "did you mean 'orders'"),
@@ -284,14 +284,14 @@ def test_a_location_is_sealed_held_and_destroyed(place: str, capsys: Printed) ->
         (["read", "{place}", "orders", "--as-of", "2026-01-01"], 2, "timeline"),
         (["read", "{place}", "orders", "--as-of=--5"], 2, "'--5'"),
         (["read", "{place}", "orders", "--as-of", "²"], 2, "'²'"),
-        (["read", "{place}", "orders", "--as-of", "9" * 5000], 2, "5,000 digits is no time"),
+        (["read", "{place}", "orders", "--as-of", "9" * 5000], 2, "5,000 digits is not a time"),
         (["read", "{place}", "orders", "--where", "id > " + "9" * 5000], 2, "5,000 digits"),
-        (["write", "{place}", "orders", "{tmp}/none.csv", "--time=--1"], 2, "'--1' is no time"),
-        (["seal", "{place}", "orders", "²"], 2, "'²' is no time"),
+        (["write", "{place}", "orders", "{tmp}/none.csv", "--time=--1"], 2, "'--1' is not a time"),
+        (["seal", "{place}", "orders", "²"], 2, "'²' is not a time"),
         (["ls", "ftp://127.0.0.1:9/x"], 4, "ftp://127.0.0.1:9/x cannot be reached"),
         (["read", "{place}", "orders", "--columns", "id,nmae"], 2, "'nmae'"),
         (["read", "{place}", "orders", "--form", "both"], 2, "both"),
-        (["read", "{place}", "orders", "--format", "xml"], 2, "'xml' is no format"),
+        (["read", "{place}", "orders", "--format", "xml"], 2, "'xml' is not a format"),
         (["changes", "{place}", "orders", "13", "11"], 2, "backwards"),
         (["read", "{place}", "orderz"], 2, "orderz"),
         (["ls", "{tmp}"], 2, "holds something else, such as 'location'"),

@@ -189,7 +189,7 @@ def test_what_is_more_than_a_list_has_every_format(
     assert main([*call, "--json"]) == 0
     assert json.loads(capsys.readouterr().out).keys() == document.keys()
     assert main([*call, "--format", "yaml"]) == 2
-    assert "--format 'yaml' is no format: use one of table, csv, json" in capsys.readouterr().err
+    assert "--format 'yaml' is not a format: use one of table, csv, json" in capsys.readouterr().err
 
 
 def test_a_damaged_location_gives_rows_of_what_is_wrong(tmp_path: Path, capsys: Printed) -> None:

@@ -16,7 +16,7 @@ START = datetime(2026, 11, 21, 8, tzinfo=UTC)
 
 
 def fill(folder: Path) -> None:
-    """Make a shop: orders that change, items by the minute, and names that are no markup."""
+    """Make a shop: orders that change, items by the minute, and names that are not markup."""
     with persist.open(folder, settings=persist.Settings(background=False)) as client:
         orders = client.create_or_load(
             "orders", key={"order_id": pa.int64()}, value={"status": pa.string(), "amount": pa.float64()}

@@ -205,17 +205,17 @@ def test_changes_histories_and_differences_are_those_of_the_collection(ask: Ask)
     [
         ("contents", {"name": "orders", "as_of": "5"}, 400, "before since"),
         ("contents", {"name": "orders", "as_of": "80"}, 400, "not before upper"),
-        ("contents", {"name": "orders", "as_of": "<b>"}, 400, "is no time"),
+        ("contents", {"name": "orders", "as_of": "<b>"}, 400, "is not a time"),
         ("contents", {"name": "orders", "as_of": "9" * 400}, 400, ""),
         ("contents", {"name": "orders", "as_of": "2026-01-01"}, 400, "timeline"),
-        ("contents", {"name": "orders", "key": "x"}, 400, "is no value of 'order_id'"),
-        ("contents", {"name": "shop.items", "key": "north"}, 400, "is no key"),
+        ("contents", {"name": "orders", "key": "x"}, 400, "is not a value of 'order_id'"),
+        ("contents", {"name": "shop.items", "key": "north"}, 400, "is not a key"),
         ("contents", {"name": "orders", "offset": "1000000"}, 400, "search for a key"),
-        ("contents", {"name": "orders", "offset": "-1"}, 400, "is no number"),
+        ("contents", {"name": "orders", "offset": "-1"}, 400, "is not a number"),
         ("contents", {"name": "empty"}, 400, "nothing is sealed"),
         ("contents", {"name": "nobody"}, 404, "nobody"),
         ("contents", {}, 400, "lacks name"),
-        ("changes", {"name": "orders", "from": "a", "until": "b"}, 400, "is no time"),
+        ("changes", {"name": "orders", "from": "a", "until": "b"}, 400, "is not a time"),
         ("difference", {"name": "orders", "first": "30", "second": "99"}, 400, "100"),
         ("frobnicate", {}, 404, "nothing at this address"),
     ],
@@ -373,7 +373,7 @@ def test_what_has_evolved_and_what_is_keyed_is_shown_like_all_else(tmp_path: Pat
         assert sorted(explorer.results.contents("plain", "1", schema=1)["rows"]) == [["1", "5", "1"], ["2", "6", "1"]]
         assert explorer.results.contents("plain", "1", key="2", schema=1)["rows"] == [["2", "6", "1"]]
         assert explorer.changes("plain", "1", "2", schema=1)["rows"] == [["2", "6", "1", "1"]]
-        with pytest.raises(persist.errors.SchemaMismatch, match="schema=9 is no version"):
+        with pytest.raises(persist.errors.SchemaMismatch, match="schema=9 is not a version"):
             explorer.results.contents("plain", "1", schema=9)
         assert [row[1] for row in explorer.results.contents("users", "1")["rows"]] == ["b"]
         for name in ("plain", "users"):
@@ -467,7 +467,7 @@ def test_contents_are_filtered_and_sorted(ask: Ask) -> None:
     assert by_amount == sorted(everything, key=lambda row: float(row[2]))[3:10]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask("contents", name="orders", sort="colour")
-    assert "is no column" in json.load(refused.value)["error"]
+    assert "is not a column" in json.load(refused.value)["error"]
     with pytest.raises(urllib.error.HTTPError) as refused:
         ask("contents", name="orders", where="colour = 1")
     assert "colour" in json.load(refused.value)["error"]
@@ -502,7 +502,7 @@ def test_a_query_over_time_is_asked_at_times_between_which_all_can_be_read(ask: 
 @pytest.mark.parametrize(
     ("sql", "says"),
     [
-        ("FROM read_csv('/etc/passwd')", "no collection"),
+        ("FROM read_csv('/etc/passwd')", "not a collection"),
         ("SELECT * FROM '/etc/passwd'", "collection"),
         ("SELECT * FROM read_parquet('https://127.0.0.1:1/x.parquet')", "collection"),
         ("INSTALL httpfs", "extensions of DuckDB"),

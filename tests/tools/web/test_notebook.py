@@ -41,7 +41,7 @@ def test_a_slider_shows_what_was_there_and_what_changed(client: persist.Client) 
     assert "before since" in slid.error
     assert slid.shown["as_of"] == "20"
     slid.at = "soon"
-    assert "no time" in slid.error
+    assert "not a time" in slid.error
     slid.at = "79"
     assert slid.error == ""
 
@@ -60,7 +60,7 @@ def test_a_slider_that_looks_again_follows_the_latest_time_until_another_one_is_
         slid._heard(slid, "refresh", [])
         assert (slid.at, slid.told["latest"], len(slid.shown["rows"])) == ("0", "2", 1)
     for wrong in (0, True, float("nan"), -1):
-        with pytest.raises(persist.InvalidUsage, match="no number of seconds"):
+        with pytest.raises(persist.InvalidUsage, match="not a number of seconds"):
             slider(orders, every_s=wrong)
 
 

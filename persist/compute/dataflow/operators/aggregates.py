@@ -264,9 +264,9 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
     return contributed
 
 
-def _has_many_slots(wanted: Wanted) -> bool:
-    of = wanted.of
-    return wanted.kind != "count" and (
+def _has_many_slots(request: Wanted) -> bool:
+    of = request.of
+    return request.kind != "count" and (
         pat.is_floating(of) or (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of)
     )
 

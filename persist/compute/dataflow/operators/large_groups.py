@@ -168,14 +168,14 @@ class AggregatedGroup(MadeGroup):
             if total:
                 sums[slot] = total
 
-    def _aggregate(self, at: int, wanted: Wanted) -> int:
+    def _aggregate(self, at: int, request: Wanted) -> int:
         if at in self._sums:
             slots = np.array(list(self._sums[at]), np.int64)
             sums = np.array(list(self._sums[at].values()), np.int64)
             counts = np.array([self._counts[at]], np.int64)
-            return int(aggregate(wanted, counts, np.zeros(len(slots), np.int64), slots, sums, self._domain)[0])
+            return int(aggregate(request, counts, np.zeros(len(slots), np.int64), slots, sums, self._domain)[0])
         ranked = self._ranked[at]
-        record = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[wanted.kind]()
+        record = {"min": ranked.first, "max": ranked.last, "median": ranked.middle}[request.kind]()
         return NULL if record is None else record[0]
 
 

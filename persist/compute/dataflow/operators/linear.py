@@ -173,29 +173,31 @@ class Frame(Mapping[str, pa.Array]):
 
 
 def traced(
-    stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str
+    stages: Sequence[Stage], input_schema: pa.Schema, names: Sequence[str], domain: Domain, operator: str
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
     """Return the same function as `compiled`, but each call also returns the input row of each update."""
 
     run = _running(stages, operator)
 
     def shape(updates: Ints) -> tuple[Ints, Ints]:
-        frame = run(Frame.of(updates, given, domain))
+        frame = run(Frame.of(updates, input_schema, domain))
         return frame.updates(names), frame.origins
 
     return shape
 
 
-def compiled(stages: Sequence[Stage], given: pa.Schema, names: Sequence[str], domain: Domain, operator: str) -> Shape:
+def compiled(
+    stages: Sequence[Stage], input_schema: pa.Schema, names: Sequence[str], domain: Domain, operator: str
+) -> Shape:
     """Return the function that does stages to updates of some columns and picks columns, in that order."""
-    if not stages and list(names) == given.names:
+    if not stages and list(names) == input_schema.names:
         return lambda updates: updates
     first = stages[0] if stages else Map(tuple((name, Col(name)) for name in names))
-    picks = _picks(first, given, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
+    picks = _picks(first, input_schema, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
     if picks is not None:
         return picks
     run = _running(stages, operator)
-    return lambda updates: run(Frame.of(updates, given, domain)).updates(names)
+    return lambda updates: run(Frame.of(updates, input_schema, domain)).updates(names)
 
 
 def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
@@ -256,17 +258,17 @@ class _Sieve:
         return self._together
 
 
-def _picks(stage: Map, given: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
+def _picks(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
     """Return the function for a map that only passes columns on and sets constants; None if it does more."""
     by = dict(stage.outputs)
     outputs = [by[name] for name in names]
     if not all(
-        (isinstance(output, Col) and output.name in given.names) or isinstance(output, Lit) for output in outputs
+        (isinstance(output, Col) and output.name in input_schema.names) or isinstance(output, Lit) for output in outputs
     ):
         return None
-    rows = [given.get_field_index(output.name) if isinstance(output, Col) else 0 for output in outputs]
+    rows = [input_schema.get_field_index(output.name) if isinstance(output, Col) else 0 for output in outputs]
     constants = [(at, domain.constant(output.value)) for at, output in enumerate(outputs) if isinstance(output, Lit)]
-    count = len(given)
+    count = len(input_schema)
 
     def pick(updates: Ints) -> Ints:
         picked = updates.take([*rows, *range(count, len(updates))], axis=0)

@@ -159,8 +159,8 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     return logic
 
 
-def _count_records(wanted: Wanted, records: Ints) -> Ints:
-    constant = wanted.constant if wanted.kind == "sum" else 1
+def _count_records(request: Wanted, records: Ints) -> Ints:
+    constant = request.constant if request.kind == "sum" else 1
     return records if constant == 1 else products(records, np.full(len(records), constant))
 
 
@@ -177,24 +177,24 @@ def _not_null(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
     return records - nulls
 
 
-def aggregate(wanted: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
+def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
     """Return the words of one aggregate of groups that have so many values, from the sums in its slots."""
     count = len(counts)
-    if wanted.kind == "count":
+    if request.kind == "count":
         return counts
-    if not pat.is_floating(wanted.result) and not pat.is_decimal(wanted.result):
-        return _whole_sums(wanted.name, groups, slots, sums, counts)
-    if wanted.kind in VARIANCES:
-        return _variances(wanted.kind, counts, groups, slots, sums, domain)
+    if not pat.is_floating(request.result) and not pat.is_decimal(request.result):
+        return _whole_sums(request.name, groups, slots, sums, counts)
+    if request.kind in VARIANCES:
+        return _variances(request.kind, counts, groups, slots, sums, domain)
     is_limb = slots >= FIRST_LIMB
     totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
-    if pat.is_decimal(wanted.result):
+    if pat.is_decimal(request.result):
         values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
-        return _decimals(wanted.name, values, wanted.result, domain)
-    divisors = counts if wanted.kind == "mean" else np.ones(count, np.int64)
-    if pat.is_decimal(wanted.of):
-        divisors = divisors.astype(object) * 10**wanted.of.scale
-    quotient = to_float if pat.is_floating(wanted.of) else truediv
+        return _decimals(request.name, values, request.result, domain)
+    divisors = counts if request.kind == "mean" else np.ones(count, np.int64)
+    if pat.is_decimal(request.of):
+        divisors = divisors.astype(object) * 10**request.of.scale
+    quotient = to_float if pat.is_floating(request.of) else truediv
     floats = [
         quotient(total, divisor) if is_there else None
         for total, divisor, is_there in zip(totals, divisors.tolist(), counts != 0, strict=True)
@@ -270,27 +270,27 @@ def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     return logic
 
 
-def _of_multiset(wanted: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
+def _of_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
     """Return one aggregate of count groups; of min, max and median a value counts if its multiplicity is positive."""
     is_value = words != NULL
     if not is_value.all():
         words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
-    if wanted.kind in ACCUMULABLE:
+    if request.kind in ACCUMULABLE:
         counts, firsts = np.zeros(count, np.int64), find_starts(numbers)
         if len(firsts):
             counts[numbers[firsts]] = summed(diffs, firsts)
-        rows, slots, amounts = contributions(wanted.kind, words, wanted.of, domain)
+        rows, slots, amounts = contributions(request.kind, words, request.of, domain)
         groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
-        return aggregate(wanted, counts, groups, slots, sums, domain)
-    numbers, words, diffs = _by_value(numbers, words, wanted.of, diffs, domain)
+        return aggregate(request, counts, groups, slots, sums, domain)
+    numbers, words, diffs = _by_value(numbers, words, request.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
     firsts = find_starts(numbers)
     if not len(firsts):
         return results
     ends = np.append(firsts[1:], len(numbers))
-    if wanted.kind == "min":
+    if request.kind == "min":
         at = firsts
-    elif wanted.kind == "max":
+    elif request.kind == "max":
         at = ends - 1
     else:
         at = _middles(firsts, ends, diffs)

@@ -506,7 +506,7 @@ def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
 
 
 def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
-    """Return the rows that are not known; both are distinct rows of [key number, times …, 1]."""
+    """Return the rows without those of `known`; both have distinct rows of [key number, times …, 1]."""
     joined = np.concatenate((rows, known), axis=1)
     # Equal rows are summed: a row of sum 1 is new, of 2 known, of 3 both.
     joined[-1, : rows.shape[1]], joined[-1, rows.shape[1] :] = 1, 2

@@ -259,7 +259,7 @@ def place_rows(
 
 
 def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
-    """Return where the rows that agree in the order begin or end, so many groups of such rows further on."""
+    """Return where the group of peers begins or ends that lies offset groups after each row's."""
     if not len(p.at):
         return p.at
     # The first row of each group of peers, and the number of each row's group.

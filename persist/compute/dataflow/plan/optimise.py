@@ -236,7 +236,7 @@ def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[
 
 
 def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
-    """Return the conditions of a stage, each with a stage of its own."""
+    """Return each condition of a filter, with a stage for that condition alone."""
     if isinstance(stage, Filter):
         return [(stage.condition, stage)]
     halves = ((stage.lower, replace(stage, upper=None)), (stage.upper, replace(stage, lower=None)))

@@ -27,8 +27,8 @@ class Map:
 
     outputs: tuple[tuple[str, Term], ...]
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        return pa.schema([(name, infer_type(term, given, operator)) for name, term in self.outputs])
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        return pa.schema([(name, infer_type(term, input_schema, operator)) for name, term in self.outputs])
 
     def __str__(self) -> str:
         return f"map({', '.join(_assigned(name, term) for name, term in self.outputs)})"
@@ -40,11 +40,11 @@ class Filter:
 
     condition: Term
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        kind = infer_type(self.condition, given, operator)
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        kind = infer_type(self.condition, input_schema, operator)
         if not pat.is_boolean(kind):
             raise SchemaMismatch(f"{operator}: the condition {self.condition} is of type {kind}, and not boolean")
-        return without_time(given)
+        return without_time(input_schema)
 
     def __str__(self) -> str:
         return f"filter({self.condition})"
@@ -56,8 +56,8 @@ class FilterFunction:
 
     function: Callable[[Any], Any]
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        return without_time(given)
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(input_schema)
 
     def __str__(self) -> str:
         return f"filter({describe_function(self.function)})"
@@ -70,7 +70,7 @@ class MapFunction:
     function: Callable[[Any], Any]
     columns: pa.Schema
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return self.columns
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class BatchFunction:
     function: Callable[[pa.RecordBatch], Any]
     columns: pa.Schema
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return self.columns
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class FlatMap:
     gives: str = "records"
     dimensions: int = 1
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         return self.columns
 
     def __str__(self) -> str:
@@ -118,8 +118,8 @@ class FlatMap:
 class Negate:
     """The opposite diffs."""
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        return without_time(given)
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        return without_time(input_schema)
 
     def __str__(self) -> str:
         return "negate()"
@@ -131,9 +131,9 @@ class Explode:
 
     by: Term
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        _integer("a multiplicity", self.by, given, operator)
-        return without_time(given)
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a multiplicity", self.by, input_schema, operator)
+        return without_time(input_schema)
 
     def __str__(self) -> str:
         return f"explode({self.by})"
@@ -148,10 +148,10 @@ class Unnest:
 
     lists: tuple[tuple[str, Term], ...]
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        fields = list(without_time(given))
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        fields = list(without_time(input_schema))
         for name, term in self.lists:
-            kind = infer_type(term, given, operator)
+            kind = infer_type(term, input_schema, operator)
             if not (pat.is_list(kind) or pat.is_large_list(kind)):
                 raise SchemaMismatch(f"{operator}: {term} is of type {kind}, and not a list")
             fields.append(pa.field(name, kind.value_type))
@@ -173,11 +173,11 @@ class TemporalFilter:
     upper: Term | None
     dimension: int = 0
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         for bound in (self.lower, self.upper):
             if bound is not None:
-                _integer("a bound", bound, given, operator)
-        return without_time(given)
+                _integer("a bound", bound, input_schema, operator)
+        return without_time(input_schema)
 
     def __str__(self) -> str:
         return f"temporal_filter({self.lower}, {self.upper})"
@@ -206,9 +206,9 @@ class Delay:
     to: Term
     dimension: int = 0
 
-    def schema(self, given: pa.Schema, operator: str) -> pa.Schema:
-        _integer("a time", self.to, given, operator)
-        return without_time(given)
+    def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        _integer("a time", self.to, input_schema, operator)
+        return without_time(input_schema)
 
     def __str__(self) -> str:
         return f"delay({self.to})"
@@ -335,8 +335,8 @@ def ident(stage: Stage) -> Hashable:
     return _Itself(stage)
 
 
-def _integer(what: str, expression: Term, given: pa.Schema, operator: str) -> None:
-    kind = infer_type(expression, given, operator)
+def _integer(what: str, expression: Term, input_schema: pa.Schema, operator: str) -> None:
+    kind = infer_type(expression, input_schema, operator)
     if not pat.is_integer(kind):
         raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
     if pat.is_uint64(kind):

@@ -421,7 +421,7 @@ def _create(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     fields = {field.name: field.type for field in sink.schema}
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None
-    is_there = engine.newest_id_of(sink.collection) is not None
+    is_there = engine.find_newest_id(sink.collection) is not None
     unit = loaded(engine, sink.collection).schema.timeline if is_there else None
     contents, schema = created_or_loaded(engine, sink.collection, CollectionSchema.of(key or None, value, unit))
     return CollectionHandle(engine, contents.id, contents.name, schema)

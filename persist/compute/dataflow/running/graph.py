@@ -408,33 +408,33 @@ class Builder:
             self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
         return operator
 
-    def _accumulating(self, node: Node, reduce: Reduce, wanted: list[Wanted], given: pa.Schema) -> Arrangement:
+    def _accumulating(self, node: Node, reduce: Reduce, requests: list[Wanted], input_schema: pa.Schema) -> Arrangement:
         source = self._unarranged(node.inputs[0])
         # An aggregate that only counts records has no word.
         outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
-        values = [of for (_, _, of), aggregate in zip(outputs, wanted, strict=True) if not aggregate.is_counted]
+        values = [of for (_, _, of), aggregate in zip(outputs, requests, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]
         shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)
-        schema = pa.schema([*(given.field(name) for name in reduce.keys), ("slot", pa.int64())])
+        schema = pa.schema([*(input_schema.field(name) for name in reduce.keys), ("slot", pa.int64())])
 
         def slots(updates: Ints) -> Ints:
-            return exploded(shape(updates), keys, wanted, self.domain, self._costs)
+            return exploded(shape(updates), keys, requests, self.domain, self._costs)
 
         arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
         arrangement.origins = (*origins(reduce.before, self.plan.nodes[source].schema.names, reduce.keys), None)
         return arrangement
 
-    def _logic(self, node: Node, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Logic:
-        values = pick(given, reduce.values)
+    def _logic(self, node: Node, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Logic:
+        values = pick(input_schema, reduce.values)
         match reduce.logic:
             case Distinct():
                 return distinct
             case Threshold(function):
                 return threshold(function, node.title)
             case Aggregates():
-                return multiset_aggregates(wanted, self.domain)
+                return multiset_aggregates(requests, self.domain)
             case TopK(count, _, skip, _, counted):
                 order = _order(reduce.logic, values)
                 return top_k(count, order, values.types, self.domain, skip=skip, counted=counted, costs=self._costs)
@@ -443,22 +443,22 @@ class Builder:
             case Folded(calls):
                 return folds(calls, values, self.domain)
             case UserReduce(function, columns):
-                keys = pick(given, reduce.keys)
+                keys = pick(input_schema, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
 
-    def _ranking(self, reduce: Reduce, given: pa.Schema, wanted: list[Wanted]) -> Ranking | None:
+    def _ranking(self, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Ranking | None:
         """Return how large groups are kept in order; None if they are always looked at as a whole."""
         match reduce.logic:
             case Aggregates():
-                return ranking_of_aggregates(wanted, self.domain, self._costs)
+                return ranking_of_aggregates(requests, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
-                values = pick(given, reduce.values)
+                values = pick(input_schema, reduce.values)
                 order = _order(reduce.logic, values)
                 return ranking_of_top(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
-                return ranking_of_windows(calls, pick(given, reduce.values), self.domain, self._costs)
+                return ranking_of_windows(calls, pick(input_schema, reduce.values), self.domain, self._costs)
             case Folded(calls):
-                return ranking_of_folds(calls, pick(given, reduce.values), self.domain, self._costs)
+                return ranking_of_folds(calls, pick(input_schema, reduce.values), self.domain, self._costs)
         return None
 
 
@@ -478,14 +478,14 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
+def _logic_columns(reduce: Reduce, input_schema: pa.Schema) -> list[pa.Field]:
     match reduce.logic:
         case Aggregates(outputs):
-            return [pa.field(name, result_type(kind, given.field(of).type, name)) for name, kind, of in outputs]
+            return [pa.field(name, result_type(kind, input_schema.field(of).type, name)) for name, kind, of in outputs]
         case TopK():
-            return [given.field(name) for name in reduce.values]
+            return [input_schema.field(name) for name in reduce.values]
         case Windowed(calls):
-            every = [given.field(name) for name in reduce.values]
+            every = [input_schema.field(name) for name in reduce.values]
             return [*every, *(pa.field(call.name, call.result) for call in calls)]
         case Folded(calls):
             return [pa.field(call.name, call.result) for call in calls]
@@ -494,7 +494,7 @@ def _logic_columns(reduce: Reduce, given: pa.Schema) -> list[pa.Field]:
     return []
 
 
-def _list_aggregates(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> list[Wanted]:
+def _list_aggregates(reduce: Reduce, input_schema: pa.Schema, columns: pa.Schema) -> list[Wanted]:
     if not isinstance(reduce.logic, Aggregates):
         return []
     constants = {}
@@ -506,6 +506,6 @@ def _list_aggregates(reduce: Reduce, given: pa.Schema, columns: pa.Schema) -> li
                 if isinstance(term, Lit) and type(term.value.as_py()) is int
             }
     return [
-        Wanted(name, kind, given.field(of).type, columns.field(name).type, constants.get(of))
+        Wanted(name, kind, input_schema.field(of).type, columns.field(name).type, constants.get(of))
         for name, kind, of in reduce.logic.outputs
     ]

@@ -71,7 +71,7 @@ class Options:
         if isinstance(budget, bool) or not isinstance(budget, int) or budget < 0:
             raise InvalidUsage(f"memory_budget={budget!r} is not a number of bytes: give a whole one from 0 on")
         if not isinstance(self.costs, Costs):
-            raise InvalidUsage(f"costs={self.costs!r:.100} are no Costs")
+            raise InvalidUsage(f"costs={self.costs!r:.100} are not Costs")
         if folder is not None and not (isinstance(folder, str | PathLike) and isdir(folder)):
             raise InvalidUsage(f"spill_folder={folder!r} is not a folder: make it, or leave it out")
 

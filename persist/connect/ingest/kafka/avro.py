@@ -62,7 +62,7 @@ class Registry:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InvalidUsage(
-                f"registry={without_secrets(url)!r} is no address of a schema registry: write https://host:port"
+                f"registry={without_secrets(url)!r} is not an address of a schema registry: write https://host:port"
             )
         self._fastavro = required("fastavro>=1.9")
         place = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
@@ -103,7 +103,7 @@ class Registry:
         try:
             value = self._fastavro.schemaless_reader(body, schema.parsed)
         except (EOFError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
-            raise NoAvro(f"it is no Avro of schema {number}: {error or type(error).__name__}") from None
+            raise NoAvro(f"it is not Avro of schema {number}: {error or type(error).__name__}") from None
         value = schema.convert(value) if schema.convert is not None else value
         return schema.start + msgspec.json.encode(value) + b"}"
 

@@ -126,7 +126,9 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
     servers, _, topic = place.partition("/")
     hosts = [_HOST.fullmatch(server) for server in servers.split(",")]
     if not all(hosts):
-        raise InvalidUsage(f"{without_secrets(url)} is no address of brokers: write kafka://host:9092,host:9092/topic")
+        raise InvalidUsage(
+            f"{without_secrets(url)} is not an address of brokers: write kafka://host:9092,host:9092/topic"
+        )
     addresses = ",".join(f"{host[1]}:{host[2] or PORT}" for host in hosts if host)
     options = _options(client, password_file, user, all(host[1] in _NEAR for host in hosts if host))
     secrets = tuple(str(value) for name, value in options.items() if _SECRETS.search(name) and value)

@@ -106,12 +106,12 @@ class Server:
             parts = urlsplit(config.source)
             port, query = parts.port or 3306, dict(parse_qsl(parts.query, strict_parsing=bool(parts.query)))
         except ValueError as error:
-            raise InvalidUsage(f"{url} is no address of a database: {without_secrets(str(error))}") from None
+            raise InvalidUsage(f"{url} is not an address of a database: {without_secrets(str(error))}") from None
         self.schema = unquote(parts.path.strip("/"))
         unknown = {*query} - _QUERY
         if parts.netloc.count("@") > 1 or not self.schema or "/" in self.schema or unknown:
             raise InvalidUsage(
-                f"{url} is no address of a database: write mysql://user@host:3306/database, and %40 for @ in a "
+                f"{url} is not an address of a database: write mysql://user@host:3306/database, and %40 for @ in a "
                 f"password. Behind a ? may be {', '.join(sorted(_QUERY))}"
             )
         host = parts.hostname or "localhost"
@@ -119,7 +119,7 @@ class Server:
         is_near = host in ("localhost", "127.0.0.1", "::1") or "unix_socket" in query
         self._mode = query.get("ssl_mode", "disabled" if is_near else "required")
         if self._mode not in ("disabled", "required", "verify"):
-            raise InvalidUsage(f"ssl_mode={self._mode!r} is none of disabled, required, verify")
+            raise InvalidUsage(f"ssl_mode={self._mode!r} is not disabled, required or verify")
         self._password = self._secret(unquote(parts.password or ""))
         self._settings: dict[str, Any] = {
             "host": host, "port": port, "user": unquote(parts.username or "") or None, "password": self._password,
@@ -272,7 +272,7 @@ class Server:
             if name in no_key:
                 raise InvalidUsage(
                     f"the column {name}.{no_key[name]} is of the table's key, and is excluded or computed by the "
-                    "server: rows could not be told apart without it. Name in tables those that are meant, without "
+                    "server: without it, rows cannot be distinguished. Name in tables those that are meant, without "
                     f"{name}, or do not exclude the column"
                 )
         self._check_excluded(columns, names)
@@ -437,7 +437,8 @@ def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
         return pa.array(values, kind)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise InvalidUsage(
-            f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Leave the column out, by exclude = "
+            f"a value of {where} is not of type {kind}: {' '.join(str(error).split())}. Leave the column out, "
+            f"by exclude = "
             f'["{where}"]; a collection that is there is renamed first, and keeps its history'
         ) from None
 

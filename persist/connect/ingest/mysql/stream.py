@@ -338,8 +338,8 @@ class MyStream:
                         default = catalog_columns[name].default if name in catalog_columns else None
                         if default == "":
                             raise InvalidUsage(
-                                f"the table {table} has got the column {name!r}, and what its older rows have in it is "
-                                f"not known here. {self._again()}"
+                                f"the table {table} has the new column {name!r}, whose values in older rows are not "
+                                f"in the log. {self._again()}"
                             )
                         if default is not None:
                             cursor.execute(f"SELECT {default}")

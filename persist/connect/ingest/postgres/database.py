@@ -91,7 +91,7 @@ class PgAddress:
         if source.partition("?")[0].count("@") > ("user" in dsn):  # A part of the password counts as something else.
             reason = "a password in it has %40 for @, %2F for /, and %25 for %"
         if reason:
-            raise InvalidUsage(f"{without_secrets(source)} is no address of a database: {reason}")
+            raise InvalidUsage(f"{without_secrets(source)} is not an address of a database: {reason}")
         return dsn
 
 
@@ -337,7 +337,8 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
         return texts.cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
-            f"a value of {where} is no {kind}: {' '.join(str(error).split())}. Take the column as text, by as_text = "
+            f"a value of {where} is not of type {kind}: {' '.join(str(error).split())}. Take the column as "
+            f"text, by as_text = "
             f'["{where}"], or leave it out, by exclude = ["{where}"]; a collection that is there is renamed first, and '
             "keeps its history"
         ) from None

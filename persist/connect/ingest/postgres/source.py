@@ -124,7 +124,7 @@ class Postgres:
             if cursor.fetchone() is not None:
                 raise InvalidUsage(
                     f"{self.name}: the slot {self._slot!r} is there, and this location has not made it. Choose another "
-                    "slot, or, if nobody needs the changes that it keeps, say "
+                    "slot, or, if you do not need the changes that it keeps, say "
                     f"SELECT pg_drop_replication_slot('{self._slot}')"
                 )
         run.collections[self.moments].describe(properties={SLOT: self._slot}).result()

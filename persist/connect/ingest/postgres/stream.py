@@ -122,7 +122,8 @@ class Stream:
                 )
             elif slot != self._slot:
                 logger.warning(
-                    "%s: nobody reads the slot %r, for which the server keeps %.1f MiB of its log. If it was given up: "
+                    "%s: no process reads the slot %r, for which the server keeps %.1f MiB of its log. If it "
+                    "was given up: "
                     "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept_bytes / 2**20, slot,
                 )  # fmt: skip
 

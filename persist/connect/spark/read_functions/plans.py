@@ -223,7 +223,7 @@ def _source_route(
 ) -> Route | None:
     """Return the route if the data source reads; None for Spark's own scan."""
     if native not in (None, True, False):
-        raise InvalidUsage(f"native={native!r} is none of True, False and None")
+        raise InvalidUsage(f"native={native!r} is not True, False or None")
     if native is False:
         return Route("source", "native=False was asked for")
     reason = why_not()

@@ -40,7 +40,9 @@ class Condition:
             return cls(F.expr(given), given)
         if isinstance(given, Column):
             return cls(given, str(given))
-        raise InvalidUsage(f'{given!r:.80} is no condition: give SQL text such as "amount > 5", or a column of Spark')
+        raise InvalidUsage(
+            f'{given!r:.80} is not a condition: give SQL text such as "amount > 5", or a column of Spark'
+        )
 
     def raised(self, df: DataFrame) -> Column:
         """Return a column that fails the task and names a row that breaks the condition."""

@@ -277,7 +277,7 @@ def delete(
         location, collection, time, None, token, partitions, storage_options, allow_future=allow_future
     )
     if options.column is not None:
-        raise InvalidUsage(f"time={time!r} is no moment, and a deletion has one time: give a number or a moment")
+        raise InvalidUsage(f"time={time!r} is not a moment, and a deletion has one time: give a number or a moment")
     keys = what if isinstance(what, DataFrame) else None
     condition = None if isinstance(what, DataFrame) else Condition.of(what)
     register(spark)

@@ -224,7 +224,7 @@ class _Writer:
         query = self.query_id or query
         if query is None:
             raise InvalidUsage(
-                "Spark does not say which query this batch belongs to, so it cannot be told from others. Give "
+                "Spark does not say which query this batch belongs to, so the writer cannot identify it. Give "
                 "foreach_batch_writer a query_id of its own, the same whenever the query is started."
             )
         return Mark(query, batch, run or query, self.first_batch)

@@ -149,7 +149,7 @@ class AppendDistinct:
         """Return the value fields: an event is a row to append."""
         for name in self._by or ():
             if name not in schema.value_names:
-                raise SchemaMismatch(f"by={list(self._by or ())}: {name!r} is none of {list(schema.value_names)}.")
+                raise SchemaMismatch(f"by={list(self._by or ())}: {name!r} is not one of {list(schema.value_names)}.")
         return schema.value.fields
 
     def step(self, touched: Touched) -> pa.Table:
@@ -247,7 +247,7 @@ class Checked:
 
     def __init__(self, on_difference: OnDifference = "fail", *, created_absent: bool = False) -> None:
         if on_difference not in get_args(OnDifference):
-            raise InvalidUsage(f"on_difference={on_difference!r} is none of 'fail', 'skip' and 'trust'.")
+            raise InvalidUsage(f"on_difference={on_difference!r} is not 'fail', 'skip' or 'trust'.")
         self._policy, self._created_absent = on_difference, created_absent
         self.options: Mapping[str, Any] = {"on_difference": on_difference, "created_absent": created_absent}
 

@@ -252,7 +252,8 @@ def check_changes_form(form: object) -> None:
     """Raise InvalidUsage for an unknown form of changes."""
     if form not in get_args(ChangesForm):
         raise InvalidUsage(
-            f'form={form!r} is no form of changes: give "updates" for each update with its `_diff`, or "transitions" '
+            f'form={form!r} is not a form of changes: give "updates" for each update with its `_diff`, or '
+            f'"transitions" '
             "for what became of keys, with old and new values"
         )
 
@@ -395,7 +396,7 @@ class UpsertEvents:
         comes = int64_values(combined(changes["_diff"]))[order] > 0
         count = np.bincount(group[comes], minlength=int(group[-1]) + 1)
         if (count > 1).any() or (np.abs(int64_values(combined(changes["_diff"]))) > 1).any():
-            raise InvalidUsage("a key has more than one value, so its changes are no upserts: read changes() instead")
+            raise InvalidUsage("a key has more than one value, so its changes are not upserts: read changes() instead")
         # For each key and time, the inserted row, or a retracted one.
         first = np.flatnonzero(starts)
         at = order[first]

@@ -429,7 +429,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         waiting = {key: listen for key, listen in self._listens.items() if not listen.is_finished}
         if not waiting:
             return self._follower.state.seqno, {}
-        seqno, contents_by_listen = self._follower.known_at_once(
+        seqno, contents_by_listen = self._follower.read_known_states(
             [(waiting_listen.id, waiting_listen.name) for waiting_listen in waiting.values()]
         )
         pairs = zip(waiting.items(), contents_by_listen, strict=True)

@@ -58,13 +58,13 @@ def resolved_updates(
     machine: Machine,
     end: int,
     reader: PartReader,
-    own: pa.Table | None = None,
+    own_events: pa.Table | None = None,
     on_keys: Callable[[pa.Table], object] = lambda keys: None,
 ) -> Iterator[pa.Table]:
     """Yield the updates at times before end that result from events at times beyond `contents.resolved`.
 
     Args:
-        own: events that are not pending yet, in order; they count as later than all pending ones.
+        own_events: events that are not pending yet, in order; they count as later than all pending ones.
         on_keys: called with the keys that have events, each once.
 
     Returns:
@@ -84,17 +84,21 @@ def resolved_updates(
     parts = [contents.pending[number] for number in due(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
-    if own is not None and len(own) and (waiting_bytes > bytes_max or OWN_SHARE * own.nbytes > reader.memory_budget):
-        parts += _as_parts(own, events, reader.memory_budget // OWN_PART_SHARE)
-        own = None
+    if (
+        own_events is not None
+        and len(own_events)
+        and (waiting_bytes > bytes_max or OWN_SHARE * own_events.nbytes > reader.memory_budget)
+    ):
+        parts += _as_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
+        own_events = None
     scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
-    assert own is None or len(slices) == 1, "events that are not cut would be in each slice"
+    assert own_events is None or len(slices) == 1, "events that are not cut would be in each slice"
     for scan_slice in slices:
-        arrived = _arrived(scan_slice, events, waiting, own)
+        arrived = _arrived(scan_slice, events, waiting, own_events)
         if len(arrived):
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
@@ -167,20 +171,20 @@ def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) ->
     return machine
 
 
-def _as_parts(own: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
+def _as_parts(own_events: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
     """Return events, in order, as parts that hold their own bytes. Memory: these, and a copy of one."""
-    rows_max = max(1, bytes_max * len(own) // own.nbytes)
-    pieces = (own.slice(at, rows_max) for at in range(0, len(own), rows_max))
+    rows_max = max(1, bytes_max * len(own_events) // own_events.nbytes)
+    pieces = (own_events.slice(at, rows_max) for at in range(0, len(own_events), rows_max))
     encoded = (data_and_part for piece in pieces for data_and_part in encode_parts(piece, events))
     return [msgspec.structs.replace(part, inline=data) for data, part in encoded]
 
 
-def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own: pa.Table | None) -> pa.Table:
+def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own_events: pa.Table | None) -> pa.Table:
     """Return the events of a slice; for each key, in the order of arrival."""
     columns = events.arrow.names
     tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
-    if own is not None:
-        tables.append(own.select(columns))
+    if own_events is not None:
+        tables.append(own_events.select(columns))
     return pa.concat_tables(tables)
 
 

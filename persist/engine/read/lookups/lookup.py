@@ -106,28 +106,28 @@ class JoinedRows:
         self._reader = reader
         self._name = "joined", tuple((part.rows_id, part.schema) for part in parts), columns, types
 
-    def may_hold(self, wanted: SortedKeys | None) -> bool:
+    def may_hold(self, requested_keys: SortedKeys | None) -> bool:
         """Return True: a test takes as long as the search."""
         return True
 
-    def are_in_memory(self, wanted: SortedKeys | None) -> bool:
+    def are_in_memory(self, requested_keys: SortedKeys | None) -> bool:
         """Return whether `with_keys` needs no request."""
         return self._reader.decoded.peek(self._name) is not None or all(part.inline for part in self._parts)
 
-    def hits_in_memory(self, wanted: SortedKeys) -> list[Hits] | None:
+    def hits_in_memory(self, requested_keys: SortedKeys) -> list[Hits] | None:
         """Return the positions of the rows with a requested key; None if something must be read for that."""
         joined = self._reader.decoded.get(self._name)
         if joined is None:
             return None
         assert isinstance(joined, _Joined)
-        rows = joined.keys.find(wanted)
+        rows = joined.keys.find(requested_keys)
         return [(joined.rows.columns, rows)] if len(rows) else []
 
-    def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
+    def with_keys(self, requested_keys: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a requested key, all columns, in the order of keys, then of parts."""
-        assert wanted is not None, "a collection without keys has nothing to search for"
+        assert requested_keys is not None, "a collection without keys has nothing to search for"
         joined = self._joined()
-        rows = joined.keys.find(wanted)
+        rows = joined.keys.find(requested_keys)
         if len(rows):
             yield pa.Table.from_batches([joined.rows.take(int64_array(rows))])
 
@@ -197,6 +197,7 @@ class Lookup:
         return _Source(parts, tuple(columns), fields, types, sign, diff, is_distinct, cuts_time)
 
     def _rows(self, source: _Source, reader: PartReader) -> PartRows | JoinedRows:
+        """Return the searchable rows of the parts of a source."""
         schema = self.scan.schema
         match source.parts:
             case (part,):
@@ -248,11 +249,11 @@ class Lookup:
         except InvalidUsage:
             return None
 
-    def contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
+    def contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return `_contents` with the types of the scan's results."""
-        return self.scan.cast_to_result(self._contents(wanted, form, reader))
+        return self.scan.cast_to_result(self._contents(request, form, reader))
 
-    def _contents(self, wanted: Wanted, form: str, reader: PartReader) -> pa.Table:
+    def _contents(self, request: Wanted, form: str, reader: PartReader) -> pa.Table:
         """Return the scan's columns of the records with a requested key, and `_diff`, consolidated by these columns.
 
         In form "rows", `_diff` may be missing if it is 1 in all rows; then equal records stay apart. Rows are in the
@@ -260,7 +261,7 @@ class Lookup:
         """
         scan = self.scan
         columns, keys = list(scan.columns), scan.schema.key_names
-        source_tables = self._read_updates(wanted, reader)
+        source_tables = self._read_updates(request, reader)
         has_keys = {*keys} <= {*columns}
         if columns and form == "rows" and all(source.diff == 1 for source, _ in source_tables):
             if len(source_tables) == 1:
@@ -276,28 +277,28 @@ class Lookup:
         updates = pa.concat_tables([scan.empty([*columns, "_diff"]), *tables])
         return consolidate(updates, by).select([*columns, "_diff"])
 
-    def updates(self, wanted: Wanted, reader: PartReader) -> pa.Table:
+    def updates(self, request: Wanted, reader: PartReader) -> pa.Table:
         """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
-        source_tables = self._read_updates(wanted, reader)
+        source_tables = self._read_updates(request, reader)
         tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
         return self.scan.cast_to_result(
             consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1])
         )
 
-    def _read_updates(self, wanted: Wanted, reader: PartReader) -> list[Found]:
+    def _read_updates(self, request: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a requested key by part, first of the parts in memory."""
         source_tables: list[Found] = []
         cold: list[tuple[_Source, PartRows | JoinedRows]] = []
-        for source in self._sources if wanted.rows else ():
+        for source in self._sources if request.rows else ():
             rows = self._rows(source, reader)
-            if rows.are_in_memory(wanted.keys):
-                source_tables += self._matching(source, rows.with_keys(wanted.keys))
-            elif rows.may_hold(wanted.keys):
+            if rows.are_in_memory(request.keys):
+                source_tables += self._matching(source, rows.with_keys(request.keys))
+            elif rows.may_hold(request.keys):
                 cold.append((source, rows))
         if cold:
-            read = reader.map(lambda pair: list(self._matching(pair[0], pair[1].with_keys(wanted.keys))), cold)
+            read = reader.map(lambda pair: list(self._matching(pair[0], pair[1].with_keys(request.keys))), cold)
             source_tables += chain.from_iterable(read)
         return source_tables
 

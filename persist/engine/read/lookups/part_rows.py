@@ -65,9 +65,9 @@ class KeySamples:
         keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
         return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))
 
-    def may_hold(self, wanted: SortedKeys) -> bool:
+    def may_hold(self, requested_keys: SortedKeys) -> bool:
         """Return False only if the part has none of the requested keys."""
-        bounds = wanted.find_bounds(self.keys)
+        bounds = requested_keys.find_bounds(self.keys)
         if bounds is None:
             return True
         less, not_greater = bounds
@@ -125,23 +125,23 @@ class GroupBounds:
             greatests[-1] = np.nan  # Statistics leave NaN out, which is greater than all other numbers.
         return cls(firsts, count, _limits(leasts, kind), _limits(greatests, kind))
 
-    def hit(self, samples: KeySamples | None, wanted: SortedKeys) -> Numbers:
+    def hit(self, samples: KeySamples | None, requested_keys: SortedKeys) -> Numbers:
         """Return the numbers of the row groups that may hold requested keys, ascending."""
         # If the first field is the whole key, its limits are more exact than samples.
-        is_exact = self.leasts is not None and len(wanted.batch.schema) == 1
-        if is_exact and len(wanted) == 1 and self.leasts is not None and self.greatests is not None:
-            started, ended = self.leasts.find_bounds(wanted), self.greatests.less_than(wanted)
+        is_exact = self.leasts is not None and len(requested_keys.batch.schema) == 1
+        if is_exact and len(requested_keys) == 1 and self.leasts is not None and self.greatests is not None:
+            started, ended = self.leasts.find_bounds(requested_keys), self.greatests.less_than(requested_keys)
             if started is not None and ended is not None:
                 return np.arange(ended[0], started[1][0])
         may = np.ones(len(self.firsts) - 1, np.bool_)
-        bounds = None if samples is None or is_exact else wanted.find_bounds(samples.keys)
+        bounds = None if samples is None or is_exact else requested_keys.find_bounds(samples.keys)
         if samples is not None and bounds is not None:
             # The last sample at or before a group's first row, and the first at or after its last one.
             sample_before = samples.at.searchsorted(self.firsts[:-1], "right") - 1
             sample_after = samples.at.searchsorted(self.firsts[1:] - 1)
             may = bounds[0][sample_before] < bounds[1][np.minimum(sample_after, np.int64(len(samples.at) - 1))]
         if self.leasts is not None and self.greatests is not None:
-            first = wanted.first_field()
+            first = requested_keys.first_field()
             least, greatest = first.find_bounds(self.leasts), first.find_bounds(self.greatests)
             if least is not None and greatest is not None:
                 may &= least[0] < greatest[1]
@@ -205,12 +205,12 @@ class PartRows:
         self._known_bounds: GroupBounds | None = None
         self._looked: tuple[SortedKeys | None, Blocks] | None = None  # The last requested keys and their blocks.
 
-    def may_hold(self, wanted: SortedKeys | None) -> bool:
+    def may_hold(self, requested_keys: SortedKeys | None) -> bool:
         """Return False only if the part has none of the requested keys, by its descriptor."""
-        samples = None if wanted is None else self._samples()
-        return wanted is None or samples is None or samples.may_hold(wanted)
+        samples = None if requested_keys is None else self._samples()
+        return requested_keys is None or samples is None or samples.may_hold(requested_keys)
 
-    def are_in_memory(self, wanted: SortedKeys | None) -> bool:
+    def are_in_memory(self, requested_keys: SortedKeys | None) -> bool:
         """Return whether `with_keys` probably needs no request; nothing is searched for that."""
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         if self._is_small:
@@ -221,11 +221,11 @@ class PartRows:
         return all(
             self._is_here(columns, (first, end))
             or all(self._is_here(columns, (number, number + 1)) for number in groups)
-            for first, end, groups in self._blocks(bounds, wanted)
+            for first, end, groups in self._blocks(bounds, requested_keys)
             for columns in kinds
         )
 
-    def hits_in_memory(self, wanted: SortedKeys) -> list[Hits] | None:
+    def hits_in_memory(self, requested_keys: SortedKeys) -> list[Hits] | None:
         """Return the positions of the rows with a requested key; None if some columns are not in memory as a block.
 
         Then `with_keys` finds the rows, and makes a block of row groups if it can.
@@ -235,14 +235,14 @@ class PartRows:
         elif self._reader.decoded.peek(self._bounds_name) is None:
             return None
         else:
-            spans = [(first, end) for first, end, _ in self._blocks(self._bounds(), wanted)]
+            spans = [(first, end) for first, end, _ in self._blocks(self._bounds(), requested_keys)]
         hits: list[Hits] = []
         for span in spans:
             keys = self._reader.decoded.get(self._name(self._keys, span))
             if keys is None:
                 return None
             assert isinstance(keys, SortedKeys)
-            rows = keys.find(wanted)
+            rows = keys.find(requested_keys)
             if not len(rows):
                 continue
             columns = keys.batch.columns
@@ -255,21 +255,21 @@ class PartRows:
             hits.append((columns, rows))
         return hits
 
-    def with_keys(self, wanted: SortedKeys | None) -> Iterator[pa.Table]:
+    def with_keys(self, requested_keys: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a requested key, all columns; None requests all rows."""
         if self._is_small:
             keys = self._whole(self._keys, None)
-            if wanted is None or keys is None:
+            if requested_keys is None or keys is None:
                 yield from self._tables(self._whole_values(None))
             else:
-                yield from self._matching(wanted, 0, keys, self._whole_values)
+                yield from self._matching(requested_keys, 0, keys, self._whole_values)
             return
         bounds = self._bounds()
-        for first, end, groups in self._blocks(bounds, wanted):
+        for first, end, groups in self._blocks(bounds, requested_keys):
             fetched: Fetched = []
             span = (first, end)
 
-            if wanted is None:
+            if requested_keys is None:
                 yield from self._tables(self._pieces(self._columns, span, groups, bounds, fetched, None))
                 continue
 
@@ -277,27 +277,27 @@ class PartRows:
                 return self._pieces(self._columns, span, None, bounds, fetched, rows)
 
             for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
-                yield from self._matching(wanted, start, keys, values)
+                yield from self._matching(requested_keys, start, keys, values)
 
-    def places(self, wanted: SortedKeys) -> Numbers:
+    def places(self, requested_keys: SortedKeys) -> Numbers:
         """Return the rows of the part that have a requested key, ascending."""
-        if not self.may_hold(wanted):
+        if not self.may_hold(requested_keys):
             return np.zeros(0, np.int64)
         if self._is_small:
             keys = self._whole(self._keys, None)
             assert isinstance(keys, SortedKeys)
-            return keys.find(wanted)
+            return keys.find(requested_keys)
         bounds = self._bounds()
         places = [np.zeros(0, np.int64)]
-        for first, end, groups in self._blocks(bounds, wanted):
+        for first, end, groups in self._blocks(bounds, requested_keys):
             for start, keys in self._pieces(self._keys, (first, end), groups, bounds, [], None):
                 assert isinstance(keys, SortedKeys)
-                places.append(keys.find(wanted) + start)
+                places.append(keys.find(requested_keys) + start)
         return np.concatenate(places)
 
     def _matching(
         self,
-        wanted: SortedKeys,
+        requested_keys: SortedKeys,
         start: int,
         keys: Piece,
         values: Callable[[Numbers], list[tuple[int, Piece]]],
@@ -309,7 +309,7 @@ class PartRows:
             values: returns the other columns of some rows of the part, in pieces with their first rows.
         """
         assert isinstance(keys, SortedKeys)
-        rows = keys.find(wanted)
+        rows = keys.find(requested_keys)
         if not len(rows):
             return
         pieces = values(rows + start) if self._columns else []
@@ -374,12 +374,12 @@ class PartRows:
             self._known_bounds = bounds
         return self._known_bounds
 
-    def _blocks(self, bounds: GroupBounds, wanted: SortedKeys | None) -> Blocks:
+    def _blocks(self, bounds: GroupBounds, requested_keys: SortedKeys | None) -> Blocks:
         """Return the blocks to search, each as `[first, end)`, with the row groups that may hold requested keys.
 
         A look-up calls this twice with the same keys.
         """
-        if self._looked is not None and self._looked[0] is wanted:
+        if self._looked is not None and self._looked[0] is requested_keys:
             return self._looked[1]
         total = len(bounds.firsts) - 1
         kinds = [columns for columns in (self._keys, self._columns) if columns]
@@ -388,8 +388,10 @@ class PartRows:
             # The part is one block in memory, so a search takes no longer than a selection.
             blocks = [(0, total, [*range(total)])]
         else:
-            blocks = bounds.blocks(np.arange(total) if wanted is None else bounds.hit(self._samples(), wanted))
-        self._looked = wanted, blocks
+            blocks = bounds.blocks(
+                np.arange(total) if requested_keys is None else bounds.hit(self._samples(), requested_keys)
+            )
+        self._looked = requested_keys, blocks
         return blocks
 
     def _pieces(
@@ -540,10 +542,10 @@ class PartRows:
         return json.dumps([self._part.rows_id, *span, columns, self._types])
 
 
-def find_places(wanted: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
+def find_places(requested_keys: SortedKeys, part: Part, schema: CollectionSchema, reader: PartReader) -> Numbers:
     """Return the rows of a part that have a requested key, ascending. Cost: a look-up of the keys alone."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
-    return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(wanted)
+    return PartRows(part, schema, f"{part.schema} {schema.reading}", (), fields, reader).places(requested_keys)
 
 
 def without_dictionaries(columns: Sequence[pa.ChunkedArray], fields: pa.Schema) -> pa.Table:

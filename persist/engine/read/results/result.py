@@ -171,7 +171,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         """
         if not hasattr(connection, "register"):
             raise InvalidUsage(
-                f"{connection!r} is no connection of DuckDB: give duckdb.connect(), and a name for the view"
+                f"{connection!r} is not a connection of DuckDB: give duckdb.connect(), and a name for the view"
             )
         check_sql_names(name, self.schema)
         connection.register(name, self.dataset())
@@ -193,7 +193,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
 def no_array(result: object) -> InvalidUsage:
     """Return the error of a result from which NumPy is to make an array."""
-    return InvalidUsage(f"{type(result).__name__} is no array of NumPy: use to_pandas(), or to_arrow() for columns")
+    return InvalidUsage(f"{type(result).__name__} is not an array of NumPy: use to_pandas(), or to_arrow() for columns")
 
 
 def no_membership(result: object, key: object) -> InvalidUsage:

@@ -73,7 +73,7 @@ def checked_filter(
 def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
     if not isinstance(filter, pc.Expression):
         raise InvalidUsage(
-            f'where={filter!r} is no condition: write where="amount > 5", or an expression of pyarrow.compute, such '
+            f'where={filter!r} is not a condition: write where="amount > 5", or an expression of pyarrow.compute, such '
             "as pc.field('amount') > 5"
         )
     refuse_positions(filter)

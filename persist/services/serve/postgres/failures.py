@@ -22,7 +22,7 @@ _DUCKDB_CODES = (
     ("limit of time", "57014"),
     ("bytes of memory", "53200"),
     ("limit of memory", "53200"),
-    ("is no collection", "42P01"),
+    ("is not a collection", "42P01"),
     ("this is not one query", "42601"),
 )
 

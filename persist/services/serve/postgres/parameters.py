@@ -120,7 +120,7 @@ def exact_numeric(constant: str) -> str:
     try:
         number = Decimal(text)
     except ArithmeticError as error:
-        raise Failure("22P02", f'"{text[:100]}" is no number') from error
+        raise Failure("22P02", f'"{text[:100]}" is not a number') from error
     if not number.is_finite() or len(number.as_tuple().digits) > 38 or abs(number.adjusted()) > 38:
         raise Failure("22003", f'"{text[:100]}" has more digits than a numeric here: 38 at most')
     digits = f"{number:f}"
@@ -149,7 +149,7 @@ def _moment_literal(value: bytes, oid: int, kind: str) -> str:
         return f"(DATE '2000-01-01' + CAST({number} AS INTEGER))"
     if oid == TIME:
         if not 0 <= number <= 86_400_000_000:
-            raise ValueError("it is no time of day")
+            raise ValueError("it is not a time of day")
         return f"CAST('{timedelta(microseconds=number)}' AS TIME)"
     moment = f"make_timestamp(CAST({number + EPOCH_S * 1_000_000} AS BIGINT))"
     return f"({moment} AT TIME ZONE 'UTC')" if oid == TIMESTAMPTZ else moment
@@ -158,7 +158,7 @@ def _moment_literal(value: bytes, oid: int, kind: str) -> str:
 def _numeric_literal(value: bytes) -> str:
     count, weight, sign, scale = struct.unpack("!hhHH", value[:8])
     if sign == 0xC000:
-        raise ValueError("NaN is no number of a fixed scale")
+        raise ValueError("NaN is not a number of a fixed scale")
     if sign not in (0, 0x4000) or len(value) != 8 + 2 * count or scale > 16383:
         raise ValueError("it is malformed")
     groups = struct.unpack(f"!{count}H", value[8:])

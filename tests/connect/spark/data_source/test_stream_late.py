@@ -64,7 +64,7 @@ def test_a_batch_gives_back_what_is_late(spark: SparkSession, location: str, whe
     assert persist.spark.upsert(batch, location, "c", seal=9, where=where, late="collect", token="t") is None
     everything = batch.where("_time < 9")
     assert len(late_in(persist.spark.upsert(everything, location, "c", where=where, late="collect"))) == 4
-    with pytest.raises(InvalidUsage, match="late='drop' is none of"):
+    with pytest.raises(InvalidUsage, match="late='drop' is not one of"):
         persist.spark.upsert(batch, location, "c", late="drop")  # type: ignore[arg-type]
 
 

@@ -603,7 +603,7 @@ def test_spark_follows_what_is_written_while_it_runs(
     ("options", "message"),
     [
         ({"collection": "orders"}, 'a stream has no form by default: use .option("form", "changes")'),
-        ({**CHANGES, "form": "diff"}, "option form='diff' is none of 'rows', 'changes', 'transitions', 'upserts'"),
+        ({**CHANGES, "form": "diff"}, "option form='diff' is not one of 'rows', 'changes', 'transitions', 'upserts'"),
         ({**CHANGES, "as_of": 3, "start": 3}, "Leave one of them out"),
         (
             {**CHANGES, "start": 4},
@@ -615,7 +615,7 @@ def test_spark_follows_what_is_written_while_it_runs(
             "persist.errors.AsOfNotSealed: as_of=99 is not before upper=60",
         ),
         ({**CHANGES, "start": "2026-11-21"}, "the collection 'orders' has no timeline"),
-        ({**CHANGES, "start": "noon"}, "'noon' is no time, no moment, and no tag of this collection"),
+        ({**CHANGES, "start": "noon"}, "'noon' is not a time, moment or tag of this collection"),
         ({**CHANGES, "max_times_per_trigger": 0}, "option max_times_per_trigger='0' is not a number from 1 to"),
         (
             {**CHANGES, "max_time_per_trigger": 1},

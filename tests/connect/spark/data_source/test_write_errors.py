@@ -46,7 +46,7 @@ def keys(location: str) -> set[str]:
         ([], {"time": 20, "seal": 15}, "seal=15 is not beyond the data, whose latest time is 20"),
         ([], {"time": 13, "seal": "soon"}, "option seal='soon' is neither a number nor a timestamp"),
         ([], {"time": 13, "token": "x" * 201}, "token='x+' is not a text of 1 to 200"),
-        ([], {"time": 13, "mode": "fast"}, "mode='fast' is none of 'append', 'upsert'"),
+        ([], {"time": 13, "mode": "fast"}, "mode='fast' is not one of 'append', 'upsert'"),
         ([], {"collection": ""}, "no collection was given"),
         ([], {"collection": "nope"}, "no collection 'nope'"),
         ([], {"path": ""}, "no location was given"),

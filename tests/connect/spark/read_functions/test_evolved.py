@@ -92,7 +92,7 @@ def test_a_read_names_time_and_version_in_spark_too(spark: SparkSession, locatio
     assert bag(persist.spark.changes(spark, location, "rows", 1, 3, schema=1, native=native)) == bag(changes)
     reader = spark.read.format("persist").option("collection", "rows").option("as_of", 2)
     assert bag(reader.option("schema", 2).load(location)) == bag(expected)
-    with pytest.raises(PySparkException, match="schema=9 is no version"):
+    with pytest.raises(PySparkException, match="schema=9 is not a version"):
         reader.option("schema", 9).load(location)
     with pytest.raises(persist.errors.SchemaMismatch, match="'told' of schema version 3 is gone"):
         persist.spark.snapshot(spark, location, "rows", schema=3, native=native).collect()

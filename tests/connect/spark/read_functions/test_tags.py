@@ -39,7 +39,7 @@ def test_the_data_source_takes_tags_for_times(spark: SparkSession, location: str
     assert reader.option("as_of", "quarter-end").load(location).count() == 2
     changes = spark.read.format("persist").option("collection", "rows").option("form", "changes")
     assert changes.option("start", 2).option("until", 4).load(location).count() == 2
-    with pytest.raises(PySparkException, match="'half-time' is no time, no moment, and no tag of this collection"):
+    with pytest.raises(PySparkException, match="'half-time' is not a time, moment or tag of this collection"):
         reader.option("as_of", "half-time").load(location).count()
 
 

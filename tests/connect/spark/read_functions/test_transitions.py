@@ -59,7 +59,7 @@ def test_transitions_may_have_timestamps_and_forms_that_are_none_are_refused(spa
     frame = persist.spark.changes(spark, path, "orders", BEGIN + 3, BEGIN + 4, form="transitions", times="timestamp")
     assert dict(frame.dtypes)["_time"] == "timestamp"
     assert {row._change for row in frame.select("_change").distinct().collect()} == {"update", "delete"}
-    with pytest.raises(persist.InvalidUsage, match="form='diffs' is no form of changes"):
+    with pytest.raises(persist.InvalidUsage, match="form='diffs' is not a form of changes"):
         persist.spark.changes(spark, path, "orders", BEGIN + 3, BEGIN + 4, form="diffs")  # type: ignore[arg-type]
     with pytest.raises(persist.InvalidUsage, match="native=True is not possible here: transitions are paired by key"):
         persist.spark.changes(spark, path, "orders", BEGIN + 3, BEGIN + 4, form="transitions", native=True)

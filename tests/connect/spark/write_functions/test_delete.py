@@ -68,10 +68,10 @@ def test_a_deletion_that_does_not_fit_is_refused(spark: SparkSession, location: 
             persist.errors.SchemaMismatch,
             r"\['ID2'\], and the key is \['id'\]",
         ),
-        ("", {}, persist.InvalidUsage, "no condition"),
+        ("", {}, persist.InvalidUsage, "not a condition"),
         ("amuont > 5", {}, PySparkException, "amount"),
         ("id = 1", {"time": 3}, persist.errors.UpdateNotBeyondUpper, "time 3 is not beyond"),
-        ("id = 1", {"time": "amount"}, persist.InvalidUsage, "no moment"),
+        ("id = 1", {"time": "amount"}, persist.InvalidUsage, "not a moment"),
     ]
     for what, options, error, message in calls:
         with pytest.raises(error, match=message):

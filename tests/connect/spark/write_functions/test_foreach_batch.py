@@ -120,7 +120,7 @@ def even_updates(df: DataFrame) -> DataFrame:
         ({"writes": {}}, "does not map names of collections to functions"),
         ({"writes": {"c": "SELECT"}}, "does not map names of collections to functions"),
         ({"seal": "max", "watermark": 3}, "seal and watermark both say"),
-        ({"late": "ignore"}, "late='ignore' is none of"),
+        ({"late": "ignore"}, "late='ignore' is not one of"),
         ({"query_id": ""}, "query_id='' is not a text"),
     ],
 )

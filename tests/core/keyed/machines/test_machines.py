@@ -261,7 +261,7 @@ def test_a_machine_in_the_box_is_made_again_from_what_is_stored_of_it(machine: M
         (History(), {"a": pa.int64()}, "'valid_from'"),
         (History("f", "f"), {"f": pa.int64()}, "both 'f'"),
         (History("f", "t"), {"f": pa.int64(), "t": pa.timestamp("us")}, "must be int64, not timestamp"),
-        (AppendDistinct(["id"]), {"a": pa.int64()}, "'id' is none of"),
+        (AppendDistinct(["id"]), {"a": pa.int64()}, "'id' is not one of"),
         (Sessions(1), {"start": pa.int64()}, "'end'"),
         (Sessions(1), {"start": pa.int64(), "end": pa.int32(), "events": pa.int64()}, "both must be int64"),
         (Sessions(1), {"start": pa.date32(), "end": pa.date32(), "events": pa.int64()}, "both must be int64"),
