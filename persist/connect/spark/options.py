@@ -12,6 +12,7 @@ are the columns of rows. A batch usually means rows, but a stream rarely does, s
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
@@ -196,6 +197,8 @@ def given_options(given: Mapping[str, str], *uses: Use) -> tuple[str, dict[str, 
             "of the catalog, as of persist.spark.catalog, or CREATE TEMPORARY VIEW … USING persist OPTIONS (…)"
         )
     location = lower.pop("path", None)
+    if location is not None and re.match("file:/(?!/)", location):
+        location = location.replace("file:", "file://", 1)  # Hadoop writes paths so.
     storage = {name.removeprefix(STORAGE): text for name, text in lower.items() if name.startswith(STORAGE)}
     ours = lower.keys() - (SPARKS_OWN if "streaming write" in uses else ())
     options = {name: text for name, text in lower.items() if name in ours and not name.startswith(STORAGE)}
