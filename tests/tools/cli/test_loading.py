@@ -104,7 +104,7 @@ def test_a_file_comes_from_standard_input(place: str, monkeypatch: pytest.Monkey
     data = io.TextIOWrapper(io.BytesIO(as_csv(ROWS)))
     monkeypatch.setattr(sys, "stdin", data)
     assert main(["write", place, "orders", "-", "--time", "1"]) == 2
-    assert "say --format" in capsys.readouterr().err
+    assert "give --format" in capsys.readouterr().err
     assert main(["write", place, "orders", "-", "--time", "1", "--seal", "2", "--format", "csv"]) == 0
     assert contents(place) == ROWS.to_pylist()
 
