@@ -146,7 +146,7 @@ def test_moments_of_the_hour_that_there_is_twice_are_joined() -> None:
         at = pd.Series([first, first + pd.Timedelta(hours=1)]).dt.tz_convert("Europe/Berlin")
         found = c.as_of_join(pd.DataFrame({"k": [1, 1], "at": at}))
         assert found["v"].to_pylist() == ["a", "a", "b"]
-        assert str(found["at"].type) == "timestamp[us, tz=Europe/Berlin]"
+        assert found["at"].type.tz == "Europe/Berlin"
 
 
 MOMENTS: dict[str, Any] = {

@@ -289,7 +289,7 @@ def test_a_frame_with_other_columns_is_refused_by_their_names(client: persist.Cl
 
 
 def test_a_frame_without_rows_makes_a_collection_that_can_be_read(client: persist.Client) -> None:
-    client.write("orders", FRAME.head(0), key=["id"]).result()
+    client.write("orders", FRAME.head(0).astype({"status": "string"}), key=["id"]).result()
     orders = client["orders"]
     assert [str(kind) for kind in orders.schema.arrow.types[:3]] == ["int64", "string", "double"]
     assert orders.snapshot().count() == 0
