@@ -123,7 +123,7 @@ class RowSorter:
         digits = list(self._digits)
         positions = np.flatnonzero(_tied(starts))
         if digits and 0 < positions.size <= FEW_TIED:
-            self._settled_by_acero(self._columns, order, starts, positions)
+            self._sort_ties_by_acero(self._columns, order, starts, positions)
             return
         while digits:
             # A column without a digit left is equal in all rows that tie.
@@ -133,7 +133,7 @@ class RowSorter:
                 return
             digits = [digit for digit in digits if digit.column in varying]
             if digits[0].values is None:
-                self._settled_by_acero([self._columns[i] for i in varying], order, starts, positions)
+                self._sort_ties_by_acero([self._columns[i] for i in varying], order, starts, positions)
                 return
             rows, runs = order[positions], _run_numbers(starts[positions])
             packed = _pack(digits, rows, runs)
@@ -142,7 +142,8 @@ class RowSorter:
             starts[positions[1:]] = packed[1:] != packed[:-1]
             positions = positions[_tied(starts[positions])]
 
-    def _settled_by_acero(self, columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> None:
+    def _sort_ties_by_acero(self, columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> None:
+        """Sort the rows that tie so far by Arrow's Acero, and note where new values begin."""
         rows = order[positions]
         order[positions] = rows = rows[_acero_order(columns, rows, _run_numbers(starts[positions]))]
         starts[positions[1:]] |= np.logical_or.reduce(_differs(columns, rows))

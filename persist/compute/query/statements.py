@@ -301,11 +301,13 @@ def load_rows(
 def is_read(sql: str, table: Path) -> bool:
     """Return whether a statement names the table that it changes once more."""
     paths = [*iterate_paths(sql)]
-    return sum(whole_path(path) == whole_path(table) for path in paths) > 1 or is_hidden(sql, table[-1], paths)
+    return sum(whole_path(path) == whole_path(table) for path in paths) > 1 or has_unparsed_mention(
+        sql, table[-1], paths
+    )
 
 
-def is_hidden(sql: str, name: str, paths: Iterable[Path]) -> bool:
-    """Return whether more than paths may name a table: FROM 't', query('FROM t'), and the text behind E'\\''."""
+def has_unparsed_mention(sql: str, name: str, paths: Iterable[Path]) -> bool:
+    """Return whether SQL may name a table outside of these paths, as FROM 't', query('FROM t') or E'\\'' do."""
     name, seen = sql_name(name), sum(sql_name(part) == sql_name(name) for path in paths for part in path)
     return len(re.findall(rf"(?<!\w){re.escape(name)}(?!\w)", sql_name(sql))) > seen
 

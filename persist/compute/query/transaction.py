@@ -23,8 +23,8 @@ from persist.compute.query.statements import (
     add_rows,
     check_each_row_once,
     execute,
+    has_unparsed_mention,
     index_key,
-    is_hidden,
     is_read,
     list_other_tables,
     make_table,
@@ -180,7 +180,7 @@ class Transaction:
                 if reads_itself:
                     changed.load(connection, None)
                 for other in self._tables.values():
-                    if other is not changed and is_hidden(sql, other.path[-1], ()):
+                    if other is not changed and has_unparsed_mention(sql, other.path[-1], ()):
                         other.load(connection, None)
                 for path, table in read_tables.items():
                     self._add(connection, path, table, stack)

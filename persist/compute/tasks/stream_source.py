@@ -72,7 +72,7 @@ class TimeCounts:
         return TimeCounts(times, counts)
 
     def within(self, lower: int, upper: int) -> "TimeCounts":
-        """Return those with `lower <= time < upper`."""
+        """Return the counts of the times with `lower <= time < upper`."""
         a, b = self.times.searchsorted([lower, upper])
         return TimeCounts(self.times[a:b], self.counts[a:b])
 

@@ -121,7 +121,7 @@ class _Values:
 
 
 def no_rows() -> np.ndarray:
-    """Return the numbers of no messages."""
+    """Return an empty array of message numbers."""
     return np.empty(0, np.int64)
 
 

@@ -282,7 +282,7 @@ def is_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
 
 
 def with_batch(queries: Mapping[str, LastBatch], step: kinds.Batch) -> dict[str, LastBatch]:
-    """Return queries after a batch.
+    """Return the last batch of each query, with this one among them.
 
     Raises:
         QueryMismatch: as `is_repeated`; or it is not to be done again and was done.

@@ -299,13 +299,13 @@ class Changing:
             if self.ids.now(step.name) is not None or entry is not None:
                 raise CollectionExists(step.name)
             if isinstance(step, kinds.Clone):
-                return CollectionEntry(step.collection, step.name, folders=self._checked_folders(step))
+                return CollectionEntry(step.collection, step.name, folders=self._load_clone_folders(step))
             return CollectionEntry(step.collection, step.name)
         if entry is None:
             raise CollectionNotFound(step.collection, "this location", tuple(n for n, _ in self.ids.in_memory()))
         return entry
 
-    def _checked_folders(self, step: kinds.Clone) -> tuple[str, ...]:
+    def _load_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
         """Return the folders of others in which the parts of a clone may lie, after checking that its source has these.
 
         The source is among them also if the clone has no part there: what is erased from one is erased from the others.

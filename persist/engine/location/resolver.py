@@ -103,7 +103,7 @@ class KeyedQueue:
             return collection in self._queued
 
     def is_in_job(self) -> bool:
-        """Whether the caller is what was submitted here, and not a future's callback."""
+        """Whether the caller runs within a submitted job, and not in the callback of a future."""
         return self._is_own_thread() and self._is_in_job
 
     def submit(

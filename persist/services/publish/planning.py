@@ -409,13 +409,13 @@ def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
         if source is None:
             if name in lifted.stored.names or lifted.default(name).is_valid:
                 return False
-        elif source != name or not _is_alike(column_node(lifted.stored, name), column_node(schema, name)):
+        elif source != name or not _can_readers_fill(column_node(lifted.stored, name), column_node(schema, name)):
             return False
     return True
 
 
-def _is_alike(before: Node, after: Node) -> bool:
-    """Return whether readers fill the fields inside that a part lacks; deltalake does not do so within maps."""
+def _can_readers_fill(before: Node, after: Node) -> bool:
+    """Return whether readers fill nested fields that a part lacks; deltalake does not do so within maps."""
     has_map = any(pt.is_map(node.kind) for node in after.walk())
     return before == after if has_map else is_extended(before, after)
 

@@ -242,7 +242,7 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
         sources=_sources(client, listed, now_s),
         sinks=_sinks(client, listed),
-        kept_back=tuple(entry for facts in all_facts for entry in _find_kept_back(facts, names, state.control)),
+        kept_back=tuple(entry for facts in all_facts for entry in _find_since_blockers(facts, names, state.control)),
         waiting=tuple(waiting),
         due=tuple(_due(client, listed, views, waiting, state.control, now_s)),
         clients=_clients(state.control, recent),
@@ -343,7 +343,8 @@ def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float
     return None if read is None else now_s - read.timestamp()
 
 
-def _find_kept_back(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
+def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
+    """Return the holds that keep since from advancing as far as it may."""
     contents, since = facts.contents, facts.since
     if since is None or contents.allowed <= since:
         return []

@@ -297,10 +297,10 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
 
 
 def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
-    """Let operators of two kinds be one where the second reads the first; return whether there were any.
+    """Merge operators of one kind with their readers of another kind; return whether any were merged.
 
     Args:
-        apart: what stays an operator of its own.
+        apart: the operators that are not merged.
     """
     changed = False
     # Both sides of a self-join may read an operator: then its work is shared as it is.

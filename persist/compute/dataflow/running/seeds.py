@@ -312,7 +312,7 @@ def _columns_before(stages: Stages, columns: set[str]) -> set[str] | None:
     for stage in reversed(stages):
         if isinstance(stage, Map):
             outputs = dict(stage.outputs)
-            strict = _columns_of_strict([outputs.get(name) for name in columns])
+            strict = _list_null_sources([outputs.get(name) for name in columns])
             if strict is None:
                 return None
             columns = strict
@@ -321,8 +321,8 @@ def _columns_before(stages: Stages, columns: set[str]) -> set[str] | None:
     return columns
 
 
-def _columns_of_strict(terms: Sequence[Term | None]) -> set[str] | None:
-    """Return the columns of terms that are NULL only if one of these columns is; None if another term is there."""
+def _list_null_sources(terms: Sequence[Term | None]) -> set[str] | None:
+    """Return the columns without whose NULLs the terms are not NULL; None if a term can be NULL by itself."""
     names, todo = set[str](), [*terms]
     while todo:
         match todo.pop():
