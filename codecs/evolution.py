@@ -310,8 +310,8 @@ def _check_kept(before: Node, after: Node, path: str, *, is_key: bool, is_column
         return
     if not is_wider(narrow, wide):
         raise SchemaMismatch(
-            f"{what} {path!r} is of type {narrow}, and {wide} does not hold all of its values: add a {what} of type "
-            f"{wide} instead, and write the converted values there"
+            f"{what} {path!r} is of type {type_name(narrow)}, and {type_name(wide)} does not hold all of its values: "
+            f"add a {what} of type {type_name(wide)} instead, and write the converted values there"
         )
     if is_key and not (is_column and is_written_alike(narrow, wide)):
         raise SchemaMismatch(

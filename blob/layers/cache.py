@@ -170,8 +170,10 @@ class CachedBlob(BlobLayer):
         self._inner.close()
 
     def _change(self, keys: Sequence[str], call: Callable[..., T], *arguments: Any) -> T:
-        """Change values in the store; then drop the cached ones, and those that are read meanwhile."""
+        """Change values in the store; drop the cached ones before, and those that are read meanwhile after."""
         cached_keys = [check_key(key) for key in keys if self._is_cached(key)]
+        for key in cached_keys:
+            self.forget(key)  # A process that is killed after the write must not leave the value in the folder.
         try:
             return call(*arguments)
         finally:

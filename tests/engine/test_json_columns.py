@@ -16,6 +16,8 @@ import persist
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.documents import check_documents
 from persist.core.expression.filters import parse_where
+from persist.core.log import kinds
+from persist.core.log.fields import KeyedForm, MachineForm
 from persist.errors import InvalidUsage, SchemaMismatch
 from tests.support.tiers import examples
 
@@ -199,3 +201,18 @@ def test_published_tables_have_documents_as_text(tmp_path: Path) -> None:
         published = documents(here).publish("delta")
         fields = {field.name: field.type.type for field in deltalake.DeltaTable(published.url).schema().fields}
         assert fields["payload"] == "string"
+
+
+def test_a_wildcard_and_an_index_are_refused_with_reasons() -> None:
+    with client() as here:
+        events = documents(here)
+        with pytest.raises(InvalidUsage, match="path into a JSON document"):
+            events.snapshot(where="payload->>'$.*' = '1'").to_arrow()
+        with pytest.raises(InvalidUsage, match="type json, which has no order"):
+            events.index("payload")
+
+
+def test_events_with_documents_need_the_format_that_has_them() -> None:
+    create = kinds.Create("id", "users", {}, KeyedForm(MachineForm("m", 1), fields=(("doc", "json"),)))
+    assert create.format_needed == 13
+    assert kinds.Create("id", "users", {}, KeyedForm(MachineForm("m", 1), fields=(("doc", "string"),))).format_needed < 13

@@ -26,7 +26,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from persist.codecs.types.arrow_types import is_flat
+from persist.codecs.types.arrow_types import is_flat, type_name
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
@@ -161,10 +161,10 @@ def checked_columns(handle: CollectionHandle, schema: CollectionSchema, columns:
     if handle.name.startswith(OWN_PREFIX):
         raise InvalidUsage(f"collection {handle.name!r} is the library's own, and gets no index")
     for name in names:
-        if not is_flat(schema.arrow.field(name).type):
+        if name in schema.json or not is_flat(schema.arrow.field(name).type):
             raise InvalidUsage(
-                f"column {name!r} is of type {schema.arrow.field(name).type}, which has no order that is looked up by: "
-                "index columns of numbers, texts, bytes, dates or times"
+                f"column {name!r} is of type {type_name(schema.declared.field(name).type)}, which has no order that is "
+                "looked up by: index columns of numbers, texts, bytes, dates or times"
             )
     if names == schema.key_names:
         raise InvalidUsage(f"collection {handle.name!r} is in the order of {list(names)} itself, so it needs no index")

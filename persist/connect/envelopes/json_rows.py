@@ -212,7 +212,7 @@ def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
     if not names:
         return texts
     decode = _documents_decoder(tuple(names)).decode
-    return pa.array([_with_texts(text, decode) for text in texts.to_pylist()], pa.large_binary())
+    return pa.array([text and _with_texts(text, decode) for text in texts.to_pylist()], pa.large_binary())
 
 
 def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:

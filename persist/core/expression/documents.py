@@ -27,7 +27,7 @@ def check_path(function: str, path: str | int) -> None:
         raise InvalidUsage(f"{path!r} is no path into a JSON document: an item has a whole number")
     try:
         _extract(function, pa.array(["{}"]), _literal(path))
-    except ValueError as error:
+    except (ValueError, pa.ArrowException) as error:
         raise InvalidUsage(f"{path!r:.100} is no path into a JSON document: {error}") from error
 
 

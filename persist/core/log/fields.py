@@ -56,8 +56,8 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     @property
     def format_needed(self) -> int:
         """The least number of a location's format with which a record may hold it; schemas may need a greater one."""
-        schema = getattr(self, "schema", None)
-        if isinstance(schema, dict) and _has_documents(schema):
+        schema, events = getattr(self, "schema", None), getattr(getattr(self, "keyed", None), "fields", None)
+        if (isinstance(schema, dict) and _has_documents(schema)) or any(kind == "json" for _, kind in events or ()):
             return 13
         return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
 

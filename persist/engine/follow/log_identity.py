@@ -43,7 +43,8 @@ Fate = Gone | Literal["there", "truncated"]
 class Past:
     """One client's knowledge of the log, and the time of its last check.
 
-    `learned`, `note_continuation` and `check` are called with the lock of its `Follower`; the others take it.
+    `learned`, `note_continuation` and `check` are called with the lock of its `Follower`. `begin`, `verify`, `stop` and
+    `check_stopped` need no lock. The others take it.
     """
 
     def __init__(self, blob: Blob, lock: "threading.RLock") -> None:

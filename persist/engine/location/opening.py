@@ -38,7 +38,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
 from persist.core.timeline import Timeline, parse_time
-from persist.engine.location.arrangements import list_arrangements, steps_to_drop
+from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.writer import Mode, OpenOptions
@@ -348,9 +348,8 @@ def open_handle(
 
 def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
-    engine, contents = handle.engine, handle.known()
-    if contents.view or list_arrangements(engine, handle.id):
-        engine.follower.refresh()  # Another client may have changed what it reads.
+    engine = handle.engine
+    engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
     return engine.submit("drop", *steps_to_drop(engine, [handle.known()]))
 
 

@@ -34,7 +34,8 @@ COMMITS_MAX = 16  # After this many commits, a collection is looked at before th
 
 logger = logging.getLogger(__name__)
 
-_chance = random.Random()  # Threads that draw from the shared generator would disturb a program that seeded it.
+# Threads must not disturb the shared generator, which a program may have seeded, and forks must not draw the same.
+_chance = random.SystemRandom()
 
 
 class CompactionSchedule:

@@ -169,6 +169,27 @@ def test_bad_messages_go_to_a_collection_of_their_own(client: Any, cluster: Clus
     assert (len(held(client)), len(reasons(client))) == (4, 7)
 
 
+def test_documents_of_any_shape_are_taken_and_others_are_set_aside(client: Any, cluster: Cluster, topic: str) -> None:
+    columns = {"id": "int64", "doc": "json"}
+    good = [
+        {"id": 1, "doc": {"a": 1}},
+        {"id": 2, "doc": [1, 2]},
+        {"id": 3, "doc": '{"b": null}'},
+        {"id": 4, "doc": None},
+    ]
+    cluster.send(topic, *good, {"id": 5, "doc": "hello"}, {"id": 6, "doc": 7})
+    assert taken(client, cluster, topic, key=["id"], columns=columns).rows == 6
+    stored = {row["id"]: row["doc"] and json.loads(row["doc"]) for row in held(client)}
+    assert stored == {1: {"a": 1}, 2: [1, 2], 3: {"b": None}, 4: None, 6: 7}
+    [(offset, reason)] = reasons(client)
+    assert offset == 4
+    assert "'hello'" in reason
+    assert "no JSON document" in reason
+    cluster.send(topic, {"id": 7, "doc": "{"})
+    assert taken(client, cluster, topic).rows == 1
+    assert [at for at, _ in reasons(client)] == [4, 6]
+
+
 def test_late_messages_are_rejected_if_that_is_wanted(client: Any, cluster: Cluster, topic: str) -> None:
     options = {"key": ["id"], "columns": {"id": "int64"}, "late_s": 60.0, "batch_rows": 1}
     for id_, at_s in enumerate((0, 100, 30, 50)):

@@ -301,7 +301,7 @@ def test_counting_reads_no_part(shop: SparkSession, place: str) -> None:
     assert query.collect()[0].n == 50_000
     assert "FileScan" not in plan
     assert "Range" in plan
-    extremes = shop.sql("SELECT max(id) AS most, min(id) FROM shop.wide")
+    extremes = shop.sql("SELECT max(ID) AS most, min(id) FROM shop.wide")
     assert "FileScan" not in extremes._jdf.queryExecution().executedPlan().toString()
     assert [tuple(row) for row in extremes.collect()] == [(49_999, 0)]
     assert rows(shop, "SELECT max(id), count(*) FROM shop.wide WHERE id < 9") == [(8, 9)]

@@ -25,8 +25,9 @@ import pyarrow.compute as pc
 from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.codecs.order.arrays import int64_array
+from persist.codecs.types.documents import check_documents
 from persist.codecs.types.python_types import arrow_type
-from persist.connect.envelopes import Events, canal, debezium, maxwell, plain
+from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, with_texts_of_documents
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.drift import find_drift
@@ -34,7 +35,7 @@ from persist.connect.ingest.kafka.positions import Positions
 from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
-from persist.core.errors import InvalidUsage, Unavailable
+from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
 from persist.core.rendering import format_count
 
 logger = logging.getLogger(__name__)
@@ -172,7 +173,7 @@ class Kafka:
             messages = messages.set_column(at, MESSAGE.field(name), pa.array(texts, pa.large_binary()))
         if not bad:
             return messages, _rejected_rows(messages.slice(0, 0), [])
-        rejected = _rejected_rows(messages.take([*bad]), [*bad.values()])
+        rejected = _rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()])
         good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
         return messages.filter(good), rejected
 
@@ -181,8 +182,14 @@ class Kafka:
         schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_keyed = collection.handle.keyed is not None
         key = list(collection.schema.key_names) if is_keyed else None
+        messages = _with_documents(route, messages, collection.schema.json)
         try:
             events = _events(route, messages, key, schema)
+            bad = _find_bad_documents(route, messages, events, key, schema, collection.schema.json)
+            rejected = _rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()])
+            if bad:
+                messages = messages.filter(pa.array([at not in bad for at in range(len(messages))], pa.bool_()))
+                events = _events(route, messages, key, schema)
         except InvalidUsage as error:
             first = messages.slice(0, 1).select(["partition", "offset"]).to_pylist()[0]
             raise InvalidUsage(
@@ -192,7 +199,8 @@ class Kafka:
         self._warn_of_drift(route, messages, collection)
         rows = events.table if is_keyed else events.table.drop_columns(DELETED)
         at = events.rejected["message"]
-        return rows, _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
+        unread = _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
+        return rows, pa.concat_tables([rejected, unread])
 
     def _warn_of_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
         """Warn once of each member without a column, and of each column that rows lack."""
@@ -221,6 +229,8 @@ class Kafka:
         types |= {name: kind for name, kind in beside.items() if name not in types}
         if messages is not None:
             messages, _ = self._readable(messages)
+            documents = [name for name, kind in types.items() if kind == pa.json_()]
+            messages = _with_documents(route, messages, documents)
             schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
             message_types = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
             for name, kind in message_types.items():
@@ -271,6 +281,40 @@ def _events(
     if route.format in ("maxwell", "canal"):
         return (maxwell if route.format == "maxwell" else canal)(messages, table=route.table, **more)
     return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
+
+
+def _with_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return messages in which members for columns of JSON are texts of documents; envelopes have texts there."""
+    if route.format != "json" or not names or not len(messages):
+        return messages
+    texts = with_texts_of_documents(messages["value"].combine_chunks(), names)
+    return messages.set_column(messages.schema.get_field_index("value"), MESSAGE.field("value"), texts)
+
+
+def _find_bad_documents(
+    route: Route,
+    messages: pa.Table,
+    events: Events,
+    key: Sequence[str] | None,
+    schema: Mapping[str, pa.DataType],
+    names: Sequence[str],
+) -> dict[int, str]:
+    """Return the messages with a text in a column of JSON that is not a document: number and reason.
+
+    Each half with such a text is searched by itself, so one bad message of n costs the reading of 2n messages.
+    """
+    try:
+        for name in names:
+            check_documents(events.table[name], name)
+    except InvalidUpdate as error:
+        if len(messages) == 1:
+            return {0: str(error)}
+        middle, bad = len(messages) // 2, dict[int, str]()
+        for start, half in ((0, messages.slice(0, middle)), (middle, messages.slice(middle))):
+            found = _find_bad_documents(route, half, _events(route, half, key, schema), key, schema, names)
+            bad |= {start + at: reason for at, reason in found.items()}
+        return bad
+    return {}
 
 
 def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:

@@ -152,7 +152,10 @@ final class Rewrite extends Rule<LogicalPlan> {
       if (!(named instanceof Alias alias && alias.child() instanceof AggregateExpression term && term.filter().isEmpty()
           && (term.aggregateFunction() instanceof Min || term.aggregateFunction() instanceof Max)
           && term.aggregateFunction().children().head() instanceof AttributeReference column)) return null;
-      columns.put(column.name(), column);
+      AttributeReference own = CollectionConverters.asJava(relation.output()).stream()
+          .filter(one -> one.exprId().equals(column.exprId())).findFirst().orElse(null);
+      if (own == null) return null;
+      columns.put(own.name(), own);  // A query may write the name in other letters.
     }
     Map<String, Object> arguments = ((PersistTable) relation.table()).arguments();
     arguments.put("columns", columns.keySet());
