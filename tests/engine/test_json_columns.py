@@ -215,4 +215,6 @@ def test_a_wildcard_and_an_index_are_refused_with_reasons() -> None:
 def test_events_with_documents_need_the_format_that_has_them() -> None:
     create = kinds.Create("id", "users", {}, KeyedForm(MachineForm("m", 1), fields=(("doc", "json"),)))
     assert create.format_needed == 13
-    assert kinds.Create("id", "users", {}, KeyedForm(MachineForm("m", 1), fields=(("doc", "string"),))).format_needed < 13
+    assert (
+        kinds.Create("id", "users", {}, KeyedForm(MachineForm("m", 1), fields=(("doc", "string"),))).format_needed < 13
+    )
