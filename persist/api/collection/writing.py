@@ -51,10 +51,13 @@ class KeyedCalls(CollectionBase):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Give keys of a keyed collection new values, or delete them, from a time on; and perhaps seal.
+        """Give keys new values, or delete them, from a time on; and perhaps seal.
 
-        Events may come in any order until their times are sealed. Then each becomes an update: the old value of its key
-        is retracted, the new one inserted. The result does not depend on the client that seals, nor on the moment.
+        In a collection that is not keyed, each row replaces the present rows of its key.
+
+        In a keyed one, events may come in any order until their times are sealed. Then each becomes an update: the old
+        value of its key is retracted, the new one inserted. The result does not depend on the client that seals, nor on
+        the moment.
 
         Args:
             events: `(key, value)` or `(key, value, time)` tuples, where None as the value deletes the key; dicts, or
@@ -71,7 +74,7 @@ class KeyedCalls(CollectionBase):
             a future that resolves when all is durable, or to what `write` and `seal` raise, or `LateEvents`.
 
         Raises:
-            NotKeyed: the collection is none; or its machine has other events: use `transition`.
+            NotKeyed: the machine of the collection has other events: use `transition`.
             SchemaMismatch, InvalidUpdate, CodecMismatch: the events do not fit, or a key is NULL; nothing was written.
             ReadOnly, ClientClosed: this client cannot write.
         """

@@ -83,7 +83,9 @@ def _python(at: Place) -> Iterator[Finding]:
 
 def _packages(at: Place) -> Iterator[Finding]:
     """Tell which optional packages are there, and which have the wrong version."""
-    present, missing = [], []
+    present: dict[str, str] = {}
+    found: list[tuple[str, str, str | None]] = []
+    missing: list[tuple[str, str, str | None]] = []
     try:
         requirements = metadata.requires(DISTRIBUTION) or ()
     except metadata.PackageNotFoundError:
@@ -100,11 +102,14 @@ def _packages(at: Place) -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             missing.append((name, bounds, extra))
             continue
-        present.append(f"{name} {version}")
-        if not _fits(version, bounds):
-            yield Finding("packages", WRONG, f"{name} {version} is not {bounds}", f"pip install '{name}{bounds}'")
-    yield Finding("packages", FINE, ", ".join(dict.fromkeys(present)))
+        present[name] = version
+        found.append((name, bounds, extra))
     extras = sorted({extra for *_, extra in missing if extra})
+    # An extra of which a package is missing is not used, so its bounds do not count.
+    for name, bounds in dict.fromkeys((name, bounds) for name, bounds, extra in found if extra not in extras):
+        if not _fits(present[name], bounds):
+            yield Finding("packages", WRONG, f"{name} {present[name]} is not {bounds}", f"pip install '{name}{bounds}'")
+    yield Finding("packages", FINE, ", ".join(f"{name} {version}" for name, version in present.items()))
     if extras:
         yield Finding(
             "packages", LEFT_OUT, f"not all is installed of {', '.join(extras)}", "Only who uses one needs it."
