@@ -145,9 +145,9 @@ def _fit(kinds: Sequence[tuple[type, bool]], columns: Sequence[Column]) -> bool:
 
 def _kinds(schema: CollectionSchema) -> tuple[tuple[type, bool], ...] | None:
     """Return the Python type of each column and whether it may be NULL; None if there are columns of other types."""
-    fields = () if schema.json else (*schema.key.fields, *schema.value.fields)
+    fields = (*schema.key.fields, *schema.value.fields)
     codecs = (schema.key.codec_name, schema.value.codec_name)
-    if codecs != (None, None) or not fields or not all(field.type in _KINDS for field in fields):
+    if schema.json or codecs != (None, None) or not all(field.type in _KINDS for field in fields):
         return None
     return (*((_KINDS[field.type], field.nullable) for field in fields), (int, False), (int, False))
 

@@ -591,6 +591,8 @@ def test_what_is_said_of_a_part_agrees_with_plain_python() -> None:
 def test_parts_of_every_type_keep_the_promises() -> None:
     for name, (type_, value) in FIELDS.items():
         for key, other in (({"k": type_}, None), ({"i": pa.int32()}, {"v": type_})):
+            if other is None and type_ == pa.json_():  # No key has this type.
+                continue
             schema = CollectionSchema.of(key, other)
             columns = [pa.array([value, None, value, value], type_)]
             if other is not None:
