@@ -39,6 +39,9 @@ SMALL_SHARE = 1024  # A value below this share of the room enters the window,
 WINDOW_SHARE = 16  # which is this share of the room.
 IDLE_S = 24 * 3600.0  # A daily job still finds its values from the day before.
 
+# A kind goes by its number: a reference to it would be a cycle, which keeps dropped values until Python collects.
+_Key = tuple[int, Hashable]
+
 
 class Cache:
     """A cache in kinds that share its room, such as all that one client keeps in memory.
@@ -70,6 +73,7 @@ class Cache:
         self._window_bytes = 0
         self._counts: dict[int, int] = {}  # By hash: the keys would take more memory than small values.
         self._requests = 0
+        self._kinds = 0
         self.bytes = self.evictions = 0
 
     def kind(self, size: Callable[[V], int], *, share: int = 2, is_needed: bool = False) -> "Kind[Any, V]":
@@ -80,7 +84,8 @@ class Cache:
             share: a value that takes more than this share of the room is not kept.
             is_needed: whether a value that does not enter the window is kept, however seldom it is requested.
         """
-        return Kind(self, size, self.bytes_max // share, is_needed=is_needed)
+        self._kinds += 1
+        return Kind(self, self._kinds, size, self.bytes_max // share, is_needed=is_needed)
 
     def close(self) -> None:
         """Drop all values, and keep none of later calls."""
@@ -89,7 +94,7 @@ class Cache:
             for key in self._keys():
                 self._drop(key)
 
-    def _get(self, key: "_Key") -> Any:
+    def _get(self, key: _Key) -> Any:
         with self._lock:
             self._count_request(key)
             for values in (self._values, self._window):
@@ -101,24 +106,24 @@ class Cache:
                     return entry[0]
             return None
 
-    def _put(self, key: "_Key", value: Any, size: int) -> None:
+    def _put(self, key: _Key, value: Any, size: int, *, is_needed: bool) -> None:
         with self._lock:
             self._drop(key)
             if self._clock.monotonic_s() - self._began_s >= self._idle_s:
                 self._begin_period()
-            self._insert(key, (value, size))
+            self._insert(key, (value, size), is_needed=is_needed)
 
-    def _keys(self) -> "list[_Key]":
+    def _keys(self) -> list[_Key]:
         return [*self._values, *self._window]
 
-    def _segment(self, key: "_Key") -> "OrderedDict[_Key, tuple[Any, int]]":
+    def _segment(self, key: _Key) -> OrderedDict[_Key, tuple[Any, int]]:
         return self._window if key in self._window else self._values
 
-    def _evict(self, key: "_Key") -> None:
+    def _evict(self, key: _Key) -> None:
         self._drop(key)
         self.evictions += 1
 
-    def _drop(self, key: "_Key") -> None:
+    def _drop(self, key: _Key) -> None:
         segment = self._segment(key)
         entry = segment.pop(key, None)
         if entry is not None:
@@ -133,7 +138,7 @@ class Cache:
         self._began_s, self._not_requested = self._clock.monotonic_s(), {*self._keys()}
         self._age()
 
-    def _count_request(self, key: "_Key") -> None:
+    def _count_request(self, key: _Key) -> None:
         name = hash(key)
         count = self._counts.get(name, 0)
         if count < COUNT_MAX:
@@ -146,13 +151,13 @@ class Cache:
         self._requests = 0
         self._counts = {name: count // 2 for name, count in self._counts.items() if count > 1}
 
-    def _insert(self, key: "_Key", entry: tuple[Any, int]) -> None:
+    def _insert(self, key: _Key, entry: tuple[Any, int], *, is_needed: bool) -> None:
         if entry[1] > self.bytes_max:
             return
         window_bytes_max = self.bytes_max if self._is_lru else self.bytes_max // WINDOW_SHARE
         main_bytes_max = self.bytes_max - window_bytes_max
         if entry[1] * SMALL_SHARE > self.bytes_max and not self._is_lru:
-            self._admit(key, entry, main_bytes_max, is_needed=key[0].is_needed)
+            self._admit(key, entry, main_bytes_max, is_needed=is_needed)
             return
         self._window[key] = entry
         self._window_bytes += entry[1]
@@ -165,7 +170,7 @@ class Cache:
                 self._not_requested.discard(oldest)
                 self.evictions += 1
 
-    def _admit(self, key: "_Key", entry: tuple[Any, int], bytes_max: int, *, is_needed: bool = False) -> bool:
+    def _admit(self, key: _Key, entry: tuple[Any, int], bytes_max: int, *, is_needed: bool = False) -> bool:
         """Add a value to the main room if it is requested more often than each value that it replaces."""
         if entry[1] > bytes_max:
             return False
@@ -184,8 +189,11 @@ class Cache:
 class Kind(Generic[K, V]):
     """The values of one kind in a `Cache`; make it with `Cache.kind`."""
 
-    def __init__(self, cache: Cache, size: Callable[[V], int], value_bytes_max: int, *, is_needed: bool) -> None:
+    def __init__(
+        self, cache: Cache, number: int, size: Callable[[V], int], value_bytes_max: int, *, is_needed: bool
+    ) -> None:
         self._cache = cache
+        self.number = number
         self._size = size
         self._value_bytes_max = value_bytes_max
         self.is_needed = is_needed
@@ -195,7 +203,7 @@ class Kind(Generic[K, V]):
         """The size of all cached values of this kind. Cost: O(cached values)."""
         cache = self._cache
         with cache._lock:
-            return sum(cache._segment(key)[key][1] for key in cache._keys() if key[0] is self)
+            return sum(cache._segment(key)[key][1] for key in cache._keys() if key[0] == self.number)
 
     @property
     def evictions(self) -> int:
@@ -208,36 +216,33 @@ class Kind(Generic[K, V]):
 
     def get(self, key: K) -> V | None:
         """Return the value of a key, which then counts as just used."""
-        return cast("V | None", self._cache._get((self, key)))
+        return cast("V | None", self._cache._get((self.number, key)))
 
     def peek(self, key: K) -> V | None:
         """Return the value of a key without counting the request."""
         with self._cache._lock:
-            entry = self._cache._segment((self, key)).get((self, key))
+            entry = self._cache._segment((self.number, key)).get((self.number, key))
             return None if entry is None else cast(V, entry[0])
 
     def put(self, key: K, value: V) -> None:
         """Cache a value in place of the one before; a large one only if it is requested more often than others."""
         size = self._size(value)
         if self.fits(size):
-            self._cache._put((self, key), value, size)
+            self._cache._put((self.number, key), value, size, is_needed=self.is_needed)
 
     def take(self, key: K, only: V | None = None) -> V | None:
         """Remove and return the value of a key; if `only` is set, only if it is that very object."""
         cache = self._cache
         with cache._lock:
-            entry = cache._segment((self, key)).get((self, key))
+            entry = cache._segment((self.number, key)).get((self.number, key))
             if entry is None or (only is not None and entry[0] is not only):
                 return None
-            cache._drop((self, key))
+            cache._drop((self.number, key))
             return cast(V, entry[0])
 
     def clear(self) -> None:
         """Drop all values of this kind."""
         with self._cache._lock:
             for key in self._cache._keys():
-                if key[0] is self:
+                if key[0] == self.number:
                     self._cache._drop(key)
-
-
-_Key = tuple[Kind[Any, Any], Hashable]

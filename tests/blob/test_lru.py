@@ -1,6 +1,8 @@
 """What is kept within a number of bytes, and what goes first."""
 
+import gc
 import threading
+import weakref
 
 from persist.blob.lru import Cache, Kind
 from tests.support.clocks import ImpatientClock
@@ -105,3 +107,18 @@ def test_what_is_asked_for_once_in_a_period_stays_and_what_is_replaced_or_taken_
     clock.sleep(100.0)
     kept.put(6, bytes(10))
     assert (kept.bytes, kept.evictions) == (10, 2)
+
+
+def test_values_go_at_once_with_their_cache() -> None:
+    class Value(bytearray): ...
+
+    kept: Kind[int, Value] = Cache(30, is_lru=True).kind(len, share=1)
+    value = Value(10)
+    kept.put(1, value)
+    gone = weakref.ref(value)
+    gc.disable()
+    try:
+        del kept, value
+        assert gone() is None
+    finally:
+        gc.enable()

@@ -23,7 +23,6 @@ BOUNDS = {
     "merge runs": 200,
     "maintain": 200,  # It merges runs.
     "keyframe": 150,
-    "follow several": 170,
     "overwrite": 130,
     "delete where": 130,
     "drop history": 130,

@@ -652,7 +652,7 @@ def test_single_keys_make_blocks_of_row_groups_and_are_found_in_them(monkeypatch
                 for _ in range(2):
                     assert rows_with(snapshot, [keys[at]]).equals(ascending.slice(at, 1))
         cached = client.engine.storage.cache._keys()
-        names: list[Any] = [name for kind, name in cached if kind is client.engine.caches.decoded]
+        names: list[Any] = [name for kind, name in cached if kind == client.engine.caches.decoded.number]
         blocks = {name[1] for name in names if name[2] in (("k",), ("v",))}
         assert {(0, 8), (8, 16)} <= blocks
         assert not {(n, n + 1) for n in range(16)} & blocks, "what became a block is not kept beside it"
