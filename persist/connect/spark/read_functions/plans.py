@@ -138,11 +138,12 @@ class PlannedSnapshot:
     def frame(self, spark: SparkSession) -> DataFrame:
         """Return the rows, as a DataFrame; nothing is read before an action."""
         if logger.isEnabledFor(logging.INFO):
-            told = self.explanation
-            pruned = ", ".join(f"{count} by {reason}" for reason, count in told.pruned.items() if count)
+            explanation = self.explanation
+            pruned = ", ".join(f"{count} by {reason}" for reason, count in explanation.pruned.items() if count)
             text = "reads %r as of %d by %s: %d parts, %d rows, %d bytes; parts pruned: %s"
-            counts = told.parts, told.rows, told.bytes
-            logger.info(text, self.address.collection, told.as_of, _WAYS[self.route.kind], *counts, pruned or "none")
+            way = _WAYS[self.route.kind]
+            counts = explanation.parts, explanation.rows, explanation.bytes
+            logger.info(text, self.address.collection, explanation.as_of, way, *counts, pruned or "none")
         if self.route.kind == "count":
             return spark.range(_count(self.snapshot.scan)).select()
         if self.route.kind == "source":
