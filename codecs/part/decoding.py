@@ -94,7 +94,7 @@ def decode_part(
         check_updates(table, part)
         return table
     try:
-        table = scan_parquet(buffer, part, schema.arrow, columns, filter, use_threads=use_threads)
+        table = scan_parquet(buffer, part, schema, columns, filter, use_threads=use_threads)
     except UNREADABLE as error:
         # Bad bytes make this read fail too; else the filter failed on a value, as in a division by zero.
         decoded(part, lambda: read(schema.arrow.names))
@@ -119,9 +119,17 @@ def read_adapted(
         return None
     of_filter = referenced_columns(filter, arrow) if filter is not None else []
     if lifted is not None:
-        names = [*dict.fromkeys([*columns, *of_filter])]
+        # Columns that the part has alike are filtered there.
+        shapes = dict(zip(lifted.stored.names, lifted.stored.shapes, strict=True))
+        is_alike = TIME not in of_filter and all(
+            lifted.sources.get(name) == name and shapes[name] == shape
+            for name, shape in zip(schema.names, schema.shapes, strict=True)
+            if name in of_filter
+        )
+        within, filter = (filter, None) if is_alike else (None, filter)
+        names = [*dict.fromkeys([*columns, *(() if is_alike else of_filter)])]
         # If all of them are younger than the part, its times still provide the number of rows.
-        stored = read(part, lifted.stored, lifted.names(names) or [TIME], None, True)
+        stored = read(part, lifted.stored, lifted.names(names) or [TIME], within, True)
         return filtered(lifted.table(stored, names), filter, columns, arrow)
     by_time = TIME in of_filter
     names = [name for name in dict.fromkeys([*columns, *(of_filter if by_time else ())]) if name != TIME]

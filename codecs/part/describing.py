@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pyarrow.types as pt
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
@@ -20,10 +21,10 @@ from persist.codecs.order.arrays import int64_values, int_ends, stored_values
 from persist.codecs.order.digits import dense_ranks
 from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter
 from persist.codecs.order.sums import exact_sum
-from persist.codecs.part.decoding import read_part
+from persist.codecs.part.decoding import UNREADABLE, read_part
 from persist.codecs.part.file_reader import level_bytes
 from persist.codecs.part.file_writer import footer_bytes, has_nan, widened
-from persist.codecs.part.index import check_index
+from persist.codecs.part.index import check_index, read_index
 from persist.codecs.part.part import (
     KEY_SAMPLES,
     KEYS_BYTES_MAX,
@@ -36,6 +37,7 @@ from persist.codecs.part.part import (
     compute_checksum,
     sample_rows,
 )
+from persist.codecs.part.shredding import compute_values, decode_values, read_entry
 from persist.codecs.types.arrow_types import Json, is_flat, leaf_arrays, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 
@@ -62,8 +64,11 @@ class Summary:
         self.rows = self.memory = self._negatives = self._diff_sum = 0
         self._time_min, self._time_max = TIME_MAX, 0
 
-    def add(self, group: pa.Table) -> None:
-        """Add the rows that come next, at least one, in one chunk a column."""
+    def add(self, group: pa.Table, values: pa.Table | None = None) -> None:
+        """Add the rows that come next, at least one, in one chunk a column.
+
+        values: what is stored of their documents.
+        """
         times, diffs = int64_values(group.column(TIME).chunk(0)), int64_values(group.column(DIFF).chunk(0))
         self.rows += group.num_rows
         self.memory += int(group.nbytes)
@@ -73,8 +78,9 @@ class Summary:
         self._negatives += int(np.count_nonzero(diffs < 0)) if least < 0 else 0
         self._diff_sum += exact_sum(diffs, least, greatest)
         self._keys.append(group.select(self._schema.key_names))
-        for name in self._schema.names:
-            column = group.column(name)
+        columns = [(name, group.column(name)) for name in self._schema.names]
+        columns += [] if values is None else zip(values.column_names, values.columns, strict=True)
+        for name, column in columns:
             if is_flat(column.type):
                 nulls = column.null_count
                 if name in self._sorted and len(column) > _TAKE_MIN:
@@ -122,10 +128,12 @@ class Summary:
         return msgspec.Raw(msgspec.json.encode(stats_by_name)) if stats_by_name else NO_STATS
 
 
-def describe_part(data: bytes | memoryview, table: pa.Table, schema: CollectionSchema) -> Part:
-    """The descriptor of a part that holds table, of at least one row, as data."""
+def describe_part(
+    data: bytes | memoryview, table: pa.Table, schema: CollectionSchema, values: pa.Table | None = None
+) -> Part:
+    """The descriptor of a part that holds table, of at least one row, as data, with values of its documents."""
     summary = Summary(schema, is_sorted=False)
-    summary.add(table.combine_chunks())
+    summary.add(table.combine_chunks(), values)
     return summary.describe(data)
 
 
@@ -261,7 +269,8 @@ def check_part(
         if part.footer is None:
             findings += _descriptor_findings(part, describe_batch(bytes(data), table, schema))
         else:
-            findings += _descriptor_findings(part, describe_part(data, table, schema))
+            values = _checked_values(data, part, table, schema, findings)
+            findings += _descriptor_findings(part, describe_part(data, table, schema, values))
             findings += _index_findings(data, part, schema)
     order, starts = row_sorter(canonical(table), [*schema.names, TIME]).sort()
     moved = np.flatnonzero(order != np.arange(len(order)))
@@ -284,6 +293,32 @@ def check_part(
         )
     keys = table.select(schema.key_names)
     return tuple(findings), keys.take(pa.array([order[0], order[-1]]))
+
+
+def _checked_values(
+    data: bytes | memoryview, part: Part, table: pa.Table, schema: CollectionSchema, findings: list[Finding]
+) -> pa.Table | None:
+    """Return the stored values of the documents of a part; None if it has none. Add to findings what is wrong."""
+    try:
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
+        entry = read_entry(metadata.metadata, len(groups))
+        if entry is None:
+            return None
+        index = read_index(memoryview(data)[slice(*part.footer_range)], part, schema)
+        if any(start + size != group.end for (start, size), group in zip(entry.files, index.groups, strict=True)):
+            raise ValueError("they do not lie at the ends of row groups")
+        files = [memoryview(data)[start : start + size] for start, size in entry.files]
+        pairs = zip(files, groups, strict=True)
+        values = pa.concat_tables([decode_values(file, entry.names, rows) for file, rows in pairs]).combine_chunks()
+        computed = compute_values(entry.names, table, schema)
+    except (*UNREADABLE, CorruptBlob) as error:
+        findings.append(Finding("values", f"the values of its documents are wrong: {error}"))
+        return None
+    for name in entry.names if computed is not None and not values.equals(computed) else ():
+        if not values[name].equals(computed[name]):
+            findings.append(Finding("values", f"its values {name!r} are not what its documents hold"))
+    return values
 
 
 def described_bounds(part: Part, schema: CollectionSchema) -> pa.Table | None:

@@ -5,7 +5,7 @@ log may do anything. Its checks detect accidents, such as a file of another coll
 number of row groups, and unpacked size must match the descriptor.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,12 +16,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pyarrow.types as pt
 
+from persist.blob.errors import CorruptBlob
 from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.file_writer import MAGIC, storage_type
 from persist.codecs.part.filters import may_compare_with_nan, referenced_columns
 from persist.codecs.part.part import Part, groups_max
+from persist.codecs.part.shredding import VALUES_KEY, StoredValues, decode_values, read_entry, rewrite_filter
 from persist.codecs.types.arrow_types import leaf_types
+from persist.codecs.types.schema import CollectionSchema
 
 # For fewer values, starting Arrow's threads takes longer than decoding in one. With more decoded by our own threads,
 # the allocator keeps 90 MiB more of what they freed.
@@ -120,6 +123,7 @@ class GroupFile:
         self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
     ) -> None:
         self._footer, self._schema = footer, schema
+        self.group_rows = footer.group_rows
         self._coded = [name for name in coded if _has_codes(schema.field(name))]
         self._file = _open(source, footer.metadata, self._coded)
 
@@ -179,7 +183,7 @@ def from_parquet(
 def scan_parquet(
     data: pa.Buffer,
     part: Part,
-    schema: pa.Schema,
+    schema: CollectionSchema,
     columns: Sequence[str],
     filter: pc.Expression,
     *,
@@ -187,30 +191,116 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. A filter that
-    may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
-    `from_parquet` and of the filter.
+    A filter that may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
+    `scan_groups` and `from_parquet`.
     """
-    footer = _whole_footer(data, part, schema)
-    file, groups = GroupFile(pa.BufferReader(data), footer, schema), [*range(len(footer.group_rows))]
+    footer = _whole_footer(data, part, schema.arrow)
+    file, groups = GroupFile(pa.BufferReader(data), footer, schema.arrow), [*range(len(footer.group_rows))]
     if not may_compare_with_nan(filter):
         # Here, because importing it imports pandas where there is one, which every worker process would wait for.
         from pyarrow.dataset import ParquetFileFormat
 
         fragment = ParquetFileFormat().make_fragment(data)
         groups = [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
-    tested = referenced_columns(filter, schema)
+    values = ValueFilter.find(filter, footer, part, schema)
+    if values is not None:
+        filter = values.filter
+    stored = None if values is None else values.read(groups, lambda start, end: memoryview(data)[start:end])
+    return scan_groups(file, groups, schema.arrow, columns, filter, stored, use_threads=use_threads)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueFilter:
+    """A filter that reads values of documents (`shredding`) of one part, in the place of the documents.
+
+    Attributes:
+        filter: over the columns of the part and the fields of the values.
+        fields: of the values that it reads.
+    """
+
+    filter: pc.Expression
+    fields: pa.Schema
+    _entry: StoredValues
+    _group_rows: Sequence[int]
+    _part: str
+
+    @classmethod
+    def find(
+        cls, filter: pc.Expression, footer: CheckedFooter, part: Part, schema: CollectionSchema
+    ) -> "ValueFilter | None":
+        """Return how to apply a filter with the values of a part; None if it has none of these.
+
+        Raises:
+            CorruptBlob: its footer says nothing right of its values.
+        """
+        if not schema.json:
+            return None
+        try:
+            entry = read_entry(footer.metadata.metadata, len(footer.group_rows))
+        except (ValueError, LookupError, TypeError) as error:
+            raise CorruptBlob(part.name, f"{VALUES_KEY} in its footer is malformed: {error}") from error
+        rewritten = None if entry is None else rewrite_filter(filter, schema, entry.names)
+        if entry is None or rewritten is None:
+            return None
+        return cls(*rewritten, entry, footer.group_rows, part.name)
+
+    def read(self, groups: Sequence[int], fetch: Callable[[int, int], bytes | memoryview]) -> pa.Table:
+        """Return the values of some row groups.
+
+        Args:
+            fetch: returns the bytes of the part from one position to another.
+
+        Raises:
+            CorruptBlob: they are malformed.
+        """
+        tables = [self.fields.empty_table()]
+        for group in groups:
+            start, size = self._entry.files[group]
+            try:
+                tables.append(decode_values(fetch(start, start + size), self.fields.names, self._group_rows[group]))
+            except (pa.ArrowException, OSError, ValueError, LookupError) as error:
+                raise CorruptBlob(self._part, f"the values of its row group {group} are unreadable: {error}") from error
+        return pa.concat_tables(tables)
+
+
+def scan_groups(
+    file: GroupFile,
+    groups: Sequence[int],
+    schema: pa.Schema,
+    columns: Sequence[str],
+    filter: pc.Expression,
+    values: pa.Table | None = None,
+    *,
+    use_threads: bool,
+) -> pa.Table:
+    """Read the rows of some row groups that filter keeps.
+
+    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. Raises the
+    errors of `GroupFile.read` and of the filter.
+
+    Args:
+        values: further columns of the filter, of the rows of the groups.
+    """
+    given = [] if values is None else values.column_names
+    tested = referenced_columns(filter, schema if values is None else pa.schema([*schema, *values.schema]), given)
     others = [name for name in columns if name not in tested]
-    table = file.read(groups, tested or columns, use_threads=use_threads)
+    if values is None or tested:
+        table = file.read(groups, tested or columns, use_threads=use_threads)
+        for name in given:
+            table = table.append_column(name, values[name])
+    else:
+        table = values
     kept = _rows_that_pass(table, filter)
     if len(kept) < len(table):
         table = table.take(int64_array(kept))
-    if tested and others:
-        counts = np.array([footer.group_rows[group] for group in groups], np.int64)
+    table = table.drop_columns(given)
+    if (given and not tested) or (tested and others):
+        counts = np.array([file.group_rows[group] for group in groups], np.int64)
         at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
+        is_all = len(kept) == counts.sum()
         counts[at] = 0
         # Row numbers within the row groups that were hit.
-        chosen = None if len(kept) == part.rows else int64_array(kept - counts.cumsum()[at])
+        chosen = None if is_all else int64_array(kept - counts.cumsum()[at])
         hit = [groups[number] for number in np.unique(at)]
         rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
         table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))

@@ -41,6 +41,7 @@ from persist.codecs.errors import InvalidUpdate
 from persist.codecs.nested import COLUMN, column_node
 from persist.codecs.order.arrays import stored_values
 from persist.codecs.order.ordering import combined, order_keys
+from persist.codecs.part.shredding import VALUES_KEY, encode_entry, encode_values
 from persist.codecs.types.arrow_types import children, is_text, with_children
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
@@ -83,6 +84,8 @@ class FileWriter:
         self.without_statistics = frozenset(without_statistics)
         self.groups: list[tuple[int, str]] = []
         self._schema = schema
+        self._value_names: tuple[str, ...] = ()
+        self._value_dictionaries: list[str] = []
         self._dictionaries = frozenset(_repeating(first))
         self._sorted_by = sorted_by
         self._compression: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
@@ -92,8 +95,9 @@ class FileWriter:
 
     def _begin(self) -> None:
         self._sink = io.BytesIO()
+        self._file = pa.PythonFile(self._sink, mode="w")
         self._writer = pq.ParquetWriter(
-            self._sink,
+            self._file,
             self._schema,
             write_page_index=True,
             write_page_checksum=True,
@@ -104,6 +108,7 @@ class FileWriter:
             **_column_options(self._schema, self._dictionaries, self.without_statistics),
         )
         self.groups = []
+        self._value_files: list[tuple[int, int]] = []
         self._end = len(MAGIC)
 
     def _probed(self, stored: pa.Table) -> dict[str, Any]:
@@ -126,8 +131,10 @@ class FileWriter:
         """Length of what is encoded so far."""
         return self._end
 
-    def write(self, group: pa.Table) -> None:
+    def write(self, group: pa.Table, values: pa.Table | None = None) -> None:
         """Write one row group: at least one row, floats canonical.
+
+        values: what is stored of its documents; of all row groups or of none.
 
         Floats for which statistics would mislead make the file be written again without these, once for a few columns
         and once more for all.
@@ -140,17 +147,24 @@ class FileWriter:
         if misled:
             floats = frozenset(field.name for field in self._schema if pt.is_floating(field.type))
             self._write_again(floats if self.without_statistics else misled)
-        self._write(to_storage(group))
+        if values is not None and not self._value_names:
+            self._value_names, self._value_dictionaries = tuple(values.column_names), [*_repeating(values)]
+        self._write(to_storage(group), b"" if values is None else encode_values(values, self._value_dictionaries))
 
     def finish(self) -> bytes:
         """Return the bytes of the file."""
         index = msgspec.json.encode({"version": GROUPS_VERSION, "groups": self.groups})
-        self._writer.add_key_value_metadata({GROUPS_KEY: index.decode()})
+        entries = {GROUPS_KEY: index.decode()}
+        if self._value_names:
+            entries[VALUES_KEY] = encode_entry(self._value_names, self._value_files).decode()
+        self._writer.add_key_value_metadata(entries)
         self._writer.close()
         return self._sink.getvalue()
 
-    def _write(self, stored: pa.Table) -> None:
+    def _write(self, stored: pa.Table, values: bytes) -> None:
         self._writer.write_table(stored, row_group_size=stored.num_rows)
+        self._value_files.append((self._sink.tell(), len(values)))
+        self._file.write(values)  # Not to the sink, because Arrow counts what it has written.
         start, self._end = self._end, self._sink.tell()
         with self._sink.getbuffer() as encoded:
             checksum = xxhash.xxh3_64_hexdigest(encoded[start : self._end])
@@ -162,10 +176,11 @@ class FileWriter:
             self._begin()
             return
         self._writer.close()
-        with pq.ParquetFile(pa.BufferReader(self._sink.getvalue()), arrow_extensions_enabled=False) as file:
+        data, value_files = self._sink.getvalue(), self._value_files
+        with pq.ParquetFile(pa.BufferReader(data), arrow_extensions_enabled=False) as file:
             self._begin()
-            for group in range(file.num_row_groups):
-                self._write(file.read_row_group(group).cast(self._schema))
+            for group, (start, size) in enumerate(value_files):
+                self._write(file.read_row_group(group).cast(self._schema), data[start : start + size])
 
 
 def misled_columns(group: pa.Table) -> frozenset[str]:

@@ -30,6 +30,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs.part.part import Part, Scalar
+from persist.codecs.part.shredding import rewrite_filter
 from persist.codecs.types.arrow_types import Bound, is_flat, key_order, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.widening import is_written_alike
@@ -122,6 +123,9 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
 
     Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
     """
+    rewritten = rewrite_filter(filter, schema)
+    filter, values = (filter, pa.schema([])) if rewritten is None else rewritten
+    arrow = pa.schema([*schema.arrow, *values])
     if may_compare_with_nan(filter):
         return list(parts)
     candidates: Sequence[Part] = parts
@@ -137,9 +141,10 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
                     guarantees_by_group.clear()
                 guarantee = guarantees_by_group[key] = _group_guarantee(group, schema)
             guarantees.append(guarantee)
-        candidates = [part for at in _that_may_match(guarantees, filter, schema) for part in groups[at]]
-    named = referenced_columns(filter, schema.arrow)
-    matching = _that_may_match([_guarantee(part, schema, named) for part in candidates], filter, schema)
+        candidates = [part for at in _that_may_match(guarantees, filter, arrow) for part in groups[at]]
+    named = referenced_columns(filter, arrow, values.names)
+    guarantees = [_guarantee(part, schema, named) & _value_guarantee(part, schema, values) for part in candidates]
+    matching = _that_may_match(guarantees, filter, arrow)
     return [candidates[at] for at in matching]
 
 
@@ -161,7 +166,7 @@ def ranges_that_may_match(
     if may_compare_with_nan(filter):
         return [*range(len(ranges))]
     kinds = [schema.arrow.field(name).type for name in key]
-    return _that_may_match([_between(least, greatest, key, kinds) for least, greatest in ranges], filter, schema)
+    return _that_may_match([_between(least, greatest, key, kinds) for least, greatest in ranges], filter, schema.arrow)
 
 
 def _between(
@@ -216,7 +221,7 @@ def _groups(parts: Sequence[Part]) -> list[Sequence[Part]]:
     return groups
 
 
-def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: CollectionSchema) -> list[int]:
+def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, schema: pa.Schema) -> list[int]:
     """Return the positions of the guarantees under which a filter may be true, in order."""
     # Here, because importing it imports pandas where there is one, which every worker process would wait for.
     from pyarrow.dataset import FileSystemDataset, ParquetFileFormat
@@ -226,7 +231,7 @@ def _that_may_match(guarantees: Sequence[pc.Expression], filter: pc.Expression, 
         format_.make_fragment(str(at), nowhere, partition_expression=guarantee)
         for at, guarantee in enumerate(guarantees)
     ]
-    dataset = FileSystemDataset(fragments, schema.arrow, format_, nowhere)
+    dataset = FileSystemDataset(fragments, schema, format_, nowhere)
     return [int(fragment.path) for fragment in dataset.get_fragments(filter)]
 
 
@@ -234,7 +239,20 @@ def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc
     """Return what a part guarantees of some columns of its rows."""
     stats = _stats(part, schema)
     return _conjunction(
-        _stats_guarantee(part.name, schema, name, part.rows, *stats[name]) for name in names if name in stats
+        _stats_guarantee(part.name, schema.arrow, name, part.rows, *stats[name]) for name in names if name in stats
+    )
+
+
+def _value_guarantee(part: Part, schema: CollectionSchema, values: pa.Schema) -> pc.Expression:
+    """Return what a part guarantees of values of its documents, which no column of it may be called like."""
+    if not values:
+        return pc.scalar(True)
+    lifted, stats = part.lift(schema), part.stats
+    columns = (schema if lifted is None else lifted.stored).names
+    return _conjunction(
+        _stats_guarantee(part.name, values, name, part.rows, *stats[name])
+        for name in values.names
+        if name in stats and name not in columns
     )
 
 
@@ -260,7 +278,7 @@ def _group_guarantee(parts: Sequence[Part], schema: CollectionSchema) -> pc.Expr
             except (ValueError, ArithmeticError) as error:
                 raise CorruptBlob(parts[0].name, f"descriptors have wrong statistics of {name!r}: {error}") from error
             nulls = sum(of_part[name][2] for of_part in stats)
-            guarantees.append(_stats_guarantee(parts[0].name, schema, name, rows, least, greatest, nulls))
+            guarantees.append(_stats_guarantee(parts[0].name, schema.arrow, name, rows, least, greatest, nulls))
     return _conjunction(guarantees)
 
 
@@ -291,12 +309,12 @@ def _stats(part: Part, schema: CollectionSchema) -> Mapping[str, tuple[Scalar, S
 
 
 def _stats_guarantee(
-    part: str, schema: CollectionSchema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
+    part: str, schema: pa.Schema, name: str, rows: int, least: Scalar, greatest: Scalar, nulls: int
 ) -> pc.Expression | None:
     """Return what the statistics promise of a column: its bounds, or that it is NULL; None if nothing useful."""
     if least is None or greatest is None:
         return pc.field(name).is_null() if nulls == rows else None
-    return _column_guarantee(part, schema.arrow.field(name).type, name, least, greatest, nulls)
+    return _column_guarantee(part, schema.field(name).type, name, least, greatest, nulls)
 
 
 def _column_guarantee(

@@ -34,7 +34,15 @@ from persist.codecs.part.decoding import (
     filtered,
     read_adapted,
 )
-from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, GroupFile, groups_within, read_footer
+from persist.codecs.part.file_reader import (
+    PARSED_BYTES,
+    CheckedFooter,
+    GroupFile,
+    ValueFilter,
+    groups_within,
+    read_footer,
+    scan_groups,
+)
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
 from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lend, lent_buffer
@@ -217,6 +225,9 @@ def decode_groups(
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
     read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
     file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
+    values = None if filter is None else ValueFilter.find(filter, index._footer, part, schema)
+    if values is not None:
+        return file.scan(numbers, columns, values, use_threads=use_threads)
     return filtered(file.read(numbers, read, use_threads=use_threads), filter, columns, schema.arrow)
 
 
@@ -241,9 +252,10 @@ class OpenGroups:
     ) -> None:
         for number, data in pieces:
             _verify(data, number, index, part)
-        self._part = part
+        self._part, self._schema = part, schema.arrow
         views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
-        source = pa.PythonFile(_Pieces(views, part.bytes), mode="r")
+        self._bytes = _Pieces(views, part.bytes)
+        source = pa.PythonFile(self._bytes, mode="r")
         self._file = decoded(part, lambda: GroupFile(source, index._footer, schema.arrow, coded))
 
     def read(
@@ -260,6 +272,20 @@ class OpenGroups:
             CorruptBlob: they are not of a part of this collection.
         """
         table = decoded(self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen))
+        check_updates(table, self._part)
+        return table
+
+    def scan(
+        self, numbers: Sequence[int], columns: Sequence[str], values: ValueFilter, *, use_threads: bool = False
+    ) -> pa.Table:
+        """Return columns of the rows of some of the row groups, ascending, that a filter keeps; raise as `read`."""
+        stored = values.read(numbers, self._bytes.read_range)
+        table = decoded(
+            self._part,
+            lambda: scan_groups(
+                self._file, numbers, self._schema, columns, values.filter, stored, use_threads=use_threads
+            ),
+        )
         check_updates(table, self._part)
         return table
 
@@ -342,11 +368,16 @@ class _Pieces:
     def read_buffer(self, size: int) -> pa.Buffer:
         """Return some bytes; Arrow calls this where there is such a method, and else `read`."""
         at = self.tell()
+        self._local.at = at + size
+        return self.read_range(at, at + size)
+
+    def read_range(self, at: int, end: int) -> pa.Buffer:
+        """Return the bytes from one position to another."""
+        size = end - at
         piece = bisect.bisect_right(self._starts, at) - 1
         start = at - self._starts[piece]
         if piece < 0 or start + size > self._buffers[piece].size:
             raise ValueError(f"its metadata refers to the bytes [{at}, {at + size}), outside of the row groups read")
-        self._local.at = at + size
         return self._buffers[piece].slice(start, size)
 
     def close(self) -> None:

@@ -40,6 +40,7 @@ from persist.codecs.part.describing import Summary, describe_batch
 from persist.codecs.part.file_writer import FileWriter, file_schema, has_batch_form, misled_columns
 from persist.codecs.part.index import check_accepted
 from persist.codecs.part.part import GROUP_ROWS_MIN, GROUPS_MAX, Part, to_batch
+from persist.codecs.part.shredding import choose_values, compute_values
 from persist.codecs.types.schema import TIME, CollectionSchema
 
 PART_BYTES_TARGET = 64 << 20
@@ -134,6 +135,7 @@ class PartStream:
         self._pending_rows = self._pending_bytes = 0
         self._last_key: pa.Table | None = None  # The last key before the pending rows.
         self._writer: FileWriter | None = None
+        self._values: tuple[str, ...] = ()  # What the part in progress stores of its documents.
         self._summary = Summary(schema)
         self._row_bytes = 0.0  # Encoded, in the part before or a probe; 0 if not known.
 
@@ -265,14 +267,16 @@ class PartStream:
 
     def _write_group(self, group: pa.Table) -> None:
         if self._writer is None:
+            self._values = choose_values(group, self._schema)
             self._writer = FileWriter(
                 self._schema.derived(file_schema),
                 group,
                 sorted_by=len(self._schema.names) + 1,
                 without_statistics=self._without_statistics,
             )
-        self._writer.write(group)
-        self._summary.add(group)
+        values = compute_values(self._values, group, self._schema) if self._values else None
+        self._writer.write(group, values)
+        self._summary.add(group, values)
 
     def _end_part(self) -> Encoded:
         assert self._writer is not None, "only a part that was begun can end"

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
+from persist.codecs.types.calculator import DUCKDB, is_calculator
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query import (
     Path,
@@ -28,7 +29,6 @@ from persist.compute.query import (
 from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
 from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
 from persist.core.errors import InvalidUsage
-from persist.core.expression.term import DUCKDB
 
 Columns: TypeAlias = Sequence[tuple[str, str | Unreadable]]
 
@@ -228,8 +228,7 @@ def loaded_duckdb() -> Any:
             "queries are parsed by DuckDB, which is not installed: pip install 'duckdb>=2.0,<2.1'. "
             "Views that exist are refreshed without it."
         ) from error
-    version = tuple(int(number) for number in duckdb.__version__.split(".")[:2])
-    if version != DUCKDB:
+    if not is_calculator(duckdb.__version__):
         raise InvalidUsage(
             f"queries are parsed by DuckDB {'.'.join(map(str, DUCKDB))}, and {duckdb.__version__} is installed: "
             "pip install 'duckdb>=2.0,<2.1'. Views that exist are refreshed with any version, or none."

@@ -1,13 +1,17 @@
 """Values inside of JSON documents, as functions that Arrow calls in filters and DuckDB computes."""
 
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.part.shredding import EXTRACT, whole_path
 from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import computed_by_duckdb
+
+_PREFIX = EXTRACT.removesuffix("json_extract_string")
 
 
 def document_value(function: str, document: pc.Expression, path: str | int) -> pc.Expression:
@@ -18,7 +22,19 @@ def document_value(function: str, document: pc.Expression, path: str | int) -> p
         path: as DuckDB takes it.
     """
     _register(function)
-    return pc.Expression._call(f"persist_{function}", [document, pc.scalar(_literal(path))])
+    return pc.Expression._call(_PREFIX + function, [document, pc.scalar(_literal(path))])
+
+
+def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
+    """Return functions and their paths with fewer steps, where several look into objects alone."""
+    joined: list[tuple[str, str | int]] = []
+    for function, path in steps:
+        before, inner = whole_path(joined[-1][1]) if joined else None, whole_path(path)
+        if before is not None and inner is not None and joined[-1][0] == "json_extract":
+            joined[-1] = function, before + inner.removeprefix("$")
+        else:
+            joined.append((function, path))
+    return joined
 
 
 def check_path(function: str, path: str | int) -> None:
@@ -36,6 +52,8 @@ def _literal(path: str | int) -> str:
 
 
 def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
+    if not len(documents):  # As filters are bound to columns, which is done several times for a read.
+        return pa.array([], pa.string())
     return computed_by_duckdb(f'{function}("$1", {literal})', documents, pa.string())
 
 
@@ -52,4 +70,4 @@ def _register(function: str) -> None:
 
     text = {"summary": f"{function} of DuckDB", "description": "A value inside of a JSON document, as text."}
     inputs = {"document": pa.string(), "path": pa.string()}
-    pc.register_scalar_function(compute, f"persist_{function}", text, inputs, pa.string())
+    pc.register_scalar_function(compute, _PREFIX + function, text, inputs, pa.string())

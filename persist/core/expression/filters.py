@@ -37,7 +37,7 @@ import pyarrow.types as pat
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.expression.documents import check_path, document_value
+from persist.core.expression.documents import check_path, document_value, join_paths
 from persist.core.expression.term import Call, Col, Lit, Term
 
 _FILTERS: dict[str, Callable[..., pc.Expression]] = {
@@ -222,7 +222,7 @@ class _Parser:
     def _term(self, operand: _Operand, other: _Operand | None = None) -> Term:
         if operand.column is not None:
             term: Term = Col(operand.column)
-            for function, path in operand.path:
+            for function, path in join_paths(operand.path):
                 term = Call(function, (term,), (path,))
             return term
         return Lit(self._value(operand, None if other is None else other.type))

@@ -18,7 +18,7 @@ row.
 
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from threading import get_ident
 from typing import Any
 
@@ -27,16 +27,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pat
 
+from persist.codecs.types.calculator import calculator, is_calculator
 from persist.core.errors import InvalidUsage
 from persist.core.expression import sql_numbers as numbers
 from persist.core.expression.python_functions import computed_by_python
 from persist.core.expression.sql_numbers import normalize_for_order
-from persist.core.expression.term import DUCKDB, INTERVAL
+from persist.core.expression.term import INTERVAL
 
 VALUE_BYTES_MAX = 16 << 20
 _QUOTED = re.compile("""'(?:[^']|'')*'|"(?:[^"]|"")*\"""")
 EXPRESSIONS_KEPT = 64  # For all threads together.
-_MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
 
 
 DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
@@ -110,7 +110,7 @@ def check_duckdb() -> None:
         raise InvalidUsage(
             "this view has functions that DuckDB computes, and DuckDB is not installed: pip install 'duckdb>=2.0,<2.1'"
         ) from error
-    if tuple(int(number) for number in duckdb.__version__.split(".")[:2]) != DUCKDB:
+    if not is_calculator(duckdb.__version__):
         raise InvalidUsage(
             f"this view has functions that DuckDB 2.0 computes, and {duckdb.__version__} is installed: "
             "pip install 'duckdb>=2.0,<2.1'"
@@ -134,7 +134,7 @@ class _Bound:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
         projection = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
-        self._values = _database().cursor().from_arrow(self._given).project(projection)
+        self._values = calculator().cursor().from_arrow(self._given).project(projection)
         if any(are_intervals):
             names = (f"x{number}" for number in range(len(texts)))
             projection = ", ".join(
@@ -166,18 +166,6 @@ def _interval_to_arrow(name: str) -> str:
 @lru_cache(EXPRESSIONS_KEPT)
 def _bound(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
     return _Bound(texts, are_intervals, schema)
-
-
-@cache
-def _database() -> Any:
-    import duckdb
-
-    limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}
-    database = duckdb.connect(":memory:", config={**limits, "python_enable_replacements": "false"})
-    database.execute("SET GLOBAL TimeZone = 'UTC'")  # For all cursors.
-    database.execute("SET enable_external_access = false")
-    database.execute("SET lock_configuration = true")
-    return database
 
 
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")

@@ -27,7 +27,6 @@ SQL = "sql."
 # Intervals in Arrow: its own interval types cannot be compared, sorted or stored. Collections have other names for the
 # fields.
 INTERVAL = pa.struct([("interval_months", pa.int32()), ("interval_days", pa.int32()), ("interval_micros", pa.int64())])
-DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
 
 
 class Term:

@@ -1,0 +1,25 @@
+"""DuckDB as a calculator: in memory, by one thread, in UTC, without files, settings or extensions of the user."""
+
+from functools import cache
+from typing import Any
+
+DUCKDB = (2, 0)  # Its functions, and the names of nodes in its plans, change from one minor version to the next.
+_MEMORY = "2GB"  # A list that a function makes of one row cannot take all that there is.
+
+
+def is_calculator(version: str) -> bool:
+    """Return whether a version of DuckDB computes as values are stored and views are made."""
+    return tuple(int(number) for number in version.split(".")[:2]) == DUCKDB
+
+
+@cache
+def calculator() -> Any:
+    """Return the connection of this process; each thread takes a cursor of it."""
+    import duckdb
+
+    limits = {"threads": "1", "memory_limit": _MEMORY, "temp_directory": "", "autoinstall_known_extensions": "false"}
+    database = duckdb.connect(":memory:", config={**limits, "python_enable_replacements": "false"})
+    database.execute("SET GLOBAL TimeZone = 'UTC'")  # For all cursors.
+    database.execute("SET enable_external_access = false")
+    database.execute("SET lock_configuration = true")
+    return database

@@ -1,0 +1,243 @@
+"""Values of documents that are stored beside them: chosen, exact as DuckDB says, used by filters, and examined."""
+
+import json
+from collections.abc import Sequence
+
+import duckdb
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import persist
+from persist.codecs.part import shredding
+from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.describing import check_part
+from persist.codecs.part.filters import parts_that_may_match
+from persist.codecs.part.index import decode_groups, read_index
+from persist.codecs.part.part import Part
+from persist.codecs.part.stream import Encoded, encode_parts
+from persist.codecs.types.schema import CollectionSchema
+from persist.core.expression.filters import parse_where
+from tests.support.tiers import examples
+
+SCHEMA = CollectionSchema.of({"id": int}, {"n": int, "payload": persist.JSON})
+NAMES = st.sampled_from(["a", "b", "a.b", "ü", "a'b", "$", "*", "0", "", 'x"y', "end: 'x"])
+LEAVES = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3)
+)
+DOCUMENTS = st.recursive(
+    LEAVES, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(NAMES, inner, max_size=3), max_leaves=8
+)
+WRITTEN = st.sampled_from(
+    ['{"a":1,"a":2}', '{"a":1.0}', '{"a":1}', '{"a":-0}', '{"a":1e400}', '{"a":null}', "{}", '{"\\u0061":"\\n\\u0000"}',
+     '{"a":{"b":"x"}}', '{"a.b":3}', '{"a":12345678901234567890123}', '{"a":[1, 2]}', ' {"a" : true} ', '"a"', "7"]
+)  # fmt: skip
+PATHS = ["a", "$.a", "$.a.b", "a.b", '$."a.b"', "ü", "a'b", "$", "*", "0", "/a", "$.a[0]", "end: 'x", "b"]
+
+
+@pytest.fixture
+def for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    store_values_of_few(monkeypatch)
+
+
+def store_values_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shredding, "ROWS_MIN", 1)
+
+
+def rows_of(documents: Sequence[str | None]) -> pa.Table:
+    count = range(len(documents))
+    columns = {
+        "id": [*count],
+        "n": [*count],
+        "payload": documents,
+        "_time": [0 for _ in count],
+        "_diff": [1 for _ in count],
+    }
+    return pa.table(columns, schema=SCHEMA.arrow)
+
+
+def encoded(documents: Sequence[str | None], groups: int = 1) -> Encoded:
+    [(data, part)] = encode_parts(rows_of(documents), SCHEMA, row_group_rows=-(-len(documents) // groups))
+    return data, part
+
+
+def value_names(data: bytes) -> tuple[str, ...]:
+    metadata = pa.parquet.read_metadata(pa.BufferReader(data))
+    entry = shredding.read_entry(metadata.metadata, metadata.num_row_groups)
+    return () if entry is None else entry.names
+
+
+def kept(data: bytes, part: Part, where: str) -> list[int]:
+    """Return the rows that a condition keeps, which all ways of reading agree on."""
+    filter_ = parse_where(where, SCHEMA)
+    whole = decode_part(data, part, SCHEMA, filter=filter_)
+    start, end = part.footer_range
+    index = read_index(data[start:end], part, SCHEMA)
+    pieces = [(at, data[group.start : group.end]) for at, group in enumerate(index.groups)]
+    for columns in (["id"], ["payload", "id"], SCHEMA.arrow.names):
+        for table in (
+            decode_part(data, part, SCHEMA, filter=filter_, columns=columns),
+            decode_groups(pieces, index, part, SCHEMA, filter=filter_, columns=columns),
+        ):
+            assert table.equals(whole.select(columns))
+    if len(whole):
+        assert parts_that_may_match([part], filter_, SCHEMA)
+    return whole["id"].to_pylist()
+
+
+def test_paths_that_most_documents_have_are_stored() -> None:
+    documents = [
+        json.dumps(
+            {"at": at, "user": {"name": f"u{at}", "on": True}, "rare": 1} if at % 20 else {"at": "x", "user": {}}
+        )
+        for at in range(4000)
+    ]
+    data, part = encoded([doc if at else None for at, doc in enumerate(documents)], groups=3)
+    assert value_names(data) == ('2 ->> $."at"', '2 ->> $."rare"', '2 ->> $."user"."name"', '2 ->> $."user"."on"')
+    assert part.stats['2 ->> $."user"."on"'] == ("true", "true", 200)
+    assert pa.parquet.read_table(pa.BufferReader(data)).column_names == SCHEMA.arrow.names
+    assert kept(data, part, "payload->>'$.user.name' = 'u7'") == [7]
+    assert kept(data, part, "payload->'user'->>'name' in ('u7', 'u3999')") == [7, 3999]
+    assert kept(data, part, "n < 25 and not (payload->>'at' <= '2')") == [*range(3, 10), *range(20, 25)]
+    assert len(kept(data, part, "payload->>'rare' is null")) == 200
+
+
+@pytest.mark.parametrize(
+    ("documents", "names"),
+    [
+        (['{"a":1}'] * 1023, ()),
+        (['{"a":"' + "x" * 65 + '"}'] * 1024, ()),
+        (['{"a":1}'] * 900 + ["{}"] * 124, ()),
+        (['{"a":[1],"b":null,"c":{}}'] * 1024, ()),
+        (['{"a\\"b":1,"a\\nb":1,"a\\\\b":1,"":1,"a b":1}'] * 1024, ('2 ->> $."a b"',)),
+        ([json.dumps({f"k{at}": at for at in range(20)})] * 1024, tuple(f'2 ->> $."k{at}"' for at in range(16))),
+        ([json.dumps({f"k{row}-{at}": 1 for at in range(20)}) for row in range(1024)], ()),
+    ],
+)
+def test_what_few_documents_have_is_not_stored(documents: list[str], names: tuple[str, ...]) -> None:
+    data, part = encoded(documents)
+    assert value_names(data) == names
+    assert check_part(data, part, SCHEMA)[0] == ()
+
+
+CONDITIONS = [
+    "{0} = {1}", "{0} != {1}", "{0} < {1}", "{0} >= {1}", "{0} in ({1}, 'true')", "{0} not in ({1}, '2')",
+    "{0} is null", "{0} is not null", "{0} between '0' and {1}", "{0} like '%1%'", "not ({0} > {1} or n = 3)",
+]  # fmt: skip
+
+
+@settings(max_examples=examples(300))
+@given(st.lists(WRITTEN | DOCUMENTS.map(json.dumps) | st.none(), min_size=1, max_size=12), st.data())
+def test_a_filter_keeps_what_duckdb_keeps(documents: list[str | None], data: st.DataObject) -> None:
+    with pytest.MonkeyPatch.context() as patched:
+        store_values_of_few(patched)
+        patched.setattr(shredding, "SHARE_MIN", data.draw(st.sampled_from([0.0, 0.9])))
+        bytes_, part = encoded(documents, data.draw(st.integers(1, 2)))
+    assert check_part(bytes_, part, SCHEMA)[0] == ()
+    value = data.draw(
+        st.sampled_from(
+            ["'1'", "'1.0'", "'x'", "'true'", '\'{{"b":"x"}}\''.replace("{{", "{").replace("}}", "}"), "''"]
+        )
+    )
+    path = data.draw(st.sampled_from(PATHS)).replace("'", "''")
+    shape = data.draw(st.sampled_from(CONDITIONS))
+    form = data.draw(st.sampled_from(["payload->>'{}'", "json_extract_string(payload, '{}')", "payload->'{}'->>'b'"]))
+    operand = form.format(path)
+    where = shape.format(operand, value)
+    rows_of(documents)
+    sql = f"SELECT id FROM rows WHERE {shape.format('(' + operand + ')', value)} ORDER BY id"
+    assert kept(bytes_, part, where) == [row[0] for row in duckdb.sql(sql).fetchall()]
+
+
+def test_parts_are_pruned_by_values(for_few_rows: None) -> None:
+    parts = [encoded([f'{{"day":"2026-11-{at:02}"}}'])[1] for at in range(1, 31)]
+    for where, days in (
+        ("payload->>'day' = '2026-11-07'", [7]),
+        ("payload->>'$.day' >= '2026-11-29'", [29, 30]),
+        ("payload->>'day' is null", []),
+        ("payload->>'other' = 'x'", [*range(1, 31)]),
+    ):
+        matching = parts_that_may_match(parts * 5, parse_where(where, SCHEMA), SCHEMA)
+        assert matching == [parts[day - 1] for day in days] * 5, where
+
+
+def test_values_of_a_column_are_not_those_of_one_that_is_called_alike(for_few_rows: None) -> None:
+    name = '1 ->> $."a"'
+    schema = CollectionSchema.of({"id": int}, {"payload": persist.JSON, name: str})
+    rows = pa.table([[1], ['{"a":"x"}'], ["y"], [0], [1]], schema=schema.arrow)
+    [(data, part)] = encode_parts(rows, schema)
+    assert value_names(data) == ()
+    assert part.stats[name] == ("y", "y", 0)
+    for where, count in (
+        ("payload->>'a' = 'x'", 1),
+        ("payload->>'a' = 'y'", 0),
+        (f"\"{name.replace(chr(34), chr(34) * 2)}\" = 'y'", 1),
+    ):
+        filter_ = parse_where(where, schema)
+        assert len(decode_part(data, part, schema, filter=filter_)) == count
+        assert len(parts_that_may_match([part], filter_, schema)) == 1
+
+
+def test_wrong_values_are_found_and_later_versions_ignored(for_few_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = ['{"a":1}', '{"a":2}', '{"a":3}']
+    with monkeypatch.context() as patched:
+        computed = shredding.compute_values
+        other = [*documents[:2], '{"a":4}']
+
+        def compute_wrongly(names: Sequence[str], rows: pa.Table, schema: CollectionSchema) -> pa.Table | None:
+            return computed(names, rows_of(other), schema)
+
+        patched.setattr("persist.codecs.part.stream.compute_values", compute_wrongly)
+        data, part = encoded(documents)
+    [finding] = check_part(data, part, SCHEMA)[0]
+    assert finding.kind == "values"
+    assert "are not what its documents hold" in finding.what
+    monkeypatch.setattr(shredding, "VALUES_VERSION", 2)
+    data, part = encoded(documents)
+    monkeypatch.setattr(shredding, "VALUES_VERSION", 1)
+    assert value_names(data) == ()
+    assert kept(data, part, "payload->>'a' = '2'") == [1]
+
+
+def test_malformed_values_are_corruption(for_few_rows: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    filter_ = parse_where("payload->>'a' = '2'", SCHEMA)
+    entries = {
+        "footer is malformed": lambda names, files: b'{"version":1,"names":5}',
+        "of 1 row groups": lambda names, files: msgspec.json.encode({"version": 1, "names": names, "files": []}),
+        "unreadable": lambda names, files: msgspec.json.encode({"version": 1, "names": names, "files": [(4, 9)]}),
+    }
+    for message, entry in entries.items():
+        with monkeypatch.context() as patched:
+            patched.setattr("persist.codecs.part.file_writer.encode_entry", entry)
+            data, part = encoded(['{"a":2}'])
+        with pytest.raises(persist.errors.CorruptBlob, match=message):
+            decode_part(data, part, SCHEMA, filter=filter_)
+        assert "wrong" in check_part(data, part, SCHEMA)[0][0].what
+        assert len(decode_part(data, part, SCHEMA)) == 1
+
+
+def test_a_file_that_is_written_again_for_its_floats_keeps_its_values(for_few_rows: None) -> None:
+    schema = CollectionSchema.of({"id": int}, {"f": float, "payload": persist.JSON})
+    rows = pa.table(
+        [[1, 2, 3], [1.0, 2.0, float("nan")], ['{"a":"x"}', '{"a":"y"}', '{"a":"z"}'], [0] * 3, [1] * 3],
+        schema=schema.arrow,
+    )
+    stream = persist.codecs.part.stream.PartStream(schema, row_group_rows=1)
+    [(data, part)] = [*(out for at in range(3) for out in stream.add(rows.slice(at, 1))), *stream.finish()]
+    assert check_part(data, part, schema)[0] == ()
+    found = decode_part(data, part, schema, filter=parse_where("payload->>'a' = 'y'", schema))
+    assert found["id"].to_pylist() == [2]
+    assert value_names(data) == ('2 ->> $."a"',)
+
+
+def test_values_need_no_function_of_arrow() -> None:
+    filter_ = parse_where("payload->'a'->>'b' = 'x' and n > 1", SCHEMA)
+    rewritten = shredding.rewrite_filter(filter_, SCHEMA)
+    assert rewritten is not None
+    name = '2 ->> $."a"."b"'
+    assert rewritten[0].equals((pc.field(name) == "x") & (pc.field("n") > 1))
+    assert rewritten[1].names == [name]
+    assert shredding.rewrite_filter(filter_, SCHEMA, ()) is None
