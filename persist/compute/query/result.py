@@ -18,10 +18,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from persist.codecs.errors import did_you_mean
 from persist.compute.index import indexed
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
+from persist.compute.query.document_filters import find_document_filters
 from persist.compute.query.parsing import parsed_query, walk_parts
 from persist.compute.query.statement_text import is_statement
 from persist.compute.query.tables import (
@@ -164,10 +166,12 @@ class QueryResult(ArrowResult):
             known = {path: pins[table.name] for path, table in read.items() if pins and table.name in pins}
             known = {path: time for path, time in known.items() if read[path].as_of is None}
             bound = _bound(engine, read, as_of, {**known, **(times or {})})
-            for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
+            results = dict(zip(bound, snapshots_together([*bound.values()]), strict=True))
+            filters = find_document_filters(parsed, {path: handle.schema.json for path, (handle, _) in bound.items()})
+            for path, result in results.items():
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
-                register(self._connection, path, self._dataset(path, result))
+                register(self._connection, path, self._dataset(path, result, filters.get(path)))
             others = [path for path, table in collections.items() if table is None]
             for name, frame in frames_read(others, variables or {}).items():
                 register(self._connection, (name,), frame)
@@ -217,15 +221,20 @@ class QueryResult(ArrowResult):
             self._reads = None
         return "\n".join([f"{rows:,} rows of", *sorted(reads)])
 
-    def _dataset(self, path: Path, result: Snapshot) -> Any:
+    def _dataset(self, path: Path, result: Snapshot, where: pc.Expression | None) -> Any:
         """Return a snapshot as a dataset that notes what is read of it, and why reading failed.
 
         DuckDB tells only by a text of its own why it failed.
+
+        Args:
+            where: a filter besides those that DuckDB gives.
         """
         from persist.engine.read.results.dataset import ResultDataset
 
         def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
             names = result.schema.names if columns is None else columns
+            if where is not None:
+                filter = where if filter is None else filter & where
             if self._reads is not None:
                 self._reads.append(f"{format_path(path)}: {result.explain_narrowed(names, filter)}")
             try:

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
+from persist.compute.query.document_filters import conjuncts
 from persist.compute.query.statement_text import StatementText, Touched
 from persist.compute.query.tables import DUCKDB, Path, format_path, quoted, register
 from persist.engine.collection.keyed_events import ReadRows
@@ -97,7 +98,7 @@ def _equal_columns(
     query = f"SELECT 1 WHERE ({touched.condition}\n)"
     parsed = json.loads(connection.execute("SELECT json_serialize_sql($1)", [query]).fetchall()[0][0])
     pairs = list[tuple[str, str]]()
-    for node in _conjuncts(parsed["statements"][0]["node"]["where_clause"]) if not parsed["error"] else ():
+    for node in conjuncts(parsed["statements"][0]["node"]["where_clause"]) if not parsed["error"] else ():
         if node["type"] != "COMPARE_EQUAL":
             continue
         sides = [_column(node[side], (touched.alias, *table), stored, source) for side in ("left", "right")]
@@ -105,14 +106,6 @@ def _equal_columns(
             if left is not None and right is not None and left[0] and not right[0]:
                 pairs.append((stored[sql_name(left[1])], right[2]))
     return pairs
-
-
-def _conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    if node["type"] != "CONJUNCTION_AND":
-        yield node
-        return
-    for child in node["children"]:
-        yield from _conjuncts(child)
 
 
 def _column(

@@ -37,6 +37,11 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
     return joined
 
 
+def has_simple_path(path: str | int) -> bool:
+    """Return whether a path goes through objects alone, so that its values may be stored beside documents."""
+    return whole_path(path) is not None
+
+
 def check_path(function: str, path: str | int) -> None:
     """Raise InvalidUsage unless DuckDB takes a path."""
     if not isinstance(path, str | int):

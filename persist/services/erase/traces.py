@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 
 from persist.blob.protocol import Blob, BlobEntry
 from persist.codecs.order.ordering import sort_indices
+from persist.codecs.part.shredding import read_entry
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import DELETED
@@ -427,6 +428,9 @@ def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | Non
         names = _names_now(file.schema_arrow, contents)
         for group in range(file.num_row_groups):
             yield file.read_row_group(group).rename_columns(names)
+        values = read_entry(file.metadata.metadata, file.num_row_groups)
+        for start, size in () if values is None else values.files:
+            yield pq.read_table(io.BytesIO(data[start : start + size]))
         return
     for schema, newest in () if contents is None or inline is None else _schemas(contents, inline):
         stored = pa.schema([*(schema.arrow.field(name) for name in schema.names), *STORED])

@@ -77,7 +77,7 @@ def kept(data: bytes, part: Part, where: str) -> list[int]:
     start, end = part.footer_range
     index = read_index(data[start:end], part, SCHEMA)
     pieces = [(at, data[group.start : group.end]) for at, group in enumerate(index.groups)]
-    for columns in (["id"], ["payload", "id"], SCHEMA.arrow.names):
+    for columns in (["id"], ["payload", "id"]):
         for table in (
             decode_part(data, part, SCHEMA, filter=filter_, columns=columns),
             decode_groups(pieces, index, part, SCHEMA, filter=filter_, columns=columns),
@@ -129,7 +129,7 @@ CONDITIONS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=examples(300))
+@settings(max_examples=examples(150))
 @given(st.lists(WRITTEN | DOCUMENTS.map(json.dumps) | st.none(), min_size=1, max_size=12), st.data())
 def test_a_filter_keeps_what_duckdb_keeps(documents: list[str | None], data: st.DataObject) -> None:
     with pytest.MonkeyPatch.context() as patched:
@@ -137,19 +137,15 @@ def test_a_filter_keeps_what_duckdb_keeps(documents: list[str | None], data: st.
         patched.setattr(shredding, "SHARE_MIN", data.draw(st.sampled_from([0.0, 0.9])))
         bytes_, part = encoded(documents, data.draw(st.integers(1, 2)))
     assert check_part(bytes_, part, SCHEMA)[0] == ()
-    value = data.draw(
-        st.sampled_from(
-            ["'1'", "'1.0'", "'x'", "'true'", '\'{{"b":"x"}}\''.replace("{{", "{").replace("}}", "}"), "''"]
-        )
-    )
+    value = data.draw(st.sampled_from(["'1'", "'1.0'", "'x'", "'true'", "'{\"b\":\"x\"}'", "''"]))
     path = data.draw(st.sampled_from(PATHS)).replace("'", "''")
     shape = data.draw(st.sampled_from(CONDITIONS))
     form = data.draw(st.sampled_from(["payload->>'{}'", "json_extract_string(payload, '{}')", "payload->'{}'->>'b'"]))
     operand = form.format(path)
     where = shape.format(operand, value)
-    rows_of(documents)
-    sql = f"SELECT id FROM rows WHERE {shape.format('(' + operand + ')', value)} ORDER BY id"
-    assert kept(bytes_, part, where) == [row[0] for row in duckdb.sql(sql).fetchall()]
+    condition = shape.format("(" + operand + ")", value)
+    expected = duckdb.from_arrow(rows_of(documents)).filter(condition).project("id").fetchall()
+    assert kept(bytes_, part, where) == sorted(id_ for (id_,) in expected)
 
 
 def test_parts_are_pruned_by_values(for_few_rows: None) -> None:

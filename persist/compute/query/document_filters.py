@@ -1,0 +1,123 @@
+"""Filters of collections from the conditions of a query on values inside of JSON documents.
+
+DuckDB hands a scan only comparisons of whole columns, so it would parse each document. The conditions that WHERE joins
+by AND are looked for in the parsed query, and those that compare a value of a document with texts filter the collection
+before DuckDB reads it. DuckDB still tests all conditions on what is left. So a condition that is not found costs time
+alone. A table that the query reads twice, or samples, is not filtered.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import and_
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from persist.codecs.types.sql_names import sql_name
+from persist.compute.query.parsing import walk_parts
+from persist.compute.query.tables import Path, whole_path
+from persist.core.expression.documents import document_value, has_simple_path, join_paths
+
+_COMPARED = {
+    "COMPARE_EQUAL": pc.equal,
+    "COMPARE_LESSTHAN": pc.less,
+    "COMPARE_GREATERTHAN": pc.greater,
+    "COMPARE_LESSTHANOREQUALTO": pc.less_equal,
+    "COMPARE_GREATERTHANOREQUALTO": pc.greater_equal,
+}
+_TURNED = {pc.less: pc.greater, pc.greater: pc.less, pc.less_equal: pc.greater_equal, pc.greater_equal: pc.less_equal}
+_TEXT = ("->>", "json_extract_string")
+_Step = tuple[str, str | int]
+
+
+def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> dict[Path, pc.Expression]:
+    """Return the filters of tables, by their paths.
+
+    Args:
+        parsed: the query, as DuckDB parses it.
+        tables: the columns of documents of each collection.
+    """
+    paths = {whole_path(path): path for path, documents in tables.items() if documents}
+    if not paths:
+        return {}
+    nodes = [*walk_parts(parsed)]
+    counts = Counter(_table(node) for node in nodes if node.get("type") == "BASE_TABLE")
+    filters: dict[Path, pc.Expression] = {}
+    for node in nodes:
+        table = node.get("from_table") if node.get("type") == "SELECT_NODE" else None
+        if not table or table["type"] != "BASE_TABLE" or table["sample"] or table["column_name_alias"]:
+            continue
+        path = paths.get(_table(table))
+        if path is None or counts[_table(table)] > 1 or not node["where_clause"]:
+            continue
+        selected = {sql_name(item["alias"]) for item in node["select_list"]}
+        columns = {sql_name(name): name for name in tables[path] if sql_name(name) not in selected}
+        names = {sql_name(table["alias"] or table["table_name"])}
+        tests = [_test(condition, columns, names) for condition in conjuncts(node["where_clause"])]
+        if found := [test for test in tests if test is not None]:
+            filters[path] = reduce(and_, found)
+    return filters
+
+
+def conjuncts(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the conditions that a parsed one joins by AND."""
+    if node["type"] != "CONJUNCTION_AND":
+        yield node
+        return
+    for child in node["children"]:
+        yield from conjuncts(child)
+
+
+def _table(node: dict[str, Any]) -> Path:
+    parts = (node["catalog_name"], node["schema_name"], node["table_name"])
+    return whole_path(tuple(part for part in parts if part))
+
+
+def _test(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
+    """Return a condition as a filter; None if it is none of a value of a document."""
+    if node["type"] in _COMPARED:
+        compare = _COMPARED[node["type"]]
+        for value_node, text_node, function in (
+            (node["left"], node["right"], compare),
+            (node["right"], node["left"], _TURNED.get(compare, compare)),
+        ):
+            value, text = _value(value_node, columns, names), _text(text_node)
+            if value is not None and text is not None:
+                return function(value, pa.scalar(text))
+    elif node["type"] in ("COMPARE_IN", "OPERATOR_IS_NOT_NULL"):
+        value = _value(node["children"][0], columns, names)
+        texts = [*map(_text, node["children"][1:])]
+        if value is not None and None not in texts:
+            return value.isin(pa.array(texts, pa.string())) if texts else value.is_valid()
+    return None
+
+
+def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
+    """Return a value of a document as text; None if a node is something else."""
+    steps: list[_Step] = []
+    while node["type"] != "COLUMN_REF":
+        if node["type"] == "LAMBDA":
+            function, inner, path = "json_extract", node["lhs"], node["expr"]
+        elif node["type"] == "FUNCTION" and len(node["arguments"]) == 2:
+            function = node["function_name"]
+            inner, path = (argument["expression"] for argument in node["arguments"])
+        else:
+            return None
+        text = _text(path)
+        if text is None or function not in (("json_extract", "->") if steps else _TEXT):
+            return None
+        steps.insert(0, ("json_extract" if steps else "json_extract_string", text))
+        node = inner
+    *qualifiers, column = map(sql_name, node["column_names"])
+    joined = join_paths(steps)
+    if column not in columns or not names.issuperset(qualifiers) or len(qualifiers) > 1 or len(joined) != 1:
+        return None
+    [(function, path)] = joined
+    return document_value(function, pc.field(columns[column]), path) if has_simple_path(path) else None
+
+
+def _text(node: dict[str, Any]) -> str | None:
+    literal = node.get("literal") if node["type"] == "VALUE_CONSTANT" else None
+    return literal["text"] if literal and literal["kind"] == "STRING" else None

@@ -1,0 +1,160 @@
+"""Collections whose parts store values of documents: all operations keep them right, and conditions use them."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import persist
+from persist.codecs.part import shredding
+from persist.core.expression import documents
+from tests.services.publish.readers import by_deltalake
+
+ROWS = 40
+
+
+@pytest.fixture(autouse=True)
+def _for_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shredding, "ROWS_MIN", 1)
+
+
+@pytest.fixture
+def _no_document_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    extract = documents._extract
+
+    def extract_nothing(function: str, rows: pa.Array, literal: str) -> pa.Array:
+        assert len(rows) < 2, "a condition parses documents"
+        return extract(function, rows, literal)
+
+    monkeypatch.setattr(documents, "_extract", extract_nothing)
+
+
+def frame(first: int, count: int = ROWS) -> pa.Table:
+    ids = range(first, first + count)
+    texts = [
+        json.dumps(
+            {"user": {"name": f"name-{at}", "on": at % 2 == 0}, "at": at, "pad": Random(at).randbytes(2000).hex()}
+        )
+        for at in ids
+    ]
+    return pa.table({"id": [*ids], "payload": pa.array(texts, pa.json_())})
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[persist.Client]:
+    with persist.open(tmp_path) as opened:
+        opened.write("events", frame(0), key=["id"], mode="append").result()
+        opened.write("events", frame(ROWS), key=["id"], mode="append").result()
+        yield opened
+
+
+def ids(rows: pa.Table) -> list[int]:
+    return sorted(rows["id"].to_pylist())
+
+
+def part_files(folder: Path) -> list[bytes]:
+    return [path.read_bytes() for path in folder.glob("part/*/*.parquet")]
+
+
+WHERE = "payload->>'$.user.name' in ('name-3', 'name-41')"
+
+
+@pytest.mark.usefixtures("_no_document_is_parsed")
+def test_conditions_read_values_in_the_place_of_documents(client: persist.Client, tmp_path: Path) -> None:
+    events = client.load("events")
+    assert len(part_files(tmp_path)) == 2
+    assert ids(events.snapshot(where=WHERE).to_arrow()) == [3, 41]
+    assert ids(events.snapshot(where="payload->'user'->>'on' = 'true' and id < 4", columns=["id"]).to_arrow()) == [0, 2]
+    assert events.snapshot(where="payload->>'at' >= '70' and payload->>'at' < '8'").count() == 10
+    events.evolve(add={"note": str})
+    assert ids(events.snapshot(where=WHERE, columns=["id", "note"]).to_arrow()) == [3, 41]
+    events.delete(where=WHERE).result()
+    assert events.snapshot().count() == 2 * ROWS - 2
+    events.compact()
+    assert ids(events.snapshot(where="payload->>'$.user.name' < 'name-12'").to_arrow()) == [0, 1, 10, 11]
+
+
+@pytest.mark.usefixtures("_no_document_is_parsed")
+@pytest.mark.parametrize(
+    ("where", "expected"),
+    [
+        ("e.payload ->> '$.user.name' = 'name-3'", [3]),
+        ("(payload->'user'->>'name') IN ('name-3', 'name-41') AND id > 5", [41]),
+        ("'name-8' <= (payload->'user'->>'name') AND (payload->>'at') IS NOT NULL", [8, 9]),
+        ("json_extract_string(payload, '$.user.name') > 'name-78'", [79, 8, 9]),
+        ("(payload->>'at') = '7' OR id = 1", [1, 7]),
+        ("(payload->>'at')::INT > 77", [78, 79]),
+    ],
+)
+def test_sql_finds_the_same_rows(client: persist.Client, where: str, expected: list[int]) -> None:
+    assert ids(client.sql(f"SELECT e.id FROM events e WHERE {where}").to_arrow()) == sorted(expected)
+
+
+def test_sql_reads_only_what_a_condition_on_documents_keeps(client: persist.Client) -> None:
+    query = "SELECT id FROM events WHERE payload->>'at' = '7'"
+    assert "persist_json_extract_string" in client.sql(query).explain()
+    for query in (
+        "SELECT id FROM events TABLESAMPLE 100% WHERE payload->>'at' = '7'",
+        "SELECT id FROM events WHERE payload->>'at' = '7' UNION ALL SELECT id FROM events",
+        "SELECT id FROM events AS e(id, x, payload) WHERE payload->>'at' = '7'",
+        "SELECT id FROM events WHERE NOT (payload->>'at' = '7')",
+        "SELECT id, '{}' AS payload FROM events WHERE payload->>'at' = '7'",
+        "SELECT a.id FROM events a LEFT JOIN (SELECT 1) b ON true WHERE a.payload->>'at' = '7'",
+    ):
+        try:
+            answer = client.sql(query)
+        except persist.errors.InvalidUsage:
+            continue
+        assert "persist_json_extract_string" not in answer.explain(), query
+
+
+def test_parts_are_pruned_by_values_also_after_a_rename(client: persist.Client) -> None:
+    events = client.load("events")
+    events.evolve(rename={"payload": "document"})
+    where = "document->>'$.user.name' = 'name-9'"
+    assert ids(events.snapshot(where=where).to_arrow()) == [9]
+    assert len(events.handle.contents().parts) == 2
+    assert len(events.snapshot(where=where).scan.all_parts) == 1
+
+
+def names_in_values(events: persist.Collection, folder: Path) -> list[str]:
+    """Return what the values of the newest parts say of the users' names."""
+    names: list[str] = []
+    for part in events.handle.contents().parts:
+        data = (folder / part.blob).read_bytes()
+        metadata = pq.read_metadata(pa.BufferReader(data))
+        entry = shredding.read_entry(metadata.metadata, metadata.num_row_groups)
+        assert entry is not None
+        for group, (start, size) in enumerate(entry.files):
+            rows = metadata.row_group(group).num_rows
+            values = shredding.decode_values(data[start : start + size], entry.names, rows)
+            names += values['1 ->> $."user"."name"'].to_pylist()
+    return sorted(names)
+
+
+def test_what_is_erased_is_gone_from_values_too(client: persist.Client, tmp_path: Path) -> None:
+    events = client.load("events")
+    assert any(b"name-79" in bytes(part.stats_json) for part in events.handle.contents().parts)
+    assert "name-79" in names_in_values(events, tmp_path)
+    events.erase([9, 79], reason="request 17")
+    assert names_in_values(events, tmp_path) == sorted(f"name-{at}" for at in range(2 * ROWS) if at not in (9, 79))
+    assert not any(b"name-79" in bytes(part.stats_json) for part in events.handle.contents().parts)
+    found = events.traces([79], texts=["name-78", "ame-79"]).found
+    assert found, "the old parts wait for their readers"
+    assert not client.fsck().problems
+
+
+def test_clones_restores_and_publications_hold_the_same_rows(client: persist.Client) -> None:
+    events = client.load("events")
+    copy = client.clone("events", "copy")
+    events.delete(where="id < 50").result()
+    assert ids(copy.snapshot(where=WHERE).to_arrow()) == [3, 41]
+    published = copy.publish("delta")
+    table = by_deltalake(published.url)
+    assert table.column_names == ["id", "payload"]
+    assert len(table) == 2 * ROWS
+    assert not client.fsck().problems
