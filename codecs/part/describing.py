@@ -302,21 +302,23 @@ def _checked_values(
     try:
         metadata = pq.read_metadata(pa.BufferReader(data))
         groups = [metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)]
-        entry = read_entry(metadata.metadata, len(groups))
+        entry = read_entry(metadata.metadata or {}, len(groups))
         if entry is None:
             return None
-        index = read_index(memoryview(data)[slice(*part.footer_range)], part, schema)
+        index = read_index(memoryview(data)[part.footer_range[0] :], part, schema)
         if any(start + size != group.end for (start, size), group in zip(entry.files, index.groups, strict=True)):
             raise ValueError("they do not lie at the ends of row groups")
         files = [memoryview(data)[start : start + size] for start, size in entry.files]
         pairs = zip(files, groups, strict=True)
-        values = pa.concat_tables([decode_values(file, entry.names, rows) for file, rows in pairs]).combine_chunks()
+        texts = pa.schema([(name, pa.string()) for name in entry.names])
+        values = pa.concat_tables([decode_values(file, entry.names, rows).cast(texts) for file, rows in pairs])
+        values = values.combine_chunks()
         computed = compute_values(entry.names, table, schema)
     except (*UNREADABLE, CorruptBlob) as error:
         findings.append(Finding("values", f"the values of its documents are wrong: {error}"))
         return None
-    for name in entry.names if computed is not None and not values.equals(computed) else ():
-        if not values[name].equals(computed[name]):
+    for name in entry.names:
+        if computed is not None and not values[name].equals(computed[name]):
             findings.append(Finding("values", f"its values {name!r} are not what its documents hold"))
     return values
 

@@ -236,7 +236,7 @@ class ValueFilter:
         if not schema.json:
             return None
         try:
-            entry = read_entry(footer.metadata.metadata, len(footer.group_rows))
+            entry = read_entry(footer.metadata.metadata or {}, len(footer.group_rows))
         except (ValueError, LookupError, TypeError) as error:
             raise CorruptBlob(part.name, f"{VALUES_KEY} in its footer is malformed: {error}") from error
         rewritten = None if entry is None else rewrite_filter(filter, schema, entry.names)
@@ -245,7 +245,7 @@ class ValueFilter:
         return cls(*rewritten, entry, footer.group_rows, part.name)
 
     def read(self, groups: Sequence[int], fetch: Callable[[int, int], bytes | memoryview]) -> pa.Table:
-        """Return the values of some row groups.
+        """Return the values of some row groups; as dictionaries if that is one column of these alone.
 
         Args:
             fetch: returns the bytes of the part from one position to another.
@@ -253,14 +253,16 @@ class ValueFilter:
         Raises:
             CorruptBlob: they are malformed.
         """
-        tables = [self.fields.empty_table()]
+        tables = []
         for group in groups:
             start, size = self._entry.files[group]
             try:
                 tables.append(decode_values(fetch(start, start + size), self.fields.names, self._group_rows[group]))
             except (pa.ArrowException, OSError, ValueError, LookupError) as error:
                 raise CorruptBlob(self._part, f"the values of its row group {group} are unreadable: {error}") from error
-        return pa.concat_tables(tables)
+        if len(self.fields) == 1 and all(pt.is_dictionary(kind) for table in tables for kind in table.schema.types):
+            return pa.concat_tables(tables) if tables else self.fields.empty_table()
+        return pa.concat_tables([self.fields.empty_table(), *(table.cast(self.fields) for table in tables)])
 
 
 def scan_groups(
@@ -282,18 +284,20 @@ def scan_groups(
         values: further columns of the filter, of the rows of the groups.
     """
     given = [] if values is None else values.column_names
-    tested = referenced_columns(filter, schema if values is None else pa.schema([*schema, *values.schema]), given)
+    fields = pa.schema([*schema, *((name, pa.string()) for name in given)])
+    tested = referenced_columns(filter, fields, given)
     others = [name for name in columns if name not in tested]
     if values is None or tested:
         table = file.read(groups, tested or columns, use_threads=use_threads)
-        for name in given:
-            table = table.append_column(name, values[name])
+        for name, column in () if values is None else zip(given, values.columns, strict=True):
+            table = table.append_column(name, column.cast(pa.string()))
     else:
         table = values
-    kept = _rows_that_pass(table, filter)
-    if len(kept) < len(table):
-        table = table.take(int64_array(kept))
+    is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
+    kept = _codes_that_pass(table, filter) if is_coded else _rows_that_pass(table, filter)
     table = table.drop_columns(given)
+    if table.num_columns and len(kept) < len(table):
+        table = table.take(int64_array(kept))
     if (given and not tested) or (tested and others):
         counts = np.array([file.group_rows[group] for group in groups], np.int64)
         at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
@@ -313,6 +317,19 @@ def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.in
     numbered = table.append_column(name, int64_array(np.arange(len(table))))
     rows: npt.NDArray[np.int64] = numbered.filter(filter)[name].to_numpy()
     return rows
+
+
+def _codes_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:
+    """Return, ascending, the rows of one column of dictionaries that a filter keeps: it tests each value once."""
+    rows, start = [np.empty(0, np.int64)], 0
+    for chunk in table.column(0).chunks:
+        count = len(chunk.dictionary)
+        texts = pa.concat_arrays([chunk.dictionary.cast(pa.string()), pa.nulls(1, pa.string())])
+        passes = np.zeros(count + 1, np.bool_)
+        passes[_rows_that_pass(pa.table([texts], names=table.column_names), filter)] = True
+        rows.append(start + np.flatnonzero(passes[chunk.indices.fill_null(count).to_numpy()]))
+        start += len(chunk)
+    return np.concatenate(rows)
 
 
 @lru_cache(maxsize=256)

@@ -158,13 +158,13 @@ def encode_entry(names: Sequence[str], files: Sequence[tuple[int, int]]) -> byte
     return msgspec.json.encode(StoredValues(VALUES_VERSION, tuple(names), tuple(files)))
 
 
-def read_entry(metadata: Mapping[bytes, bytes] | None, groups: int) -> StoredValues | None:
+def read_entry(metadata: Mapping[bytes, bytes], groups: int) -> StoredValues | None:
     """Return the entry of a footer; None if it has none, or one of a later version.
 
     Raises:
         ValueError: it is malformed, or is not of so many row groups.
     """
-    written = (metadata or {}).get(VALUES_KEY.encode())
+    written = metadata.get(VALUES_KEY.encode())
     if written is None or json.loads(written)["version"] != VALUES_VERSION:
         return None
     entry = _decoder.decode(written)
@@ -174,7 +174,7 @@ def read_entry(metadata: Mapping[bytes, bytes] | None, groups: int) -> StoredVal
 
 
 def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> pa.Table:
-    """Return some values of a row group, from its file.
+    """Return some values of a row group, from its file: as texts, or as dictionaries of texts.
 
     Raises:
         ValueError, pa.ArrowException, OSError: they are not there, or are not of so many rows.
@@ -187,7 +187,7 @@ def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> 
         table = file.read(columns=[*names], use_threads=False)
     if table.num_rows != rows or table.column_names != [*names]:
         raise ValueError(f"it holds {table.num_rows} values {table.column_names} of {rows} rows and {[*names]}")
-    return table.cast(pa.schema([(name, pa.string()) for name in names]))
+    return table
 
 
 def rewrite_filter(

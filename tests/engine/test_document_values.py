@@ -158,3 +158,12 @@ def test_clones_restores_and_publications_hold_the_same_rows(client: persist.Cli
     assert table.column_names == ["id", "payload"]
     assert len(table) == 2 * ROWS
     assert not client.fsck().problems
+
+
+def test_a_search_for_erased_texts_looks_into_values(client: persist.Client) -> None:
+    text = json.dumps({"name": "Zoé", "pad": Random(1).randbytes(20_000).hex()})
+    client.write("people", pa.table({"id": [1], "payload": pa.array([text], pa.json_())}), key=["id"]).result()
+    assert "Zoé" not in text
+    traces = client.load("people").traces([2], texts=["Zoé"])
+    found = [trace.rows for trace in traces.found if trace.key.startswith("log")]
+    assert found == [2], "it stands in the statistics of a value, and in the value"

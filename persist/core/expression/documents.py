@@ -1,7 +1,7 @@
 """Values inside of JSON documents, as functions that Arrow calls in filters and DuckDB computes."""
 
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -42,12 +42,13 @@ def has_simple_path(path: str | int) -> bool:
     return whole_path(path) is not None
 
 
+@lru_cache(1024)
 def check_path(function: str, path: str | int) -> None:
     """Raise InvalidUsage unless DuckDB takes a path."""
     if not isinstance(path, str | int):
         raise InvalidUsage(f"{path!r} is no path into a JSON document: an item has a whole number")
     try:
-        _extract(function, pa.array(["{}"]), _literal(path))
+        _computed(function, pa.array(["{}"]), _literal(path))
     except (ValueError, pa.ArrowException) as error:
         raise InvalidUsage(f"{path!r:.100} is no path into a JSON document: {error}") from error
 
@@ -59,6 +60,10 @@ def _literal(path: str | int) -> str:
 def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
     if not len(documents):  # As filters are bound to columns, which is done several times for a read.
         return pa.array([], pa.string())
+    return _computed(function, documents, literal)
+
+
+def _computed(function: str, documents: pa.Array, literal: str) -> pa.Array:
     return computed_by_duckdb(f'{function}("$1", {literal})', documents, pa.string())
 
 

@@ -428,7 +428,7 @@ def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | Non
         names = _names_now(file.schema_arrow, contents)
         for group in range(file.num_row_groups):
             yield file.read_row_group(group).rename_columns(names)
-        values = read_entry(file.metadata.metadata, file.num_row_groups)
+        values = read_entry(file.metadata.metadata or {}, file.num_row_groups)
         for start, size in () if values is None else values.files:
             yield pq.read_table(io.BytesIO(data[start : start + size]))
         return
