@@ -32,10 +32,10 @@ def documents(work: Workspace) -> list[Row]:
     """Filter by values of documents."""
     rows = max(10_000, round(ROWS * work.scale))
     with persist.open(str(work.folder / "documents"), settings=QUIET) as client:
-        sides = [_filled(client, name, rows) for name in ("stored", "parsed")]
+        stored, parsed = (_filled(client, name, rows) for name in ("stored", "parsed"))
         file = work.folder / "documents.parquet"
-        _write_plain(sides[0], file)
-        return [_measure(work, *sides, file, what, where, rows) for what, where in CONDITIONS.items()]
+        pq.write_table(stored.snapshot().to_arrow(), file, compression="zstd", compression_level=1)
+        return [_measure(work, stored, parsed, file, what, where, rows) for what, where in CONDITIONS.items()]
 
 
 def _measure(
@@ -88,7 +88,3 @@ def _document(numbers: random.Random, at: int) -> str:
             "session": numbers.randbytes(16).hex(),
         }
     )
-
-
-def _write_plain(collection: persist.Collection, file: Path) -> None:
-    pq.write_table(collection.snapshot().to_arrow(), file, compression="zstd", compression_level=1)

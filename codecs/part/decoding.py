@@ -18,6 +18,7 @@ from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_p
 from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, compute_checksum, from_batch
+from persist.codecs.part.shredding import remembered
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 
 T = TypeVar("T")
@@ -223,8 +224,12 @@ def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expressio
             problem = "is asked for twice" if name in arrow.names else "does not exist"
             raise InvalidUsage(f"column {name!r} {problem}: choose from {arrow.names}, each once")
         names.remove(name)
-    if filter is None:
-        return
+    if filter is not None:
+        _check_filter(arrow, filter)
+
+
+@remembered
+def _check_filter(arrow: pa.Schema, filter: pc.Expression) -> None:
     try:
         arrow.empty_table().filter(filter)
     except (pa.ArrowException, TypeError, ValueError) as error:

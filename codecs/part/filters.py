@@ -123,7 +123,7 @@ def parts_that_may_match(parts: Sequence[Part], filter: pc.Expression, schema: C
 
     Cost: O(groups of parts), and of the parts of groups that may match; the first time, of all parts.
     """
-    rewritten = rewrite_filter(filter, schema)
+    rewritten = rewrite_filter(filter, schema, None)
     filter, values = (filter, pa.schema([])) if rewritten is None else rewritten
     arrow = pa.schema([*schema.arrow, *values])
     if may_compare_with_nan(filter):

@@ -223,11 +223,11 @@ def decode_groups(
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")
     if not pieces:
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
-    read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
     file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
     values = None if filter is None else ValueFilter.find(filter, index._footer, part, schema)
     if values is not None:
         return file.scan(numbers, columns, values, use_threads=use_threads)
+    read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
     return filtered(file.read(numbers, read, use_threads=use_threads), filter, columns, schema.arrow)
 
 
