@@ -173,7 +173,7 @@ class QueryResult(ArrowResult):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
                 # Only its types are asked for: what an answer is made of is read when it is.
-                relation = self._relation()
+                self._unread = relation = self._bind()
                 check_arrow_types(relation)
                 types = relation.limit(0).to_arrow_table().schema.types
             except self._refusals as error:
@@ -217,8 +217,13 @@ class QueryResult(ArrowResult):
             self._notes.reads = None
         return "\n".join([f"{rows:,} rows of", *sorted(reads)])
 
-    def _relation(self) -> Any:
+    def _bind(self) -> Any:
         return self._connection.sql(self._text, params=self._parameters or None)
+
+    def _take_relation(self) -> Any:
+        """Return the query for one reading."""
+        relation, self._unread = self._unread, None
+        return self._bind() if relation is None else relation
 
     def _tables(self) -> Generator[pa.Table, None, None]:
         with ExitStack() as stack:
@@ -233,7 +238,7 @@ class QueryResult(ArrowResult):
                 with self._busy:
                     self._check_open()
                     try:
-                        reader = self._relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
+                        reader = self._take_relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
                         return next(reader, None)
                     except self._refusals as error:
                         self._refuse(error)
