@@ -1,16 +1,14 @@
 """Databases of DuckDB in memory, each lent to one borrower at a time.
 
-Opening one takes some 40 ms of processor time, which is more than a small query. So the process keeps a few:
+Opening one takes some 40 ms of processor time, which is more than a small query. So the process keeps a few idle ones.
+`lend_database` takes an idle database with the same settings, or opens one, and connects to it. At the end, a database
+that is still empty becomes idle, and any other is closed.
 
-    lend_database()    takes an idle database with the same settings, or opens one, and connects to it
-    the borrower       says that the database is still empty (`is_empty`); otherwise it is closed at the end
-    Lent.close()       closes the connection, and makes an empty database idle
+A closed connection takes its registered tables and temporary macros with it. Schemas, catalogs and functions stay in
+the database. So the borrower sets `is_empty` only if it made none of them.
 
-What a connection registers goes with it, and so do its temporary macros. Schemas, catalogs and functions stay in the
-database: whoever makes these leaves `is_empty` False.
-
-Invariant: nobody is connected to an idle database, and it contains nothing. A forked process uses none of its parent's,
-because their threads are not there.
+Invariant: an idle database is empty and has no connection. A forked process leaves its parent's databases alone,
+because it does not have their threads.
 """
 
 import os
@@ -30,11 +28,11 @@ IDLE_MAX = 2  # With the same settings.
 
 @dataclass(frozen=True, slots=True)
 class QueryLimits:
-    """What a query of somebody else may take.
+    """The limits of a query by a client of a server.
 
     Attributes:
         memory_bytes: for what DuckDB keeps. Nothing is spilled to disk.
-        timeout_s: from the first row that is asked for to the last one.
+        timeout_s: from the request for the first row to the last row.
         rows_max: of the answer.
     """
 
@@ -55,12 +53,13 @@ class QueryLimits:
 
 @dataclass(frozen=True, slots=True)
 class _Settings:
-    """What databases differ in. A database with a limit of memory is for others: it is in UTC, and spills nothing."""
+    """The settings of a database. With a limit of memory it is for clients of a server: in UTC, without spills."""
 
     reads_files: bool
     memory_bytes: int | None
 
     def open(self) -> Any:
+        """Return a new database."""
         duckdb = required(DUCKDB)
         if self.memory_bytes is None:
             return duckdb.connect(config=WITH_FILES if self.reads_files else SEALED_OFF)
@@ -73,11 +72,11 @@ class _Settings:
 
 
 class Lent:
-    """A connection to a database that nobody else uses.
+    """A connection to a database, which is the only one.
 
     Attributes:
         connection: of DuckDB.
-        is_empty: the borrower's word that it leaves nothing in the database; False until it sets this.
+        is_empty: whether the borrower leaves nothing in the database. The borrower sets it.
     """
 
     def __init__(self, settings: _Settings) -> None:
@@ -110,7 +109,7 @@ def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = Non
 
     Args:
         reads_files: whether queries may read files and URLs, and let DuckDB load what it needs for that.
-        limits: of somebody else's queries; None without limits.
+        limits: of queries by clients of a server; None for queries of this process.
     """
     lent = Lent(_Settings(reads_files and limits is None, None if limits is None else limits.memory_bytes))
     try:

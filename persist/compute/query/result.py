@@ -172,7 +172,7 @@ class QueryResult(ArrowResult):
             if lists_tables := asks_what_there_is(parsed):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
-                # Only its types are asked for: what an answer is made of is read when it is.
+                # This reads no rows: the first reading of the answer does.
                 self._unread = relation = self._bind()
                 check_arrow_types(relation)
                 types = relation.limit(0).to_arrow_table().schema.types
