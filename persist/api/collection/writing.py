@@ -399,7 +399,9 @@ def write_rows(
     if mode == "append":
         return WritingCalls(handle).write(rows, diff=diff, seal=seal, **options.to_arguments())
     if seal is not None:
-        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
+        raise InvalidUsage(f"seal={seal!r} is given to an {mode}, which seals just after its time: leave it out")
+    if mode == "update":
+        return WritingCalls(handle).update(rows, **options.to_arguments())
     return WritingCalls(handle).overwrite(rows, **options.to_arguments())
 
 
