@@ -189,7 +189,7 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
 
 
 def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
-    """Return the place of each event among those of its key and time."""
+    """Return the order of events of one key and time, as a number for each."""
     if not form.order_by:
         return np.zeros(len(events), np.int64)
     ranks = watermark_ranks(events, form.order_by)

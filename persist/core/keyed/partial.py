@@ -13,13 +13,13 @@ are the first unit, which `order_by` orders. An event has a group whole or not a
 `complete_events` makes whole rows of events, once the rows that the keys hold are known. It takes the events of each
 key in the order of `persist.core.keyed.events.prepared`. Invariants, for each key:
 
-- A unit of a row has the columns of the last event that gave it, and whose order was not less than all before it. NULL
+- A unit of a row has the columns of the last event that set it, and whose order was not less than all before it. NULL
   is the least order. So units do not depend on each other, and a late event changes just the units in which it is not
   late.
 - A missing column has the value of the row before the event. An event without the columns of `order_by` keeps the
   watermark of its row, and always counts.
-- The first unit says whether the key holds a row: it has the tombstone. An event that gives groups alone never brings a
-  deleted key back.
+- The first unit has the tombstone, so it determines whether the key holds a row. An event with groups alone never
+  brings a deleted key back.
 - A deletion leaves no values of the first unit. A group loses its values, too, unless the deletion has the group's
   order and that is less than the group has. The order of each group stays in the tombstone, so older events of the
   group stay late. While a key is deleted, later events of a group are kept in the tombstone.
@@ -191,29 +191,29 @@ class _Sequence:
         places = np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1))
         return np.where(places >= self.first, places, -1)
 
-    def before(self, flags: Flags) -> Ints:
+    def last_before(self, flags: Flags) -> Ints:
         """Return the last place before each one, of the same key, at which a flag is set; -1 without one."""
         places = np.append(-1, self.last(flags)[:-1])
         return np.where(places >= self.first, places, -1)
 
-    def stands(self, order_by: Sequence[str], gives: Flags) -> Flags:
-        """Return whether no earlier event that gives the columns of an order has a greater one."""
+    def stands(self, order_by: Sequence[str], is_set: Flags) -> Flags:
+        """Return whether no earlier event with the columns of an order has a greater one."""
         if not order_by or not len(self.order):
             return np.ones(len(self.order), np.bool_)
-        ranks = np.where(gives, watermark_ranks(self.rows, order_by)[self.order] + 1, 0)
+        ranks = np.where(is_set, watermark_ranks(self.rows, order_by)[self.order] + 1, 0)
         placed = self.group * (int(ranks.max()) + 1) + ranks
-        stands: Flags = (np.maximum.accumulate(placed) == placed) | ~gives
+        stands: Flags = (np.maximum.accumulate(placed) == placed) | ~is_set
         return stands
 
 
 @dataclass(frozen=True, slots=True)
 class _Units:
-    """Which units of its row each event changes, at each place.
+    """The units of rows that events change, at each place.
 
     Attributes:
         counts: whether the event changes the first unit.
         begins: whether it does so for a key that held nothing.
-        groups: for each group, whether it gives its columns and order; whether it gives or ends its columns.
+        groups: for each group, whether the event sets its columns and order; whether it sets or ends its columns.
         earlier: the last place before it that may have made a row of its key; -1 without one.
         refused: whether the key holds nothing, and the policy for that is "error".
     """
@@ -226,9 +226,10 @@ class _Units:
 
     @classmethod
     def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> "_Units":
+        """Return the units that the events of a sequence change."""
         is_partial = rows.codes >= 0
         makes = rows.deletes | rows.by_text([text.startswith("insert") for text in rows.texts])
-        earlier = rows.before(makes)
+        earlier = rows.last_before(makes)
         is_known = makes | (earlier >= 0)  # Other events are left out, whatever their orders are.
         grouped = {name for group in form.groups for name in group.names}
         touches = earlier < 0
@@ -241,23 +242,23 @@ class _Units:
             stands = touches & rows.stands(form.order_by, has_order)
             # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
             decides = stands & makes
-            previous = rows.before(decides)
+            previous = rows.last_before(decides)
             is_there = (previous >= 0) & ~rows.deletes[previous]
             is_missing = is_partial & stands & ~is_there & ~rows.deletes
             # The watermark of an event that is left out does not count. The first one of each key is certain.
             ignored = is_missing & ~decides & has_order
             if not ignored.any():
                 break
-            has_order &= ~(ignored & (rows.before(ignored) < 0))
+            has_order &= ~(ignored & (rows.last_before(ignored) < 0))
         counts = stands & (~is_missing | decides)
         groups = []
         for group in form.groups:
             has = is_known & rows.has(group.order_by[0], schema)
-            is_set = np.logical_or.reduce(
+            has_value = np.logical_or.reduce(
                 [boolean_values(combined(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
             )
-            gives = has & rows.stands(group.order_by, has)
-            groups.append((gives, gives | (counts & rows.deletes & ~(has & is_set))))
+            sets = has & rows.stands(group.order_by, has)
+            groups.append((sets, sets | (counts & rows.deletes & ~(has & has_value))))
         refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
         return cls(counts, is_missing & decides, groups, earlier, refused)
 
@@ -283,7 +284,7 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     units = _Units.of(rows, form, ready.schema)
     if units.refused.any():
         raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[units.refused]))), name)
-    changes = np.logical_or.reduce([units.counts, *(gives for gives, _ in units.groups)])
+    changes = np.logical_or.reduce([units.counts, *(sets for sets, _ in units.groups)])
     chosen = np.flatnonzero((rows.order >= rows.start) & changes)
     columns = dict(
         zip(
@@ -292,10 +293,10 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
             strict=True,
         )
     )
-    other = np.where(units.counts, np.arange(len(rows.order)), units.earlier)[chosen]
-    for column, gives in _givers(rows, units, form, ready.schema).items():
-        source = rows.last(gives)[chosen]
-        columns[column] = rows.rows[column].take(int64_array(rows.order[np.where(source < 0, other, source)]))
+    fallback = np.where(units.counts, np.arange(len(rows.order)), units.earlier)[chosen]
+    for column, sets in _setters(rows, units, form, ready.schema).items():
+        source = rows.last(sets)[chosen]
+        columns[column] = rows.rows[column].take(int64_array(rows.order[np.where(source < 0, fallback, source)]))
     columns.pop(GIVEN, None)
     some, numbers = np.unique(rows.group[chosen], return_inverse=True)
     columns[GROUP] = int64_array(numbers.astype(np.int64))
@@ -307,17 +308,17 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     return replace(ready, keys=keys, events=events), present.filter(boolean_array(np.isin(groups, some)))
 
 
-def _givers(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
-    """Return for each value column whether the event at each place gives its value."""
-    givers = dict[str, Flags]()
+def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
+    """Return for each value column whether the event at each place sets it."""
+    setters = dict[str, Flags]()
     for group, (orders, values) in zip(form.groups, units.groups, strict=True):
-        givers |= dict.fromkeys(group.order_by, orders) | dict.fromkeys(group.columns, values)
+        setters |= dict.fromkeys(group.order_by, orders) | dict.fromkeys(group.columns, values)
     for name in schema.value_names:
-        if name not in givers:
+        if name not in setters:
             # A tombstone leaves its watermark to what follows.
             begins = units.begins if name not in form.order_by else np.zeros_like(units.begins)
-            givers[name] = units.counts & (rows.has(name, schema) | begins)
-    return givers
+            setters[name] = units.counts & (rows.has(name, schema) | begins)
+    return setters
 
 
 def _check_one_row(ready: Prepared, present: pa.Table, groups: Ints, partial: Ints, name: str) -> None:

@@ -71,11 +71,12 @@ def test_an_update_changes_the_columns_of_the_frame(spark: SparkSession, tmp_pat
     with persist.open(path, mode="read") as client:
         assert sorted(client["plain"].snapshot().rows()) == [(0, ("old", 0)), (1, ("old", 7)), (2, ("old", None))]
         assert [*client["keyed"].snapshot().rows()] == [(1, ("new", 6, 1))]
-    for name, options, error in [
+    bad: list[tuple[str, dict[str, Any], type[Exception]]] = [
         ("none", {}, persist.errors.CollectionNotFound),
         ("plain", {"key": ["n"]}, persist.errors.SchemaMismatch),
         ("plain", {"seal": 5}, persist.InvalidUsage),
-    ]:
+    ]
+    for name, options, error in bad:
         with pytest.raises(error):
             persist.spark.write(frame, path, name, mode="update", **options)
 
