@@ -63,6 +63,24 @@ class CheckedFooter:
     metadata: pq.FileMetaData
     group_rows: tuple[int, ...]
 
+    def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
+        """Return the row groups that may have a row for which a filter is true, by their statistics.
+
+        All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
+
+        Raises:
+            pa.ArrowException: the file does not have a column of the filter.
+        """
+        if may_compare_with_nan(filter):
+            return [*range(len(self.group_rows))]
+        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+        from pyarrow.dataset import ParquetFileFormat
+
+        alone = pa.BufferOutputStream()
+        self.metadata.write_metadata_file(alone)
+        fragment = ParquetFileFormat().make_fragment(alone.getvalue())
+        return [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
+
 
 class CheckedFooters:
     """Recently checked footers, for repeated reads of a file; thread-safe."""
@@ -123,7 +141,6 @@ class GroupFile:
         self, source: pa.NativeFile, footer: CheckedFooter, schema: pa.Schema, coded: Sequence[str] = ()
     ) -> None:
         self._footer, self._schema = footer, schema
-        self.group_rows = footer.group_rows
         self._coded = [name for name in coded if _has_codes(schema.field(name))]
         self._file = _open(source, footer.metadata, self._coded)
 
@@ -146,6 +163,51 @@ class GroupFile:
         if chosen is not None:
             table = table.take(chosen)
         return from_storage(table, self._schema, _stored(self._schema)[1], columns, self._coded)
+
+    def scan(
+        self,
+        groups: Sequence[int],
+        columns: Sequence[str],
+        filter: pc.Expression,
+        values: pa.Table | None = None,
+        *,
+        use_threads: bool,
+    ) -> pa.Table:
+        """Read columns of the rows of some row groups that a filter keeps.
+
+        The columns of the filter are decoded first, and others only of row groups where it keeps some row. Raises the
+        errors of `read` and of the filter.
+
+        Args:
+            values: further columns of the filter, of the rows of the groups; see `ValueFilter.read`.
+        """
+        given = [] if values is None else values.column_names
+        fields = pa.schema([*self._schema, *((name, pa.string()) for name in given)])
+        tested = referenced_columns(filter, fields, given)
+        others = [name for name in columns if name not in tested]
+        if values is None or tested:
+            table = self.read(groups, tested or columns, use_threads=use_threads)
+            for name, column in () if values is None else zip(given, values.columns, strict=True):
+                table = table.append_column(name, column.cast(pa.string()))
+        else:
+            table = values
+        is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
+        kept = _codes_that_pass(table, filter) if is_coded else _rows_that_pass(table, filter)
+        is_whole = len(kept) == len(table)
+        table = table.drop_columns(given)
+        if not is_whole and table.num_columns:
+            table = table.take(int64_array(kept))
+        if (tested or given) and others:
+            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
+            at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
+            counts[at] = 0
+            # Row numbers within the row groups that were hit.
+            chosen = None if is_whole else int64_array(kept - counts.cumsum()[at])
+            hit = [groups[number] for number in np.unique(at)]
+            rest = self.read(hit, others, use_threads=use_threads, chosen=chosen)
+            columns_read = [*table.columns, *rest.columns]
+            table = pa.Table.from_arrays(columns_read, schema=pa.schema([*table.schema, *rest.schema]))
+        return table.select([*columns])
 
 
 def _has_codes(field: pa.Field) -> bool:
@@ -191,22 +253,15 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    A filter that may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
-    `scan_groups` and `from_parquet`.
+    Raises the errors of `from_parquet` and of the filter.
     """
     footer = _whole_footer(data, part, schema.arrow)
-    file, groups = GroupFile(pa.BufferReader(data), footer, schema.arrow), [*range(len(footer.group_rows))]
-    if not may_compare_with_nan(filter):
-        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
-        from pyarrow.dataset import ParquetFileFormat
-
-        fragment = ParquetFileFormat().make_fragment(data)
-        groups = [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
-    values = ValueFilter.find(filter, footer, part, schema)
-    if values is not None:
-        filter = values.filter
-    stored = None if values is None else values.read(groups, lambda start, end: memoryview(data)[start:end])
-    return scan_groups(file, groups, schema.arrow, columns, filter, stored, use_threads=use_threads)
+    groups = footer.groups_that_may_match(filter)
+    by_values = ValueFilter.find(filter, footer, part, schema)
+    values = None if by_values is None else by_values.read(groups, lambda start, end: memoryview(data)[start:end])
+    file = GroupFile(pa.BufferReader(data), footer, schema.arrow)
+    filter = filter if by_values is None else by_values.filter
+    return file.scan(groups, columns, filter, values, use_threads=use_threads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,52 +318,6 @@ class ValueFilter:
         if len(self.fields) == 1 and all(pt.is_dictionary(kind) for table in tables for kind in table.schema.types):
             return pa.concat_tables(tables) if tables else self.fields.empty_table()
         return pa.concat_tables([self.fields.empty_table(), *(table.cast(self.fields) for table in tables)])
-
-
-def scan_groups(
-    file: GroupFile,
-    groups: Sequence[int],
-    schema: pa.Schema,
-    columns: Sequence[str],
-    filter: pc.Expression,
-    values: pa.Table | None = None,
-    *,
-    use_threads: bool,
-) -> pa.Table:
-    """Read the rows of some row groups that filter keeps.
-
-    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. Raises the
-    errors of `GroupFile.read` and of the filter.
-
-    Args:
-        values: further columns of the filter, of the rows of the groups.
-    """
-    given = [] if values is None else values.column_names
-    fields = pa.schema([*schema, *((name, pa.string()) for name in given)])
-    tested = referenced_columns(filter, fields, given)
-    others = [name for name in columns if name not in tested]
-    if values is None or tested:
-        table = file.read(groups, tested or columns, use_threads=use_threads)
-        for name, column in () if values is None else zip(given, values.columns, strict=True):
-            table = table.append_column(name, column.cast(pa.string()))
-    else:
-        table = values
-    is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
-    kept = _codes_that_pass(table, filter) if is_coded else _rows_that_pass(table, filter)
-    table = table.drop_columns(given)
-    if table.num_columns and len(kept) < len(table):
-        table = table.take(int64_array(kept))
-    if (given and not tested) or (tested and others):
-        counts = np.array([file.group_rows[group] for group in groups], np.int64)
-        at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
-        is_all = len(kept) == counts.sum()
-        counts[at] = 0
-        # Row numbers within the row groups that were hit.
-        chosen = None if is_all else int64_array(kept - counts.cumsum()[at])
-        hit = [groups[number] for number in np.unique(at)]
-        rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
-        table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))
-    return table.select([*columns])
 
 
 def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:

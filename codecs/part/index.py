@@ -27,11 +27,12 @@ import xxhash
 from persist.blob.errors import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
+    UNREADABLE,
+    bad_filter,
     check_request,
     check_updates,
     decode_part,
     decoded,
-    filtered,
     read_adapted,
 )
 from persist.codecs.part.file_reader import (
@@ -41,10 +42,8 @@ from persist.codecs.part.file_reader import (
     ValueFilter,
     groups_within,
     read_footer,
-    scan_groups,
 )
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
-from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lend, lent_buffer
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.arrow_types import is_text
@@ -88,6 +87,16 @@ class PartIndex:
     def groups_within(self, start_row: int, end_row: int) -> list[int]:
         """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
         return groups_within(self._footer.group_rows, (start_row, end_row))
+
+    def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
+        """Return the row groups that may have a row for which a filter is true, by their statistics.
+
+        All of them if the file does not have a column of the filter.
+        """
+        try:
+            return self._footer.groups_that_may_match(filter)
+        except pa.ArrowException:
+            return [*range(len(self.groups))]
 
     def first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
         """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
@@ -224,11 +233,10 @@ def decode_groups(
     if not pieces:
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
     file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
-    values = None if filter is None else ValueFilter.find(filter, index._footer, part, schema)
-    if values is not None:
-        return file.scan(numbers, columns, values, use_threads=use_threads)
-    read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
-    return filtered(file.read(numbers, read, use_threads=use_threads), filter, columns, schema.arrow)
+    if filter is None:
+        return file.read(numbers, columns, use_threads=use_threads)
+    values = ValueFilter.find(filter, index._footer, part, schema)
+    return file.scan(numbers, columns, filter, values, use_threads=use_threads)
 
 
 class OpenGroups:
@@ -276,16 +284,27 @@ class OpenGroups:
         return table
 
     def scan(
-        self, numbers: Sequence[int], columns: Sequence[str], values: ValueFilter, *, use_threads: bool = False
+        self,
+        numbers: Sequence[int],
+        columns: Sequence[str],
+        filter: pc.Expression,
+        values: ValueFilter | None,
+        *,
+        use_threads: bool,
     ) -> pa.Table:
-        """Return columns of the rows of some of the row groups, ascending, that a filter keeps; raise as `read`."""
-        stored = values.read(numbers, self._bytes.read_range)
-        table = decoded(
-            self._part,
-            lambda: scan_groups(
-                self._file, numbers, self._schema, columns, values.filter, stored, use_threads=use_threads
-            ),
-        )
+        """Return columns of the rows of some row groups, ascending, that a filter keeps, with values if it has any.
+
+        Raises:
+            CorruptBlob: as `read`.
+            InvalidUsage: the filter fails on a value.
+        """
+        stored = None if values is None else values.read(numbers, self._bytes.read_range)
+        by = filter if values is None else values.filter
+        try:
+            table = self._file.scan(numbers, columns, by, stored, use_threads=use_threads)
+        except UNREADABLE as error:
+            self.read(numbers, self._schema.names, use_threads=use_threads)  # Bad bytes make this fail, too.
+            raise bad_filter(filter, self._schema, error) from error
         check_updates(table, self._part)
         return table
 

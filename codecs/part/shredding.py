@@ -25,8 +25,8 @@ conditions compare texts), and columns of integers (their text must be made agai
 import io
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ParamSpec, TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -47,7 +47,6 @@ _PLAIN_PATH = re.compile(r'\$(?:\.(?:\w+|"[^"\\]+"))+', re.ASCII)
 _NAME = re.compile(r'\.(?:(\w+)|"([^"\\]+)")', re.ASCII)
 _PAIR = re.compile(r"(call|field_ref|literal|end|options): '(.*)'")
 _METADATA = "-- schema metadata --\n"
-P, T = ParamSpec("P"), TypeVar("T")
 _Count = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 
 
@@ -191,24 +190,6 @@ def decode_values(data: bytes | memoryview, names: Sequence[str], rows: int) -> 
     return table
 
 
-def remembered(function: Callable[P, T]) -> Callable[P, T]:
-    """Return a function that remembers its last result: filters have no hash, and a read has one for all parts."""
-    last: list[tuple[tuple[Any, ...], T]] = []
-
-    def call(*arguments: P.args, **options: P.kwargs) -> T:
-        given = (*arguments, *options.values())
-        for before, result in last[:]:
-            pairs = zip(before, given, strict=True)
-            if all(one is other or (isinstance(one, tuple) and one == other) for one, other in pairs):
-                return result
-        result = function(*arguments, **options)
-        last[:] = [(given, result)]
-        return result
-
-    return call
-
-
-@remembered
 def rewrite_filter(
     filter: pc.Expression, schema: CollectionSchema, available: tuple[str, ...] | None
 ) -> tuple[pc.Expression, pa.Schema] | None:

@@ -9,6 +9,7 @@ from functools import cache
 from typing import Any
 from uuid import UUID
 
+from persist.codecs.types.calculator import calculator
 from persist.compute.query import quoted
 from persist.compute.sql.definite import indefinite_functions
 from persist.compute.sql.types import list_struct_fields, of_duckdb, to_arrow, to_duckdb
@@ -50,9 +51,7 @@ def read_function_name(node: Json) -> str:
 
 @cache
 def _definite_functions() -> frozenset[str]:
-    import duckdb
-
-    with duckdb.connect(":memory:") as connection:
+    with calculator().cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()

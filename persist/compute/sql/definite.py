@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
+from persist.codecs.types.calculator import calculator
 from persist.compute.query import quoted
 from persist.core.errors import InvalidUsage
 
@@ -32,9 +33,7 @@ _MARKED = (
 @cache
 def indefinite_functions() -> frozenset[str]:
     """Return the functions of DuckDB whose value does not depend on their arguments alone."""
-    import duckdb
-
-    with duckdb.connect(":memory:") as connection:
+    with calculator().cursor() as connection:
         marked = {name for (name,) in connection.execute(_MARKED).fetchall()}
     return frozenset(marked - {"error"}) | _CLOCK | {"getenv"}  # `error` fails always.
 
