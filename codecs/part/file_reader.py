@@ -181,23 +181,23 @@ class GroupFile:
         Args:
             values: further columns of the filter, of the rows of the groups; see `ValueFilter.read`.
         """
-        given = [] if values is None else values.column_names
-        fields = pa.schema([*self._schema, *((name, pa.string()) for name in given)])
-        tested = referenced_columns(filter, fields, given)
+        value_names = [] if values is None else values.column_names
+        fields = pa.schema([*self._schema, *((name, pa.string()) for name in value_names)])
+        tested = referenced_columns(filter, fields, value_names)
         others = [name for name in columns if name not in tested]
         if values is None or tested:
             table = self.read(groups, tested or columns, use_threads=use_threads)
-            for name, column in () if values is None else zip(given, values.columns, strict=True):
+            for name, column in () if values is None else zip(value_names, values.columns, strict=True):
                 table = table.append_column(name, column.cast(pa.string()))
         else:
             table = values
         is_coded = values is not None and not tested and pt.is_dictionary(values.schema.types[0])
         kept = _codes_that_pass(table, filter) if is_coded else _rows_that_pass(table, filter)
         is_whole = len(kept) == len(table)
-        table = table.drop_columns(given)
+        table = table.drop_columns(value_names)
         if not is_whole and table.num_columns:
             table = table.take(int64_array(kept))
-        if (tested or given) and others:
+        if (tested or value_names) and others:
             counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
             at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
             counts[at] = 0
@@ -286,7 +286,7 @@ class ValueFilter:
         """Return how to apply a filter with the values of a part; None if it has none of these.
 
         Raises:
-            CorruptBlob: its footer says nothing right of its values.
+            CorruptBlob: the entry of its footer is malformed.
         """
         if not schema.json:
             return None

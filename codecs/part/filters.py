@@ -258,7 +258,7 @@ def _guarantee(part: Part, schema: CollectionSchema, names: Sequence[str]) -> pc
 
 
 def _value_guarantee(part: Part, schema: CollectionSchema, values: pa.Schema) -> pc.Expression:
-    """Return what a part guarantees of values of its documents, which no column of it may be called like."""
+    """Return the guarantee of a part on values of its documents; a column of the same name has precedence."""
     if not values:
         return pc.scalar(True)
     lifted, stats = part.lift(schema), part.stats

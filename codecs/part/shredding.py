@@ -1,25 +1,25 @@
 """Values inside of JSON documents that are stored beside them, so that conditions need not parse each document.
 
-The documents are the truth. A stored value is a copy of what DuckDB's `json_extract_string` gives for one path in each
-row, as text or NULL. DuckDB itself computes it when a part is written. So it is exact by construction, also for numbers
-such as 1.0, names that occur twice, escapes, JSON's null, and other kinds of values in a few rows.
+The documents are the truth. A stored value is a copy of the text or NULL that DuckDB's `json_extract_string` computes
+for one path in each row. DuckDB itself computes it when a part is written. So it is exact by construction, also for
+numbers such as 1.0, names that occur twice, escapes, JSON's null, and other kinds of values in a few rows.
 
-Which paths: chains of names, `$."a"."b"`, at which at least 90% of a sample of the first row group's documents have a
-text, number or boolean; not items of arrays, and not texts of more than 64 bytes on the average. At most 16 paths for
-each column, shorter chains first, then in the documents' order. Parts of less than 1,024 rows have none: parsing these
-takes 2 ms. A writer without DuckDB stores none.
+A path is a chain of names, `$."a"."b"`. Paths are chosen by a sample of the first row group: at least 90% of its
+documents have a text, number or boolean there. Items of arrays are not chosen, nor texts of more than 64 bytes on the
+average. A column has at most 16 paths, shorter chains first, then in the documents' order. Parts of less than 1,024
+rows have none, because parsing these takes 2 ms. A writer without DuckDB stores none.
 
-Where: a small Parquet file for each row group, right behind the pages of that group and within its length and checksum.
-So the columns of the part stay what they are: readers of the file alone, published tables and older releases see no
-difference. The entry `persist.values` of the footer says which values there are, and where. A value is called by the id
-of its column and its path, `4 ->> $."a"."b"`, so it survives a renamed column. The descriptor has its least and
-greatest text in `stats` under that name, for pruning parts.
+A small Parquet file for each row group has the values. It lies right behind the pages of that group, within the length
+and checksum of the group. So the columns of the part stay what they are: readers of the file alone, published tables
+and older releases see no difference. The entry `persist.values` of the footer lists the values and their places. The
+name of a value is the id of its column and its path, `4 ->> $."a"."b"`, so it survives a renamed column. The descriptor
+has its least and greatest text in `stats` under that name, for pruning parts.
 
-All of them are derived: whoever writes rows of a part into another one computes them anew, so what is erased there is
-gone from them, too. An examination computes them again and compares. A reader that finds none parses the documents.
+A writer computes the values of each part anew from its rows, so an erasure removes them with their documents. An
+examination computes them again and compares. A reader that finds none parses the documents.
 
-Rejected: typed columns in the part (each foreign reader would show them, older releases would refuse the part, and
-conditions compare texts), and columns of integers (their text must be made again for each condition).
+Rejected: typed columns in the part. Each foreign reader would show them, older releases would refuse the part, and
+conditions compare texts. Rejected, too: columns of integers, whose text each condition would make again.
 """
 
 import io
@@ -146,7 +146,7 @@ def _scalars(document: Any, keys: tuple[str, ...]) -> Iterator[tuple[tuple[str, 
 
 
 def encode_values(values: pa.Table, repeating: Sequence[str]) -> bytes:
-    """Return the file of the values of a row group; dictionaries hold those of which many are equal."""
+    """Return the file of the values of a row group, with dictionaries for repeating ones."""
     sink = io.BytesIO()
     how = {"compression": "zstd", "compression_level": 1, "store_schema": False, "write_statistics": False}
     pq.write_table(values, sink, use_dictionary=[*repeating], row_group_size=1 << 30, **how)
@@ -207,7 +207,7 @@ def rewrite_filter(
     tree = batch.schema.to_string(truncate_metadata=False).partition(_METADATA)[2]
     pairs = [match.groups() for match in map(_PAIR.fullmatch, tree.split("\n")) if match is not None]
 
-    def rebuilt(pairs: Sequence[tuple[str, ...]]) -> pc.Expression:
+    def _rebuild(pairs: Sequence[tuple[str, ...]]) -> pc.Expression:
         schema = batch.schema.with_metadata(pa.KeyValueMetadata([*pairs]))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_file(sink, schema) as file:
@@ -227,9 +227,9 @@ def rewrite_filter(
         at += 1
     try:
         # Names and texts may look like parts of the tree: then it is not understood.
-        if not names or not rebuilt(pairs).equals(filter):
+        if not names or not _rebuild(pairs).equals(filter):
             return None
-        return rebuilt(rewritten), pa.schema([(name, pa.string()) for name in names])
+        return _rebuild(rewritten), pa.schema([(name, pa.string()) for name in names])
     except (pa.ArrowException, ValueError):
         return None
 

@@ -135,7 +135,7 @@ class PartStream:
         self._pending_rows = self._pending_bytes = 0
         self._last_key: pa.Table | None = None  # The last key before the pending rows.
         self._writer: FileWriter | None = None
-        self._values: tuple[str, ...] = ()  # What the part in progress stores of its documents.
+        self._values: tuple[str, ...] = ()  # The names of the values in the part in progress.
         self._summary = Summary(schema)
         self._row_bytes = 0.0  # Encoded, in the part before or a probe; 0 if not known.
 
