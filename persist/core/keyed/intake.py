@@ -270,9 +270,9 @@ def _of_table(
 def rows_that_delete() -> SchemaMismatch:
     """Return the error of rows with the column `_deleted` where no row deletes."""
     return SchemaMismatch(
-        f"the rows have a column {DELETED!r}, by which events delete keys, and rows that are written by the name of "
-        "their collection never delete."
-    ).with_remedy("Drop the column, or load the collection and give the rows to {upsert:call}.")
+        f"these rows are events, as debezium() and other readers of change data return them: their column {DELETED!r} "
+        "says which of them delete their key. A write of rows deletes nothing."
+    ).with_remedy("Create a keyed collection and give it the events by {upsert:call}, or drop the column.")
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:

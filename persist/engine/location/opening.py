@@ -45,6 +45,7 @@ from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
+from persist.engine.write.write_options import WriteMode, choose_mode
 
 # By process and origin: the clients that `Origin.open_shared` has opened, as long as something refers to them.
 _shared: "weakref.WeakValueDictionary[tuple[int, Hashable], Engine]" = weakref.WeakValueDictionary()
@@ -259,8 +260,8 @@ def target_of_rows(
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
         raise SchemaMismatch(
-            f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: leave "
-            "key out, or use another name"
+            f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: give "
+            "that key, or use another name"
         )
     if timeline is not ... and timeline != handle.schema.timeline:
         raise InvalidUsage(
@@ -268,6 +269,27 @@ def target_of_rows(
             "timeline out, or use another name"
         )
     return handle
+
+
+def choose_mode_for(handle: CollectionHandle, mode: WriteMode | None, *, names_key: bool, has_diffs: bool) -> WriteMode:
+    """Return how rows are written to a collection, or to the one that the next commit creates; see `choose_mode`.
+
+    A plain collection with a key may hold one row or several for a key, and only the caller knows which. So a caller
+    that says nothing is refused: rows are neither doubled nor replaced in silence.
+
+    Args:
+        names_key: whether the caller names key columns.
+
+    Raises:
+        InvalidUsage: the mode has to be said; or as for `choose_mode`.
+    """
+    chosen = choose_mode(mode, has_key=names_key or handle.keyed is not None, has_diffs=has_diffs)
+    key = handle.schema.key_names
+    if mode is None and chosen == "append" and key and not has_diffs and handle.contents().view is None:
+        raise InvalidUsage(
+            f"the collection {handle.name!r} has the key {[*key]}, and may already hold rows of the same keys."
+        ).with_remedy("Say {mode:option:upsert} to replace these rows, or {mode:option:append} to add to them.")
+    return chosen
 
 
 def create_target_of_rows(engine: Engine, name: str, rows: Any, **options: Any) -> None:

@@ -466,7 +466,7 @@ def test_a_stream_that_is_closed_is_like_one_that_leads_nowhere(place: str, clos
 
 
 def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
-    command = '"$0" -m persist write "$1" orders - --format csv --time 90 <&-'
+    command = '"$0" -m persist write "$1" orders - --format csv --time 90 --mode append <&-'
     done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("persist: ")
