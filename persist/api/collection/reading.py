@@ -266,7 +266,7 @@ class ReadingCalls(CollectionBase):
         """Return the changes with `start <= time < until` as events: iterate over `(key, value or None, time)`.
 
         Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
-        Tombstones are events, too, which delete; as Arrow, they have all their columns, with the watermark. Bounds and
+        Tombstones are events, too, which delete; as Arrow, they have all their columns. Bounds and
         schema are as for `changes`.
 
         Raises:

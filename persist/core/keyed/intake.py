@@ -340,8 +340,8 @@ def _deleting(
     if form.order_by and (lacking := pc.and_(lacking, pc.is_null(rows[form.order_by[0]]))).to_numpy().any():
         lacks = pc.index(lacking, True).as_py()
         raise InvalidUpdate(
-            f"event {lacks} deletes its key and has no watermark {form.order_by[0]!r}, so it would change nothing: "
-            "give rows with the watermark columns and the tombstone, or _deleted."
+            f"event {lacks} deletes its key and has no value in {form.order_by[0]!r}, by which events are ordered: it "
+            f"would change nothing. Give rows with {', '.join(form.order_by)} and the tombstone, or _deleted."
         )
     if form.tombstone is None or form.tombstone not in rows.column_names:
         return rows
