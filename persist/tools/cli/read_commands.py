@@ -228,11 +228,11 @@ def follow(
 
 def _begun(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
     if contents:
-        return collection.subscribe(as_of, timeout_s=None)
+        return collection.subscribe(as_of, times="int", timeout_s=None)
     if as_of is not None:
-        return collection.listen(as_of)
+        return collection.listen(as_of, times="int")
     upper = collection.upper.time
-    return collection.listen(None if not upper else upper - 1)
+    return collection.listen(None if not upper else upper - 1, times="int")
 
 
 def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:

@@ -66,7 +66,11 @@ class Backend:
         as_of = None if subscribe.as_of is None else handle.as_time("as_of", _time(subscribe.as_of))
         end = None if subscribe.up_to is None else handle.as_time("until", _time(subscribe.up_to))
         schema = pa.schema([collection.schema.arrow.field(column) for column in collection.schema.columns])
-        listen = collection.subscribe(as_of, timeout_s=0.0) if subscribe.snapshot else collection.listen(as_of)
+        listen = (
+            collection.subscribe(as_of, times="int", timeout_s=0.0)
+            if subscribe.snapshot
+            else collection.listen(as_of, times="int")
+        )
         return listen, end, schema
 
 
