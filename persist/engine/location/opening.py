@@ -25,7 +25,7 @@ from persist.blob.options import check_values
 from persist.blob.url import without_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
-from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
+from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch, Superseded
 from persist.core.keyed.form import check_same, find_machine
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
@@ -34,6 +34,7 @@ from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
+from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
@@ -371,8 +372,18 @@ def open_handle(
 def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
-    engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    return engine.submit("drop", *steps_to_drop(engine, [handle.known()]))
+    may_wait = engine.writer("drop").committer.may_wait()
+
+    def plan() -> CommitFuture:
+        engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
+        contents = handle.known()
+        steps, names = steps_to_drop(engine, [contents])
+        future = engine.submit("drop", [ExpectDerived(handle.id, derived_holds(contents)), *steps], names)
+        if may_wait:
+            future.result()
+        return future
+
+    return commit_with_retry(plan, action="drop", clock=engine.clock, conflicts=(Superseded,))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.
