@@ -277,8 +277,10 @@ def test_a_collection_without_a_key_has_to_be_asked_for(client: persist.Client) 
 
 def test_what_has_no_names_makes_no_collection(client: persist.Client) -> None:
     wrong: Any
+    with pytest.raises(persist.InvalidUsage, match=r"key='id' is one text: .* key=\['id'\]"):
+        client.write("orders", FRAME, key="id")
     for wrong in ([(1, 2.0)], [], iter([]), 7, None):
-        with pytest.raises(persist.InvalidUsage, match="give a"):
+        with pytest.raises(persist.InvalidUsage, match=r"has no columns with names: give a frame|give a dict"):
             client.write("orders", wrong, key=["id"])
     assert client.collections() == []
 

@@ -253,7 +253,7 @@ class DescribingCalls(CollectionBase, Described):
         Garbage collection deletes its blobs once no reader can use them any more. The same commit releases the inputs
         of a view, and drops indexes of the collection.
 
-        Raises:
+        Raises (the future):
             CollectionNeeded: views read it.
         """
         return drop(self.handle)

@@ -307,7 +307,7 @@ def _worded(message: str, kind: type[msgspec.Struct]) -> str:
     """Return a message of msgspec with the option that it is about in front, and the words that it may be."""
     text, _, path = message.partition(" - at `$.")
     if not path:
-        return text.replace("Object missing required field", "it must say")
+        return text.replace("Object missing required field", "they must say")
     name = path.rstrip("`")
     hint = get_type_hints(kind).get(name)
     choices = (word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))

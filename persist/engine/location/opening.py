@@ -246,6 +246,8 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
+    if isinstance(key, str):
+        raise InvalidUsage(f"key={key!r} is one text: give the list of the key columns, such as key=[{key!r}]")
     if engine.find_newest_id(name) is None:
         columns = columns_like(rows)
         if key is ...:
@@ -379,8 +381,9 @@ def drop(handle: CollectionHandle) -> CommitFuture:
         contents = handle.known()
         steps, names = steps_to_drop(engine, [contents])
         future = engine.submit("drop", [ExpectDerived(handle.id, derived_holds(contents)), *steps], names)
-        if may_wait:
-            future.result()
+        if may_wait and isinstance(error := future.peek_error(), Superseded):
+            future.exception()  # It is dealt with.
+            raise error
         return future
 
     return commit_with_retry(plan, action="drop", clock=engine.clock, conflicts=(Superseded,))

@@ -10,7 +10,7 @@ import typer
 import persist
 from persist.tools.cli.command import OK, PROBLEMS, Name, Terminated, command
 from persist.tools.cli.place import Place, tell_done
-from persist.tools.cli.text import cell, say, tell
+from persist.tools.cli.text import cell, say, tell, word_error
 from persist.tools.reports.times import make_time_format
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def wait(
         try:
             handle.snapshot(time, timeout_s=timeout).close()
         except AsOfNotSealed as error:
-            tell(str(error))
+            tell(f"persist: {word_error(error)}")
             return PROBLEMS
         except AsOfCompacted:
             tell(f"{collection} was complete up to {until} long ago: history that old is no longer kept")

@@ -175,7 +175,10 @@ def test_a_program_waits_until_a_time_is_sealed(place: str, capsys: Printed) -> 
     assert main(["wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json"]) == 0
     assert lines(capsys) == [{"collection": "shop.items", "upper": 1767312000}]
     assert main(["wait", place, "orders", "--until", "13", "--timeout", "0.05"]) == 1
-    assert "13" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("persist: ")
+    assert "13" in said
+    assert said.endswith("wait for it with --timeout.\n")
     with persist.open(place, settings=persist.Settings(background=False)) as client:
         orders = client["orders"]
         sealing = threading.Timer(0.1, lambda: orders.seal(14).result())
