@@ -217,7 +217,7 @@ def test_the_mode_update_changes_columns_of_a_collection_that_exists(
         ([{"k": 1, "n": 5}], {"key": ["n"]}, "is not the key"),
         ([{"k": 1, "n": 5}], {"seal": 9}, "is given to an update"),
         ([{"k": 1, "n": 5}], {"diff": 1}, "these have diffs"),
-        ([{"k": 1, "n": 5, "_deleted": True}], {}, "never delete"),
+        ([{"k": 1, "n": 5, "_deleted": True}], {}, "deletes nothing"),
     ]
     for rows, options, why in bad:
         with pytest.raises(persist.InvalidUsage, match=why):
