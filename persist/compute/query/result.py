@@ -419,13 +419,7 @@ class Queries:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
         check_reads(sql)
         return QueryResult(
-            self._engine,
-            sql,
-            as_of,
-            limits=self._limits,
-            parameters=parameters,
-            times=times,
-            database=self._database(),
+            self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times, database=self._database()
         )
 
     def parameters(self, sql: str) -> int:
