@@ -46,7 +46,7 @@ from persist.core.keyed.events import prepared, replace_by_event
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import EventTable, check_keys, to_events
 from persist.core.keyed.machine import SEQ
-from persist.core.keyed.partial import GIVEN, Missing, complete_events, to_partial_events
+from persist.core.keyed.partial import Missing, complete_events, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
@@ -371,7 +371,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
         lookup, reader = Lookup(_present(handle, contents, None, stack)), handle.engine.reader()
         ready, writer = events.ready or prepared(schema, form, events.table), handle.engine.writer("upsert")
         keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        if GIVEN in events.table.column_names:
+        if events.is_partial:
             ready, rows = complete_events(ready, lookup.contents(keys_to_replace, "diff", reader), form, handle.name)
             step = writer.write_step(handle.id, schema, replace_by_event(ready, rows))
         else:
