@@ -312,9 +312,9 @@ def _partial_texts(
 def rows_that_delete() -> SchemaMismatch:
     """Return the error of rows with the column `_deleted` where no row deletes."""
     return SchemaMismatch(
-        f"the rows have a column {DELETED!r}, by which events delete keys, and rows that are written by the name of "
-        "their collection never delete."
-    ).with_remedy("Drop the column, or load the collection and give the rows to {upsert:call}.")
+        f"these rows are events, as debezium() and other readers of change data return them: their column {DELETED!r} "
+        "says which of them delete their key. A write of rows deletes nothing."
+    ).with_remedy("Create a keyed collection and give it the events by {upsert:call}, or drop the column.")
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -383,8 +383,8 @@ def _deleting(
     if form.order_by and (lacking := pc.and_(lacking, pc.is_null(rows[form.order_by[0]]))).to_numpy().any():
         lacks = pc.index(lacking, True).as_py()
         raise InvalidUpdate(
-            f"event {lacks} deletes its key and has no watermark {form.order_by[0]!r}, so it would change nothing: "
-            "give rows with the watermark columns and the tombstone, or _deleted."
+            f"event {lacks} deletes its key and has no value in {form.order_by[0]!r}, by which events are ordered: it "
+            f"would change nothing. Give rows with {', '.join(form.order_by)} and the tombstone, or _deleted."
         )
     if form.tombstone is None or form.tombstone not in rows.column_names:
         return rows
