@@ -150,6 +150,26 @@ def test_a_filter_keeps_what_duckdb_keeps(documents: list[str | None], data: st.
     assert kept(bytes_, part, where) == sorted(id_ for (id_,) in expected)
 
 
+@pytest.mark.parametrize(
+    ("operand", "value"),
+    [
+        ("payload->>'a.b'", "dot"),
+        ("payload->>'$.a.b'", "inner"),
+        ("payload->>'$.\"a.b\"'", "dot"),
+        ("payload->'a'->>'b'", "inner"),
+        ("payload->>'c'", "1.0"),
+        ("payload->>'d'", "first"),
+        ("payload->>'$.e'", "true"),
+    ],
+)
+def test_each_way_to_write_a_path_reads_its_value(operand: str, value: str, for_few_rows: None) -> None:
+    data, part = encoded(['{"a.b":"dot","a":{"b":"inner"},"c":1.0,"d":"first","d":"last","e":true}', "{}"])
+    other, other_part = encoded(['{"a.b":"dot","a":{"b":"inner"},"c":1.0,"d":"first","d":"last","e":true}'] * 3)
+    assert kept(data, part, f"{operand} = '{value}'") == [0]
+    assert len(value_names(other)) == 5
+    assert kept(other, other_part, f"{operand} = '{value}'") == [0, 1, 2]
+
+
 def test_parts_are_pruned_by_values(for_few_rows: None) -> None:
     parts = [encoded([f'{{"day":"2026-11-{at:02}"}}'])[1] for at in range(1, 31)]
     for where, days in (
