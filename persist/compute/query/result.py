@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.codecs.errors import did_you_mean
+from persist.codecs.types.arrow_types import JSON
 from persist.compute.index import indexed
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
 from persist.compute.query.parsing import parsed_query, walk_parts
@@ -140,6 +141,7 @@ class QueryResult(ArrowResult):
         self._collections = engine.names("")
         self._failed: list[PersistError] = []
         self._reads: list[str] | None = None  # What `explain` tells, while it reads.
+        self._with_documents: dict[Path, tuple[Any, Sequence[str]]] = {}  # Collections with columns of JSON.
         self._stack = ExitStack()
         config: dict[str, str] = {**(SEALED_OFF if variables is None else WITH_FILES)}
         with ExitStack() as opening:
@@ -167,7 +169,10 @@ class QueryResult(ArrowResult):
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
-                register(self._connection, path, self._dataset(path, result))
+                dataset = self._dataset(path, result)
+                register(self._connection, path, dataset)
+                if names := bound[path][0].schema.json:
+                    self._with_documents[path] = (dataset, names)
             others = [path for path, table in collections.items() if table is None]
             for name, frame in frames_read(others, variables or {}).items():
                 register(self._connection, (name,), frame)
@@ -187,6 +192,19 @@ class QueryResult(ArrowResult):
     def schema(self) -> pa.Schema:
         """The columns of the answer."""
         return self._schema
+
+    def stored_schema(self) -> pa.Schema:
+        """Return the columns of the answer as a collection of it has them: documents are JSON, and not text."""
+        for path, (dataset, names) in self._with_documents.items():
+            fields = [field.with_type(JSON) if field.name in names else field for field in dataset.schema]
+            register(self._connection, path, pa.schema(fields).empty_table())
+        kinds = self._relation().types
+        for path, (dataset, _) in self._with_documents.items():
+            register(self._connection, path, dataset)
+        are_documents = [str(kind) == "JSON" for kind in kinds]
+        return pa.schema(
+            [f.with_type(JSON) if is_one else f for f, is_one in zip(self._schema, are_documents, strict=True)]
+        )
 
     def close(self) -> None:
         """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""
