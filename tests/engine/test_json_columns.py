@@ -6,6 +6,7 @@ import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -267,7 +268,9 @@ def test_a_stream_without_rows_repeats_no_column() -> None:
     schema = pa.schema([("id", pa.int64()), ("id", pa.int64()), ("n", pa.int64())])
     with client() as here:
         documents(here)
-        for write in (here["events"].write, here["events"].upsert, lambda rows: here.write("new", rows, key=["id"])):
+        writes: list[Callable[[Any], Any]] = [here["events"].write, here["events"].upsert]
+        writes.append(lambda rows: here.write("new", rows, key=["id"]))
+        for write in writes:
             with pytest.raises(SchemaMismatch, match="'id' is there 2 times"):
                 write(pa.RecordBatchReader.from_batches(schema, []))
         assert "new" not in here

@@ -280,9 +280,8 @@ def test_events_with_orders_amount_to_the_same_in_whatever_order_they_come(
 ) -> None:
     """Each unit of an event has an order of its own here, that no other event of the key has."""
     events = list[tuple[dict[str, Any], str]]()
-    for (row, names), (ts, p, q) in zip(
-        rows, zip(*(random.sample(range(9), len(rows)) for _ in range(3))), strict=False
-    ):
+    orders_of_units = [random.sample(range(9), len(rows)) for _ in range(3)]
+    for (row, names), ts, p, q in zip(rows, *orders_of_units, strict=True):
         whole = {**row, "ts": ts, "p": p, "q": q, "r": 0}
         part = whole if names is None else {name: whole[name] for name in ("k", *names)}
         events.append((part, "whole" if names is None else "insert"))
