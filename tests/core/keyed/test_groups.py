@@ -123,6 +123,26 @@ PARTS = {
 FIRST_PART = st.fixed_dictionaries({}, optional={"x": st.integers(0, 99), "ts": MARK})
 
 
+def test_a_tombstone_ends_the_groups_that_are_not_later(client: persist.Client) -> None:
+    t = client.create_or_load("t", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED))
+    whole = {"x": 1, "ts": 1, "gone": False, "p": 5, "a": 1, "q": 5, "r": 0, "b": "old", "c": [1]}
+    t.upsert([{"k": k, **whole} for k in (1, 2, 3)]).result()
+    gone = {**dict.fromkeys(VALUE), "ts": 2, "gone": True}
+    t.upsert([{"k": 1, **gone}, {"k": 2, **gone, "p": 4, "q": 6, "r": 0}, {"k": 3, **gone, "ts": 0, "p": 9}]).result()
+    assert [row["k"] for row in t.snapshot().to_pylist()] == [3], "the deletion of 3 is late, but not in its group"
+    late, later = {"q": 4, "r": 0, "b": "late", "c": None}, {"p": 7, "a": 7}
+    t.update([{"k": 1, **later}, {"k": 1, **late}, {"k": 2, **late}], missing="insert").result()
+    assert [row["k"] for row in t.snapshot().to_pylist()] == [3], "groups alone bring nothing back"
+    with pytest.raises(persist.InvalidUsage, match="no row to update for k=1"):
+        t.update([{"k": 1, "ts": 3, "x": 3}]).result()
+    t.update([{"k": 1, "ts": 3, "x": 3}, {"k": 2, "ts": 3}], missing="insert").result()
+    names = ("k", "x", "ts", "p", "a", "q", "b", "c")
+    rows = sorted(t.snapshot().to_pylist(), key=lambda row: row["k"])
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (1, 3, 3, 7, 7, 5, None, None), (2, None, 3, 5, 1, 6, None, None), (3, 1, 1, 9, None, 5, "old", [1])
+    ]  # fmt: skip
+
+
 def merged(*rows: dict[str, Any]) -> dict[str, Any]:
     return {name: value for row in rows for name, value in row.items()}
 
