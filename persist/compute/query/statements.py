@@ -23,14 +23,13 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query.result import QueryLimits, later, sealed_connection
+from persist.compute.query.databases import QueryLimits, lend_database
+from persist.compute.query.result import later
 from persist.compute.query.statement_text import StatementText, statement_text
 from persist.compute.query.tables import (
     DUCKDB,
     FILES_REMEDY,
     MAIN,
-    SEALED_OFF,
-    WITH_FILES,
     Path,
     TableAt,
     add_functions,
@@ -142,13 +141,13 @@ def execute(
     sql, statement, handle = parse_statement_parts(engine, sql, names)
     others = list_other_tables(sql, statement.table, handle.name, names)
     frames = frames_read([path for path in list_paths(sql) if match_collection(path, names) is None], variables or {})
-    config, count = SEALED_OFF if variables is None else WITH_FILES, 0
+    count = 0
 
     def rewritten(read: ReadRows) -> Rewrite | None:
         nonlocal count
         failed: list[PersistError] = []
-        opened = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
-        with ExitStack() as stack, opened as connection:
+        with ExitStack() as stack, lend_database(reads_files=variables is not None, limits=limits) as lent:
+            connection = lent.connection
             running(connection.interrupt)
             if limits is not None:
                 stack.callback(later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)
@@ -158,14 +157,19 @@ def execute(
                     add_table(connection, path, table, statement.table, handle, stack)
                 for name, frame in frames.items():
                     register(connection, (name,), frame)
-                add_functions(connection, sql)
+                adds_functions = add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
                 reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in others.values()
                 before = load_rows(connection, sql, statement, handle, note_failures(read, failed), reads_itself)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
-                return Rewrite(before, read_table(connection, statement.table, handle)) if count else None
+                changed = Rewrite(before, read_table(connection, statement.table, handle)) if count else None
+                if not adds_functions and {*map(len, (statement.table, *others))} == {1}:
+                    for name in (statement.table[0], _NEW_ROWS):
+                        connection.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+                    lent.is_empty = True
+                return changed
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error
