@@ -202,8 +202,8 @@ class QueryResult(ArrowResult):
         for path, (dataset, _) in self._with_documents.items():
             register(self._connection, path, dataset)
             self._unread = None  # It was bound before.
-        fields = zip(self._schema, kinds, strict=True)
-        return pa.schema([field.with_type(JSON) if str(kind) == "JSON" else field for field, kind in fields])
+        columns = zip(self._schema, kinds, strict=True)
+        return pa.schema([field.with_type(JSON) if str(kind) == "JSON" else field for field, kind in columns])
 
     def close(self) -> None:
         """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""
