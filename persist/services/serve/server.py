@@ -29,14 +29,7 @@ import pyarrow.flight as flight
 from persist.blob.served import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.compute.query import Queries
 from persist.core.closing import Closes
-from persist.core.errors import (
-    AsOfNotSealed,
-    ClientClosed,
-    CollectionNotFound,
-    InvalidUsage,
-    PersistError,
-    Unavailable,
-)
+from persist.core.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.engine.follow.follower import Follower
 from persist.engine.write.committer import Committer
 from persist.services.serve.commits import CommitsForOthers, Room

@@ -33,13 +33,7 @@ At = Annotated[
     ),
 ]
 TimeOfAll = Annotated[
-    str | None,
-    typer.Option(
-        "--time",
-        "-t",
-        metavar="TIME",
-        help="Of all rows, if not that of the commit.",
-    ),
+    str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows, if not that of the commit.")
 ]
 TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
 Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
