@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, split_values_by_kind
 from persist.compute.dataflow.operators.folds import quantiles
 from persist.compute.dataflow.operators.logic import aggregate
 from persist.compute.dataflow.plan.plan import Counted, WindowFunction
@@ -158,7 +158,7 @@ class AggregatedGroup(MadeGroup):
         aggregation, sums = self._aggregates[at], self._sums[at]
         self._counts[at] += _exact_sum(diffs)
         check_sum(self._counts[at])
-        rows, slots, amounts = contributions(aggregation.kind, words, aggregation.of, self._domain)
+        rows, slots, amounts = split_values_by_kind(aggregation.kind, words, aggregation.of, self._domain)
         distinct_slots, numbers = np.unique(slots, return_inverse=True)
         parts = products(amounts, diffs.take(rows))
         for number, slot in enumerate(distinct_slots.tolist()):

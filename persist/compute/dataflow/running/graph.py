@@ -14,21 +14,21 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded, result_type
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, explode_to_slots, result_type
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.folds import folds
-from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
+from persist.compute.dataflow.operators.folds import make_fold_logic
+from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, find_bound
 from persist.compute.dataflow.operators.large_groups import (
     Ranking,
     ranking_of_aggregates,
     ranking_of_folds,
     ranking_of_top,
 )
-from persist.compute.dataflow.operators.linear import Shape, compiled, traced
+from persist.compute.dataflow.operators.linear import Shape, compile_stages, compile_traced
 from persist.compute.dataflow.operators.logic import (
     Logic,
-    accumulated,
     distinct,
+    make_accumulated,
     multiset_aggregates,
     threshold,
     top_k,
@@ -260,8 +260,10 @@ class Builder:
             case Linear(stages):
                 input_schema = self.plan.nodes[node.inputs[0]].schema
                 if node.number in self._kept:
-                    return KeptLinear(at, traced(stages, input_schema, node.schema.names, self.domain, at.title))
-                shape = compiled(stages, input_schema, node.schema.names, self.domain, at.title)
+                    return KeptLinear(
+                        at, compile_traced(stages, input_schema, node.schema.names, self.domain, at.title)
+                    )
+                shape = compile_stages(stages, input_schema, node.schema.names, self.domain, at.title)
                 linear = LinearOperator(at, shape)
                 linear.moves_times = move_times(stages)
                 linear.origins = origins(stages, input_schema.names, node.schema.names)
@@ -326,7 +328,7 @@ class Builder:
         shared = self._arrangements.get(what)
         if shared is None:
             input_schema = self.plan.nodes[source].schema
-            shape = compiled(before, input_schema, [*keys, *values], self.domain, node.title)
+            shape = compile_stages(before, input_schema, [*keys, *values], self.domain, node.title)
             schema = self._check_stages(before, source, node)
             shared = self._arranged(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
@@ -364,9 +366,9 @@ class Builder:
             return None if remaining is None else remaining.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
-        shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
+        shape = compile_stages(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [path.start for path in paths]
-        position, terms = self._position(node, inputs), compared(join, schemas)
+        position, terms = self._position(node, inputs), find_bound(join, schemas)
         if terms is None or position.outer + position.depth > 1:
             operator = JoinOperator(position, paths, shape, null_equals=join.null_equals)
         else:
@@ -392,12 +394,12 @@ class Builder:
         if is_accumulated:
             arrangement = self._accumulating(node, reduce, aggregates, input_schema)
             operators.append(arrangement)
-            logic, ranking = accumulated(aggregates, self.domain, is_complete=is_complete), None
+            logic, ranking = make_accumulated(aggregates, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
             logic = self._logic(node, reduce, input_schema, aggregates)
             ranking = self._ranking(reduce, input_schema, aggregates)
-        shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
+        shape = compile_stages(reduce.after, columns, node.schema.names, self.domain, node.title)
         at = self._position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
         operator = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
@@ -414,12 +416,12 @@ class Builder:
         outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
         values = [of for (_, _, of), aggregate in zip(outputs, requests, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]
-        shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
+        shape = compile_stages(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)
         schema = pa.schema([*(input_schema.field(name) for name in reduce.keys), ("slot", pa.int64())])
 
         def slots(updates: Ints) -> Ints:
-            return exploded(shape(updates), keys, requests, self.domain, self._costs)
+            return explode_to_slots(shape(updates), keys, requests, self.domain, self._costs)
 
         arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
@@ -441,7 +443,7 @@ class Builder:
             case Windowed(calls):
                 return windows(calls, values, self.domain, self._costs)
             case Folded(calls):
-                return folds(calls, values, self.domain)
+                return make_fold_logic(calls, values, self.domain)
             case UserReduce(function, columns):
                 keys = pick(input_schema, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)

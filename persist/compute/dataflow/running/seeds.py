@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.order.sums import whole_numbers
-from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, integer_slots, whole_slots
+from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, split_int64s, split_integers_of_any_size
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
@@ -168,8 +168,10 @@ class Seeds:
     def _split(self, words: Ints, kind: pa.DataType) -> tuple[Ints, Ints, Ints]:
         """Return sums of a type as the row, the slot and the amount of each of their digits."""
         if pat.is_integer(kind):
-            return integer_slots(words)  # An int64 sum has two slots.
-        return whole_slots(whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object))
+            return split_int64s(words)  # An int64 sum has two slots.
+        return split_integers_of_any_size(
+            whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object)
+        )
 
     def _with_hidden(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
         """Return the state with groups that the output does not show, or only in part.
