@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist.compute.dataflow.plan.draft import DefinedAs
-from persist.compute.dataflow.plan.optimise import Statistics, of_collection, optimised, trimmed
+from persist.compute.dataflow.plan.optimise import Statistics, estimate_collection, optimise_plan, trim_plan
 from persist.compute.dataflow.plan.plan import Linear, Node, Persist, Plan, Probe, Reduce, Source
 from persist.compute.dataflow.plan.stages import Map
 from persist.compute.dataflow.program import Program
@@ -69,7 +69,7 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
         for name, kinds in list_scans(relation).items()
     }
     Lowering(program, sources.__getitem__).lowered(relation, [name for name, _ in columns]).probe()
-    plan = optimised(program.plan) if optimise else trimmed(program.plan)
+    plan = optimise_plan(program.plan) if optimise else trim_plan(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
     del plan.nodes[end.number]
     plan.nodes[end.inputs[0]] = plan.nodes.pop(end.inputs[0])
@@ -248,7 +248,7 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
     sizes = {}
     for name, id_ in reads.items():
         with suppress(CollectionNotFound):
-            sizes[name] = of_collection(loaded_by_id(engine, id_, name))
+            sizes[name] = estimate_collection(loaded_by_id(engine, id_, name))
     return sizes
 
 

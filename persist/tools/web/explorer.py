@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.codecs.types.objects import to_objects
-from persist.compute.dataflow.running.reports import depths
+from persist.compute.dataflow.running.reports import measure_depths
 from persist.connect.ingest.source import SOURCE
 from persist.tools.reports.surveys import Facts, portrait, survey
 from persist.tools.web.flows import Flows, classify
@@ -174,7 +174,7 @@ class Explorer:
         measured = view.live.rehearse()
         operators = [
             {**asdict(operator), "rate": operator.rate, "depth": at}
-            for operator, at in zip(measured, depths(measured), strict=True)
+            for operator, at in zip(measured, measure_depths(measured), strict=True)
         ]
         return {"operators": operators, "rows": rows}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from persist.compute.dataflow.updates.texts import FEW, LANES_BYTES, Given, Texts, make_tag
+from persist.compute.dataflow.updates.texts import FEW, LANES_BYTES, TextArray, Texts, make_tag
 from persist.compute.dataflow.updates.words import NULL, Domain
 from tests.support.tiers import examples
 
@@ -72,8 +72,8 @@ def test_equal_texts_have_one_number_and_others_another(kind: pa.DataType, given
 
 @pytest.mark.parametrize("bits", [0, 1, 3])
 def test_texts_of_one_hash_are_told_apart(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    many, one, shift = Given.tags, make_tag, 32 - bits
-    monkeypatch.setattr(Given, "tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
+    many, one, shift = TextArray.tags, make_tag, 32 - bits
+    monkeypatch.setattr(TextArray, "tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
     monkeypatch.setattr("persist.compute.dataflow.updates.texts.make_tag", lambda text: one(text) >> shift << shift)
     checked = Checked(pa.string())
     for first in range(0, 600, 120):
@@ -86,7 +86,7 @@ def test_texts_of_one_hash_are_told_apart(bits: int, monkeypatch: pytest.MonkeyP
 @example([b"", b"x" * 256, b"x" * 257, b"y" * 1000])
 @given(st.lists(st.binary(max_size=300), min_size=1))
 def test_one_text_hashes_as_it_does_among_others(given: list[bytes]) -> None:
-    assert Given(pa.array(given, pa.binary())).tags().tolist() == list(map(make_tag, given))
+    assert TextArray(pa.array(given, pa.binary())).tags().tolist() == list(map(make_tag, given))
 
 
 def test_many_texts_of_which_some_come_again() -> None:

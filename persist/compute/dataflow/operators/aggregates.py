@@ -27,7 +27,7 @@ from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import NONE, find_starts, largest, mixed, products
+from persist.compute.dataflow.updates.batch import NONE, find_starts, hash_columns, largest_magnitude, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
 
@@ -170,7 +170,7 @@ def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int
 
 
 def _fits(amounts: Ints, bits: int) -> bool:
-    return not len(amounts) or largest(amounts) < 1 << bits
+    return not len(amounts) or largest_magnitude(amounts) < 1 << bits
 
 
 def to_float(total: int, divisor: int = 1) -> float:
@@ -262,7 +262,7 @@ def explode_to_slots(
     picks = [*range(keys), 0, *range(keys + len(summed), len(updates))]
     contributed = updates.take(picks, axis=0).take(every, axis=1)
     contributed[keys] = np.concatenate(slots)
-    contributed[-1] = products(contributed[-1], np.concatenate(amounts))
+    contributed[-1] = multiply_diffs(contributed[-1], np.concatenate(amounts))
     return contributed
 
 
@@ -280,7 +280,7 @@ def _explode_by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Want
     slots and amounts are the same as in `split_int64s`, so single updates can retract a part of a sum.
     """
     times = updates[keys + len(summed) : -1]
-    marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None
+    marks = hash_columns(np.concatenate((updates[:keys], times))) if keys or len(times) else None
     if marks is None:
         return None
     # Bring updates of one key and time together, by a hash, and mark where each group begins.
@@ -294,7 +294,7 @@ def _explode_by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Want
     if (names != names[:, firsts].repeat(np.diff(np.append(firsts, len(order))), axis=1)).any():
         return None  # Two groups have one hash.
     diffs = sorted_[-1]
-    most = largest(diffs)
+    most = largest_magnitude(diffs)
     if most >= 2**30 or (len(diffs) * most >= 2**30 and int(np.abs(diffs).sum()) >= 2**30):
         return None  # Sums of digits might not fit.
     columns = [(0, np.add.reduceat(diffs, firsts))]

@@ -31,7 +31,7 @@ from persist.compute.dataflow.updates.batch import (
     Layout,
     distinct_columns,
     key_hashes,
-    matches,
+    match_keys,
     to_batch,
     with_diffs,
 )
@@ -160,7 +160,7 @@ class Arrangement(StashingOperator):
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
-            new_numbers, places = matches(hashes, keys, self.new)
+            new_numbers, places = match_keys(hashes, keys, self.new)
             if len(new_numbers):
                 numbers = np.concatenate((numbers, new_numbers))
                 rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)

@@ -28,7 +28,7 @@ from persist.compute.dataflow.operators.moments import STATISTICS, statistics
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, rank_in_direction, ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def compute_fold(
         keys = []
         for name, down, first in call.within:
             row = schema.get_field_index(name)
-            keys.append(directed(rows.domain, values[row].take(at), schema.field(row).type, down, first))
+            keys.append(rank_in_direction(rows.domain, values[row].take(at), schema.field(row).type, down, first))
         ties = [ranks(rows.domain, words, kind) for words, kind in zip(rows.arguments, rows.kinds, strict=True)]
         rows = rows.take(np.lexsort((*ties[::-1], *keys[::-1], rows.owners)))
     if call.is_distinct:

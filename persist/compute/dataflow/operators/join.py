@@ -44,7 +44,7 @@ from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.plan.plan import Join
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
-from persist.compute.dataflow.updates.batch import Keys, key_hashes, products
+from persist.compute.dataflow.updates.batch import Keys, key_hashes, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.expression.evaluation import factored_conjuncts, infer_type
@@ -182,7 +182,7 @@ class JoinOperator(Operator):
             parts = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
             words = np.concatenate(parts)
             times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
-            diffs = products(diffs.take(numbers), rows[-1])
+            diffs = multiply_diffs(diffs.take(numbers), rows[-1])
         joined = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
         words.take(path.picks, axis=0, out=joined[: len(path.picks)], mode="clip")
         joined[len(path.picks) : -1] = times

@@ -30,9 +30,9 @@ from persist.compute.dataflow.plan.stages import (
     Stage,
     TemporalFilter,
     Unnest,
-    moved_column,
+    split_bound,
 )
-from persist.compute.dataflow.updates.batch import negated, products, reordered, uncancelled
+from persist.compute.dataflow.updates.batch import find_uncancelled, multiply_diffs, negate_diffs, reorder_into
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import coordinates
@@ -145,8 +145,8 @@ class Frame(Mapping[str, pa.Array]):
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         times = np.empty((len(self.times), len(rows)), np.int64)
         diffs = np.empty((1, len(rows)), np.int64)
-        reordered(self.times, rows, times)
-        reordered(self.diffs[None], rows, diffs)
+        reorder_into(self.times, rows, times)
+        reorder_into(self.diffs[None], rows, diffs)
         origins = rows if self._origins is None else self._origins.take(rows)
         return Frame(self.domain, columns, times, diffs[0], origins)
 
@@ -219,7 +219,7 @@ def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], F
         try:
             return run(frame)
         except OperatorFailed:
-            uncancelled_frame = frame.where(uncancelled(frame.updates(frame.columns)))
+            uncancelled_frame = frame.where(find_uncancelled(frame.updates(frame.columns)))
             if len(uncancelled_frame) == len(frame):
                 raise
         return run(uncancelled_frame)
@@ -294,10 +294,10 @@ def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
         case Map(outputs):
             return frame.changed(_compute_all(outputs, frame, operator))
         case Negate():
-            return frame.changed(diffs=negated(frame.diffs))
+            return frame.changed(diffs=negate_diffs(frame.diffs))
         case Explode(by):
             counts = _compute_integers(by, frame, operator)
-            exploded = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
+            exploded = frame.changed(diffs=multiply_diffs(frame.diffs, np.where(counts == NULL, 0, counts)))
             return exploded.where(exploded.diffs != 0)
         case Unnest(lists):
             return _unnest(lists, frame, operator)
@@ -394,7 +394,7 @@ def _unnest(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> F
 
 def _compute_bound(bound: Term, frame: Frame, operator: str) -> Ints:
     """Return each record's bound in time, clamped to int64."""
-    moved = moved_column(bound, {name: column.kind for name, column in frame.columns.items()})
+    moved = split_bound(bound, {name: column.kind for name, column in frame.columns.items()})
     if moved is None:
         return _compute_integers(bound, frame, operator)
     name, by = moved
@@ -426,7 +426,7 @@ def _limit_times(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     stops = starts[end[starts] <= TIME_MAX]
     ended = frame.take(stops)
     ended.times[stage.dimension] = end[stops]
-    return _concat_frames([arrived, ended.changed(diffs=negated(ended.diffs))])
+    return _concat_frames([arrived, ended.changed(diffs=negate_diffs(ended.diffs))])
 
 
 def _concat_frames(frames: list[Frame]) -> Frame:
@@ -560,7 +560,7 @@ def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         of_program = flattened.times[: stage.dimensions]  # And not the iterations that they are in.
         np.maximum(of_program, np.array(times, np.int64).T, out=of_program)
     if diffs:
-        flattened = flattened.changed(diffs=products(flattened.diffs, np.array(diffs, np.int64)))
+        flattened = flattened.changed(diffs=multiply_diffs(flattened.diffs, np.array(diffs, np.int64)))
         flattened = flattened.where(flattened.diffs != 0)
     return flattened
 

@@ -40,9 +40,16 @@ from persist.compute.dataflow.operators.linear import Column, Frame, encode_reco
 from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, compute_non_finite
 from persist.compute.dataflow.plan.plan import Counted
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import check_sum, find_starts, largest, products, sort_columns, summed
+from persist.compute.dataflow.updates.batch import (
+    check_sum,
+    find_starts,
+    largest_magnitude,
+    multiply_diffs,
+    sort_columns,
+    sum_runs,
+)
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, rank_in_direction, ranks
 from persist.core.errors import OperatorFailed
 
 Result: TypeAlias = tuple[Ints, Ints, Ints]
@@ -60,7 +67,7 @@ def repeat_by_multiplicity(diffs: Ints) -> Ints:
         DiffOverflow: these are more than can be looked at one by one.
     """
     counts = np.maximum(diffs, 0)
-    if len(counts) and len(counts) * largest(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
+    if len(counts) and len(counts) * largest_magnitude(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
         raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
     return np.arange(len(diffs)).repeat(counts)
 
@@ -163,7 +170,7 @@ def _make_complete(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
 
 def _count_records(request: Wanted, records: Ints) -> Ints:
     constant = request.constant if request.kind == "sum" else 1
-    return records if constant == 1 else products(records, np.full(len(records), constant))
+    return records if constant == 1 else multiply_diffs(records, np.full(len(records), constant))
 
 
 def _count_values(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
@@ -173,7 +180,7 @@ def _count_values(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
         return records
     nulls = np.zeros(len(records), np.int64)
     nulls[groups[is_null]] = sums[is_null]
-    if largest(records) + largest(nulls) >= 2**63:
+    if largest_magnitude(records) + largest_magnitude(nulls) >= 2**63:
         for count in records.astype(object) - nulls.astype(object):
             check_sum(count)
     return records - nulls
@@ -259,7 +266,7 @@ def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Compute the aggregates from all values of each group."""
         firsts = find_starts(groups)
-        counts = summed(diffs, firsts) if len(firsts) else diffs
+        counts = sum_runs(diffs, firsts) if len(firsts) else diffs
         is_present = counts != 0
         sizes = np.diff(np.append(firsts, len(groups)))
         numbers = np.arange(len(firsts)).repeat(sizes)
@@ -281,7 +288,7 @@ def _aggregate_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints
     if request.kind in ACCUMULABLE:
         counts, firsts = np.zeros(count, np.int64), find_starts(numbers)
         if len(firsts):
-            counts[numbers[firsts]] = summed(diffs, firsts)
+            counts[numbers[firsts]] = sum_runs(diffs, firsts)
         rows, slots, amounts = split_values_by_kind(request.kind, words, request.of, domain)
         groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
         return aggregate(request, counts, groups, slots, sums, domain)
@@ -304,11 +311,11 @@ def _aggregate_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints
 def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the sums of amounts times diffs for each slot of each group, in that order."""
     order = np.lexsort((slots, groups))
-    groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
+    groups, slots, sums = groups[order], slots[order], multiply_diffs(amounts, diffs)[order]
     if not len(groups):
         return groups, slots, sums
     firsts = find_starts(groups, slots)
-    return groups[firsts], slots[firsts], summed(sums, firsts)
+    return groups[firsts], slots[firsts], sum_runs(sums, firsts)
 
 
 def _sort_by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
@@ -318,7 +325,7 @@ def _sort_by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, dom
     if not len(numbers):
         return numbers, words, diffs
     firsts = find_starts(numbers, words)
-    sums = summed(diffs, firsts)
+    sums = sum_runs(diffs, firsts)
     keep = sums > 0
     return numbers[firsts][keep], words[firsts][keep], sums[keep]
 
@@ -360,9 +367,9 @@ def top_k(
             return groups, values, diffs
         if len(groups) >= costs.foremost_rows and count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
-            foremost = _preselect(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
+            foremost = _preselect(groups, rank_in_direction(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
-        columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
+        columns = [rank_in_direction(domain, values[row], kinds[row], down, first) for row, down, first in every]
         order = sort_columns((groups, *columns))
         if counted != "row_number":
             order = order[

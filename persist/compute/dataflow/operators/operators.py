@@ -24,10 +24,10 @@ from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import (
     Keys,
     Layout,
+    find_uncancelled,
     to_batch,
-    uncancelled,
 )
-from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_all
+from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, find_beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given
 from persist.core.errors import OperatorFailed
@@ -114,7 +114,7 @@ class Operator:
 
     def ready(self, times: Ints) -> Flags:
         """Return which times are complete here by now."""
-        waits = beyond(self.frontier, times[: self.outer])
+        waits = find_beyond(self.frontier, times[: self.outer])
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
@@ -130,7 +130,7 @@ class Operator:
         """Return a test for times that only iterations from a level hold back."""
 
         def ready(times: Ints) -> Flags:
-            waits = beyond(self.frontier, times[: self.outer])
+            waits = find_beyond(self.frontier, times[: self.outer])
             for number, round_ in enumerate(self.rounds[:level], self.outer):
                 waits |= times[number] > round_
             return ~waits
@@ -232,7 +232,7 @@ class StashingOperator(Operator):
         """Return updates with the linear stages before this operator applied."""
         if not self._adds_up or updates.shape[1] <= self.costs.piece_rows:
             return self.shape(updates)
-        updates = updates[:, uncancelled(updates)]  # A piece does not see that another one takes a record back.
+        updates = updates[:, find_uncancelled(updates)]  # A piece does not see that another one takes a record back.
         most = self.costs.piece_rows
         starts = range(0, max(1, updates.shape[1]), most)
         pieces = [to_batch(self.shape(updates[:, start : start + most]), self.layout)[1:] for start in starts]

@@ -26,7 +26,7 @@ from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
+from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, rank_in_direction, ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _sort_and_compute(
 ) -> Ints:
     """Sort the rows of all groups, and compute a function's column."""
     rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
-    keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
+    keys = [rank_in_direction(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
     sorted_ = values.take(order, axis=1)
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
@@ -210,7 +210,7 @@ class _Bounds:
         name, down, first = self._call.by[0]
         row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
         words = np.concatenate((self._values[row], self._values[bound]))
-        keys = directed(self._domain, words, self._schema.field(row).type, down, first)
+        keys = rank_in_direction(self._domain, words, self._schema.field(row).type, down, first)
         count = len(self._groups)
         # Bounds are sorted among the rows: before the rows that agree, or behind them. Then rows before each are
         # counted.
