@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
 from persist.compute.index import list_indexed_columns
-from persist.compute.sql import load_dependents, views_anew
+from persist.compute.sql import load_dependents, recreate_views
 from persist.core.closing import note_on_error
 from persist.core.errors import (
     AsOfCompacted,
@@ -302,7 +302,7 @@ class _Erasing:
         if not concerned:
             return None
         handles = [handle for handle, _, _ in concerned]
-        views = views_anew(engine, handles)
+        views = recreate_views(engine, handles)
         indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:

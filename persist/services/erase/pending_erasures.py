@@ -18,7 +18,7 @@ import msgspec
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index import create_index
-from persist.compute.sql import ViewsTogether, live_view
+from persist.compute.sql import ViewsTogether, load_view_by_name
 from persist.core.errors import CollectionNotFound, NotConverging, OperatorFailed, PersistError
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -120,7 +120,7 @@ def settle(engine: Engine, contents: CollectionState) -> None:
             with (
                 attempt(),
                 suppress(OperatorFailed, NotConverging),
-                ViewsTogether([live_view(engine, view.name) for view in views], {}) as together,
+                ViewsTogether([load_view_by_name(engine, view.name) for view in views], {}) as together,
             ):
                 together.refresh()
         for handle in _not_dropped(engine, [*owed.indexes]):

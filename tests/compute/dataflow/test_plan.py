@@ -403,13 +403,13 @@ def test_state_beyond_the_memory_budget_is_in_files_and_counts_stay_right(tmp_pa
 def test_a_count_that_changes_at_many_times_is_brought_up_to_date_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its group has thousands of updates, but one sum: it does not have to be laid out block by block."""
     calls: list[int] = []
-    changes = TotalReduce._changes
+    changes = TotalReduce._compute_changes
 
     def counting(self: TotalReduce, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
         return changes(self, *arguments, **named)
 
-    monkeypatch.setattr(TotalReduce, "_changes", counting)
+    monkeypatch.setattr(TotalReduce, "_compute_changes", counting)
     program, [a] = inputs("a")
     seen = a.group_by().count().capture()
     times = list(range(3000))

@@ -26,7 +26,7 @@ import persist.engine.write.group_commit
 import persist.services.erase.erasure
 import persist.services.publish.planning
 from persist.blob.errors import Indeterminate
-from persist.compute.sql.redefine import ViewsAnew
+from persist.compute.sql.redefine import RecreatedViews
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import checkpoint_key, record_key
@@ -220,7 +220,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.compute.index.maintenance, "_written", lambda index, table, names: []),
     ],
     "an erasure leaves the views of its collection as they are": lambda: [
-        (persist.services.erase.erasure, "views_anew", lambda engine, handles: ViewsAnew((), {}, {}, {}, {})),
+        (persist.services.erase.erasure, "views_anew", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),
     ],
     "a client raises the format by any record": lambda: [
         (persist.engine.write.group_commit, "format_after", lambda state, mutations: FORMAT),

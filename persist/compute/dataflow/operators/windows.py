@@ -73,7 +73,7 @@ class Places:
     whole: Totals = Totals()
     peers_before: int | None = None
 
-    def iterate_frames(self, amounts: Any, before: int, whole: int) -> Any:
+    def sum_over_frames(self, amounts: Any, before: int, whole: int) -> Any:
         """Return the sums of amounts over frames: differences of running sums."""
         rows = len(amounts)
         running = np.zeros(rows + 3, amounts.dtype)
@@ -352,7 +352,7 @@ def _count_star(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 
 def _count(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
-    counts: Ints = p.framed((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
+    counts: Ints = p.sum_over_frames((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
     return counts
 
 
@@ -423,11 +423,11 @@ def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
 
 def _sum_frames(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[Any, Ints]:
     """Return each frame's exact sum, and its number of values."""
-    counts = p.framed((words != NULL).astype(np.int64), p.before.values, p.whole.values)
+    counts = p.sum_over_frames((words != NULL).astype(np.int64), p.before.values, p.whole.values)
     amounts = to_exact_integers(words, kind, domain)
     largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _bound_magnitude(amounts, len(amounts))
     amounts = amounts.astype(np.int64 if largest_sum < 2**62 else object, copy=False)
-    return p.framed(amounts, p.before.total, p.whole.total), counts
+    return p.sum_over_frames(amounts, p.before.total, p.whole.total), counts
 
 
 def _bound_magnitude(amounts: Any, times: int) -> int:
@@ -480,7 +480,7 @@ def _add_nan_and_infinities(sums: Ints, p: Places, words: Ints, kind: pa.DataTyp
     has = []
     flags = (np.isnan(floats), floats == np.inf, floats == -np.inf)
     for is_special, count_before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
-        has.append(p.framed(is_special.astype(np.int64), count_before, whole) > 0)
+        has.append(p.sum_over_frames(is_special.astype(np.int64), count_before, whole) > 0)
     # NaN wins, as do infinities of both signs; else the sum is the infinity that there is.
     special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
     return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
