@@ -299,10 +299,10 @@ def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "so
     try:
         return msgspec.convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{where}: {_worded(str(error))}") from None
+        raise InvalidUsage(f"{where}: {_name_option(str(error))}") from None
 
 
-def _worded(message: str) -> str:
+def _name_option(message: str) -> str:
     """Return a message of msgspec with the option that it is about in front."""
     text, _, path = message.partition(" - at `$.")
     return f"{path.rstrip('`')}: {text}" if path else text.replace("Object missing required field", "it must say")

@@ -91,7 +91,7 @@ def submit_all(
         beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
-    writer, asks = engine.writer(action), [(handle, _prepared(handle, request)) for handle, request in asks]
+    writer, asks = engine.writer(action), [(handle, _prepare_request(handle, request)) for handle, request in asks]
     ids = [handle.id for handle, _ in asks]
     commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
     if any(request.at_commit and request.end is not None for _, request in asks):
@@ -114,7 +114,7 @@ def submit_all(
         raise
 
 
-def _prepared(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
+def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
         request = replace(request, events=None)
@@ -275,7 +275,7 @@ class _Commit:
         for handle, request in self.asks:
             if handle.id not in self.plans:
                 contents = self.contents.get(handle.id) or handle.known()
-                self.plans[handle.id] = _planned(handle, contents, request, self.times.get(handle.id))
+                self.plans[handle.id] = _plan_commit(handle, contents, request, self.times.get(handle.id))
         return self._submitted()
 
     def _times(self) -> dict[str, int]:
@@ -346,12 +346,14 @@ class _Commit:
                 future.late = late
 
 
-def _planned(handle: CollectionHandle, contents: CollectionState, request: AskedEvents, time: int | None) -> _Planned:
+def _plan_commit(
+    handle: CollectionHandle, contents: CollectionState, request: AskedEvents, time: int | None
+) -> _Planned:
     if request.plain is not None:
         return _Planned(contents, with_token(request.token, [handle.id], request.plain.steps()), {}, None)
     if time is not None:
         request = request.at(time)
-    timely, late = _timely(handle, contents, _lifted(contents, request.against(contents)))
+    timely, late = _timely(handle, contents, _lift_events(contents, request.against(contents)))
     resolves = _resolves(handle, request)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
     if time is not None:
@@ -362,7 +364,7 @@ def _planned(handle: CollectionHandle, contents: CollectionState, request: Asked
     return _Planned(contents, [*steps, *more], named, late)
 
 
-def _lifted(contents: CollectionState, request: AskedEvents) -> AskedEvents:
+def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents:
     """Return the request with its events as the newest schema has them.
 
     Raises:

@@ -159,8 +159,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "since passes what readers hold": lambda: [
         (
             persist.core.state_rules.collection_rules,
-            "_with_since",
-            since_passes_holds(persist.core.state_rules.collection_rules._with_since),
+            "_advance_since",
+            since_passes_holds(persist.core.state_rules.collection_rules._advance_since),
         )
     ],
     "a token is not remembered": lambda: [
@@ -200,7 +200,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (Past, "prove_known", lambda past, state: None),
     ],
     "what a server did not answer is not looked up": lambda: [
-        (persist.engine.write.group_commit.GroupCommit, "_unsettled", nothing_settled),
+        (persist.engine.write.group_commit.GroupCommit, "_keep_unsettled", nothing_settled),
     ],
     "a resolution loses an update": lambda: [
         (module, "resolved", an_update_lost(persist.core.keyed.events.resolved))
@@ -228,8 +228,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a tag keeps nothing": lambda: [
         (
             persist.core.state_rules.collection_rules,
-            "_with_since",
-            tags_passed(persist.core.state_rules.collection_rules._with_since),
+            "_advance_since",
+            tags_passed(persist.core.state_rules.collection_rules._advance_since),
         ),
     ],
     "a fenced writer goes on": lambda: [
