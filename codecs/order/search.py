@@ -296,6 +296,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
 
 
 def _pad_texts(column: pa.Array, width: int) -> tuple[Packed, Packed]:
+    """Return texts padded with zero bytes to a width, and their capped lengths."""
     lengths = stored_values(pc.binary_length(column).fill_null(0))
     if not len(column):
         return np.zeros((0, width), np.uint8), np.zeros(0, np.uint8)

@@ -275,13 +275,13 @@ class ReadingCalls(CollectionBase):
         return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
-        """Follow the updates after as_of, with progress; since waits for how far that has come.
+        """Follow the updates after as_of, with progress. What is not read yet is kept from compaction.
 
         Memory: `Settings.memory_budget`. So a backlog comes in several steps, and a large time in parts; see
         `Progress`.
 
         Args:
-            as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
+            as_of: updates after this time are returned; None returns all, from the first time on.
             times: as in `changes`.
 
         Raises:

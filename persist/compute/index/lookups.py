@@ -175,7 +175,7 @@ class FoundByIndex:
         return self.scan.schema
 
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-        """Yield what `read_snapshot` does of the scan; it is in memory then.
+        """Yield the rows of the scan in a form, from memory.
 
         Raises:
             LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.

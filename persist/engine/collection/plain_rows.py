@@ -482,9 +482,9 @@ def _hold_or_store_rows(
     writer: PartWriter,
     stack: ExitStack,
 ) -> tuple[NewRows, int]:
-    """Return plain rows, or updates, as a table, or as parts that are deleted when the stack is left; and their digest.
+    """Return rows or updates in memory or as stored parts, and their digest by some columns.
 
-    A digest is taken by some columns; there is none without any.
+    The stored parts are deleted when the stack is left.
     """
     committer = handle.engine.writer("overwrite").committer
     new, digest = committer.write_steps.hold_or_store_updates(handle.id, handle.schema, rows, stamp, by=by)

@@ -202,9 +202,7 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def in_queue(self, future: CommitFuture) -> Committed:
-        """Plan and commit until it is not lost to another client; return the place in the log; report late events to
-        future.
-        """
+        """Plan and commit, again after each lost race; return the seqno; report late events to future."""
         writer = self.engine.writer(self.action)
         # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
@@ -252,7 +250,7 @@ class _Commit:
     def _drop_what_moved(self, error: PersistError) -> None:
         """Drop the plans of contents that have changed; raise error if no other plan can succeed."""
         newest = {handle.id: handle.contents() for handle, _ in self.asks}
-        is_late = any(map(self._is_late, self.times.items()))
+        is_late = any(map(self._must_choose_again, self.times.items()))
         if not is_late and not self._may_succeed(error, self.contents, newest):
             raise error
         moved = [] if is_late else [id_ for id_ in self.plans if newest[id_] != self.contents[id_]]
@@ -291,8 +289,8 @@ class _Commit:
         contents = self.engine.follower.load(collection)
         return 0 if contents is None else contents.upper
 
-    def _is_late(self, chosen: tuple[str, int]) -> bool:
-        """Whether upper has gone beyond a time since it was chosen, and there are others."""
+    def _must_choose_again(self, chosen: tuple[str, int]) -> bool:
+        """Return whether upper has passed a chosen time, and later times exist."""
         collection, time = chosen
         return time < self._upper(collection) <= TIME_MAX
 
