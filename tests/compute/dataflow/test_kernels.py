@@ -182,13 +182,13 @@ def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None
     from persist.compute.dataflow.state import spine as module
 
     merged: list[int] = []
-    original = module.advanced
+    original = module.advance_batch
 
     def counting(batch: Any, layout: Any, since: Any) -> Any:
         merged.append(batch.shape[1])
         return original(batch, layout, since)
 
-    module.advanced = counting
+    module.advance_batch = counting
     try:
         spine = Spine(LAYOUT)
         rng = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None
         assert spine.rows == 400 * size
         assert worst < 100_000
     finally:
-        module.advanced = original
+        module.advance_batch = original
 
 
 @pytest.mark.thorough

@@ -134,7 +134,7 @@ class Oracle:
                 values.append(ERROR)
         return Answers(name, sql, values)
 
-    def bind_query(self, answers: Sequence[Answers]) -> list[Accepted | InvalidUsage]:
+    def bound(self, answers: Sequence[Answers]) -> list[Accepted | InvalidUsage]:
         """Return each expression as views run it, or why it is refused."""
         sql = f"SELECT {', '.join(f'{each.sql} AS c{at}' for at, each in enumerate(answers))} FROM t"
         try:
