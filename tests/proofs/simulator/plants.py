@@ -37,7 +37,7 @@ from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.log_identity import Past
 from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.write.commit_future import CommitFuture
-from persist.services.erase.relatives import related
+from persist.services.erase.derived import related
 
 Patch = tuple[Any, str, Any]
 
@@ -220,7 +220,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.compute.index.maintenance, "_written", lambda index, table, names: []),
     ],
     "an erasure leaves the views of its collection as they are": lambda: [
-        (persist.services.erase.erasure, "views_anew", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),
+        (persist.services.erase.erasure, "recreate_views", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),
     ],
     "a client raises the format by any record": lambda: [
         (persist.engine.write.group_commit, "format_after", lambda state, mutations: FORMAT),

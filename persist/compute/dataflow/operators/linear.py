@@ -566,12 +566,7 @@ def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
 
 
 def _split_result(
-    stage: FlatMap,
-    returned: Any,
-    times: list[tuple[int, ...]],
-    diffs: list[int],
-    record: Any,
-    operator: str,
+    stage: FlatMap, returned: Any, times: list[tuple[int, ...]], diffs: list[int], record: Any, operator: str
 ) -> Any:
     """Take the time and the diff off what a function returned, and return the record."""
     shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"

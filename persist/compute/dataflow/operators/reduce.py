@@ -480,11 +480,7 @@ class PartialReduce(ReduceOperator):
             self.out = self.shape_batch(batch)
 
     def _correct_at(
-        self,
-        items: Ints,
-        keys: Ints,
-        records: tuple[Ints, Ints, Ints, Ints],
-        given: tuple[Ints, Ints, Ints, Ints],
+        self, items: Ints, keys: Ints, records: tuple[Ints, Ints, Ints, Ints], given: tuple[Ints, Ints, Ints, Ints]
     ) -> Ints:
         """Return the changes at items, one time per key: [item, values …, diff]."""
         # The item of each key; -1 for none.

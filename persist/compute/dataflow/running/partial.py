@@ -158,10 +158,7 @@ class Partial:
 
 
 def requested_columns(
-    plan: Plan,
-    operators: Sequence[Operator],
-    entries: Mapping[int, EntryOperator],
-    accumulated: Set[Operator],
+    plan: Plan, operators: Sequence[Operator], entries: Mapping[int, EntryOperator], accumulated: Set[Operator]
 ) -> set[tuple[str, tuple[str, ...]]]:
     """Return (collection, columns) pairs by which refreshes may request records.
 
