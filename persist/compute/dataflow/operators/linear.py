@@ -37,10 +37,9 @@ from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import coordinates
 from persist.core.errors import OperatorFailed
-from persist.core.expression.evaluation import as_array, conjuncts, evaluate, may_raise, together
+from persist.core.expression.evaluation import as_array, conjuncts, evaluate, together
 from persist.core.expression.term import Col, Lit, Term
 
-FEW_ROWS = 1024  # Up to so many updates, a filter costs by its calls and not by its rows.
 Shape = Callable[[Ints], Ints]
 
 
@@ -230,37 +229,19 @@ def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], F
 class _ConditionFilter:
     """Keeps the updates for which a condition is true.
 
-    Each part sees the updates that the parts before it left, because a part may guard the next one against errors. If
-    updates are few, a part that cannot raise sees the same updates as the part before it: to take a subset would cost
-    more.
+    Each part sees the updates that the parts before it left, because a part may guard the next one against errors.
     """
 
     def __init__(self, condition: Term, operator: str) -> None:
-        self._split_result = conjuncts(condition)
+        self._parts = conjuncts(condition)
         self._operator = operator
-        self._together: list[list[Term]] | None = None
 
     def __call__(self, frame: Frame) -> Frame:
-        for parts in (
-            self._group_safe_conditions(frame) if len(frame) <= FEW_ROWS else [[part] for part in self._split_result]
-        ):
+        for part in self._parts:
             if not len(frame):
                 return frame
-            keep = _evaluate_condition(parts[0], frame, self._operator)
-            for part in parts[1:]:
-                keep = keep & _evaluate_condition(part, frame, self._operator)
-            frame = frame.where(keep)
+            frame = frame.where(_evaluate_condition(part, frame, self._operator))
         return frame
-
-    def _group_safe_conditions(self, frame: Frame) -> list[list[Term]]:
-        if self._together is None:
-            kinds = {name: column.kind for name, column in frame.columns.items()} | {TIME: pa.int64()}
-            self._together = []
-            for part in self._split_result:
-                if not self._together or may_raise(part, kinds):
-                    self._together.append([])
-                self._together[-1].append(part)
-        return self._together
 
 
 def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
