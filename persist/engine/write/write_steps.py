@@ -71,7 +71,7 @@ class WriteSteps:
 
     def of_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
         """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""
-        return self._of_table(collection, schema, table, (), is_ours=True)
+        return self._from_table(collection, schema, table, (), is_ours=True)
 
     def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
