@@ -34,7 +34,8 @@ class Events:
 
     Attributes:
         table: the events in the order of their messages: the key's columns, the value's, `_deleted`; by option also
-            `_time` and `_before`. The value of a deleted row is NULL.
+            `_time` and `_before`. The value of a deleted row is NULL. If rows lack unchanged large values, `_unchanged`
+            lists their columns.
         rejected: unreadable messages: `message`, its number from 0; `reason`; `key` and `value`, their bytes.
     """
 
@@ -146,10 +147,10 @@ def delivered(request: Wanted, messages: Messages, table: Callable[[], pa.Table]
     bad.sort(key=lambda rejection: rejection.row)
     if bad and request.on_error == "raise":
         raise BadMessage(bad[0].row, bad[0].reason, len(bad))
-    return Events(table(), _rejected(messages, bad))
+    return Events(table(), _make_rejected_rows(messages, bad))
 
 
-def _rejected(messages: Messages, bad: list[Bad]) -> pa.Table:
+def _make_rejected_rows(messages: Messages, bad: list[Bad]) -> pa.Table:
     rows = pa.array([rejection.row for rejection in bad], pa.int64())
     keys: Any = pa.nulls(len(bad), pa.large_binary()) if messages.keys is None else messages.keys.take(rows)
     reasons = pa.array([rejection.reason for rejection in bad], pa.string())

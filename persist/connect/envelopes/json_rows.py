@@ -82,7 +82,7 @@ def parse(
     import pyarrow.json as pj
 
     _check_ends(texts)
-    stream = _joined(texts)
+    stream = _join_documents(texts)
     options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, others)
     reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
     table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
@@ -190,7 +190,7 @@ def _check_ends(texts: pa.Array) -> None:
         raise Unreadable(f"it is not a JSON object: {first!r:.60}" if first else "it is empty")
 
 
-def _joined(texts: pa.Array) -> pa.Buffer:
+def _join_documents(texts: pa.Array) -> pa.Buffer:
     """Return the documents with newlines between, as one buffer of valid UTF-8.
 
     Raises:
@@ -202,6 +202,10 @@ def _joined(texts: pa.Array) -> pa.Buffer:
     if not np.frombuffer(stream, np.uint8).all():
         raise Unreadable("it is not JSON: it holds a zero byte")
     return stream
+
+
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)
+_NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Of the same lengths.
 
 
 def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
@@ -216,18 +220,24 @@ def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+    readable = text
     try:
-        values = [memoryview(value) for value in msgspec.structs.astuple(decode(text))]
+        try:
+            members = decode(text)
+        except msgspec.MsgspecError:  # It does not read NaN and infinities, which columns of floats hold.
+            readable = _STRING_OR_NUMBER.sub(lambda found: _NUMBERS.get(found[0], found[0]), text)
+            members = decode(readable)
+        values = [memoryview(value) for value in msgspec.structs.astuple(members)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return text
-    documents = [value for value in values if len(value) and bytes(value[:1]) not in (b'"', b"n")]
-    if not documents:
-        return text
-    start = _address(text)
-    pieces, end = [], 0
-    for begin, value in sorted((_address(value) - start, bytes(value)) for value in documents):
-        pieces += [text[end:begin], msgspec.json.encode(value.decode())]
-        end = begin + len(value)
+    start = _address(readable)
+    places = sorted((_address(value) - start, len(value)) for value in values if len(value))
+    pieces, end = list[bytes](), 0
+    for begin, length in places:
+        value = text[begin : begin + length]
+        if value[:1] not in (b'"', b"n"):
+            pieces += [text[end:begin], msgspec.json.encode(value.decode())]
+            end = begin + length
     return b"".join([*pieces, text[end:]])
 
 

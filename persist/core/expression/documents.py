@@ -42,6 +42,13 @@ def has_simple_path(path: str | int) -> bool:
     return whole_path(path) is not None
 
 
+def register_functions(filter: pc.Expression | None) -> None:
+    """Register the functions of a filter that another process made."""
+    for function in ("json_extract", "json_extract_string"):
+        if f"persist_{function}(" in str(filter):
+            _register(function)
+
+
 @lru_cache(1024)
 def check_path(function: str, path: str | int) -> None:
     """Raise InvalidUsage unless DuckDB takes a path."""
