@@ -32,7 +32,6 @@ from persist.blob.protocol import (
     Blob,
     BlobEntry,
     MemoryBlob,
-    acquire_turn,
     delete_all,
     get_at_most,
     is_remote,

@@ -21,7 +21,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -127,16 +126,6 @@ def check_bytes(key: str, size: int, bytes_max: int) -> None:
 DeletePage = Callable[[Sequence[str]], Mapping[str, PersistError]]
 
 
-def acquire_turn(blob: Blob, key: str) -> AbstractContextManager[bool]:
-    """Wait for the turn to create the key after `key`, and keep it for the block; yield whether it had to wait.
-
-    Turns only reduce contention between racing writers: correctness never depends on them. A store that has turns
-    offers them as a method `turn`, and a wrapper passes them on.
-    """
-    offered: Callable[[str], AbstractContextManager[bool]] | None = getattr(blob, "turn", None)
-    return nullcontext(False) if offered is None else offered(key)
-
-
 def page_deletion(blob: Blob) -> DeletePage | None:
     """Return how blob deletes many keys at once; None when it has no better way than one by one.
 
@@ -195,9 +184,6 @@ class BlobLayer:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._inner!r})"
-
-    def turn(self, key: str) -> AbstractContextManager[bool]:
-        return acquire_turn(self._inner, key)
 
     @property
     def delete_page(self) -> DeletePage | None:

@@ -9,8 +9,7 @@ A value is a file; a key's segments are folders. How a value becomes visible:
 
 A reader therefore sees all of a value or none, and a call that returned survives a power cut. `rename` would
 not be exclusive, and `O_EXCL` in place would leave torn files behind a killed process. A new folder is
-synced in its parent. Those that `create` in one folder take turns (`persist.blob.stores.creation_queue`), as a
-courtesy.
+synced in its parent.
 
 A value can be seen a moment before its folder is synced, and its writer may die in that moment. Therefore every reader
 of a value, by `get` or by a `create` that comes too late, syncs the folder first. It skips this if this object has done
@@ -37,7 +36,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from stat import S_IFLNK, S_IMODE, S_ISBLK, S_ISCHR, S_ISDIR, S_ISFIFO, S_ISLNK, S_ISREG, S_ISSOCK
 
@@ -60,7 +59,6 @@ from persist.blob.protocol import (
     check_range,
     is_key,
 )
-from persist.blob.stores.creation_queue import Turns
 
 FILE_MODE = 0o600
 FOLDER_MODE = 0o700
@@ -94,7 +92,6 @@ class FileBlob:
         self._root = str(Path(path).expanduser().absolute())
         self._fsync = fsync
         self._lock = threading.Lock()
-        self._turns = Turns()
         self._swept = False
         self._durable_folders: set[str] = set()  # As far as this object has seen to it.
         self._synced_ns: dict[str, int] = {}  # By folder: what changed in it before that time is durable.
@@ -153,17 +150,10 @@ class FileBlob:
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
         path = self._path(key)
-        if not os.path.isfile(path):
-            with self._turns.acquire(os.path.dirname(path)):
-                # Checking again saves the losers of a race the work; the link decides anyway.
-                if not os.path.isfile(path) and self._write(key, value, _link):
-                    return True
+        if not os.path.isfile(path) and self._write(key, value, _link):
+            return True
         self._make_winner_durable(path)
         return False
-
-    def turn(self, key: str) -> AbstractContextManager[bool]:
-        """Have the turn to create files in the folder of key for the block; see `protocol.acquire_turn`."""
-        return self._turns.acquire(os.path.dirname(self._path(key)))
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
         """Yield entries whose key starts with prefix, in key order; a folder is read when reached."""

@@ -15,7 +15,7 @@ from persist.blob.errors import CorruptBlob, InvalidUsage
 from persist.codecs.order.arrays import int64_array, int64_values, int_ends
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.file_reader import CheckedFooters, from_parquet, scan_parquet
-from persist.codecs.part.filters import referenced_columns
+from persist.codecs.part.filters import bind_filter, referenced_columns
 from persist.codecs.part.lending import lent_buffer
 from persist.codecs.part.part import Part, compute_checksum, from_batch
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
@@ -218,7 +218,7 @@ def check_request(arrow: pa.Schema, columns: Sequence[str], filter: pc.Expressio
     if filter is None:
         return
     try:
-        arrow.empty_table().filter(filter)
+        bind_filter(filter, arrow)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise bad_filter(filter, arrow, error) from error
 

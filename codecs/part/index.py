@@ -27,16 +27,16 @@ import xxhash
 from persist.blob.errors import CorruptBlob, Corruption, IncompatibleVersion
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.part.decoding import (
+    UNREADABLE,
+    bad_filter,
     check_request,
     check_updates,
     decode_part,
     decoded,
-    filtered,
     read_adapted,
 )
 from persist.codecs.part.file_reader import PARSED_BYTES, CheckedFooter, GroupFile, groups_within, read_footer
 from persist.codecs.part.file_writer import GROUPS_KEY, GROUPS_VERSION, MAGIC
-from persist.codecs.part.filters import referenced_columns
 from persist.codecs.part.lending import lend, lent_buffer
 from persist.codecs.part.part import Part, compute_checksum
 from persist.codecs.types.arrow_types import is_text
@@ -80,6 +80,16 @@ class PartIndex:
     def groups_within(self, start_row: int, end_row: int) -> list[int]:
         """Return the numbers of the row groups that hold any of the rows `[start_row, end_row)` of the part."""
         return groups_within(self._footer.group_rows, (start_row, end_row))
+
+    def groups_that_may_match(self, filter: pc.Expression) -> list[int]:
+        """Return the row groups that may have a row for which a filter is true, by their statistics.
+
+        All of them if the file does not have a column of the filter.
+        """
+        try:
+            return self._footer.groups_that_may_match(filter)
+        except pa.ArrowException:
+            return [*range(len(self.groups))]
 
     def first_field_limits(self, kind: pa.DataType) -> tuple[list[Any], list[Any]] | None:
         """Return the least and the greatest value of each row group, as Parquet has them; None if they are not known.
@@ -215,9 +225,10 @@ def decode_groups(
         raise ValueError(f"row groups {numbers} of {len(index.groups)}: name some of these, in order and each once")
     if not pieces:
         return pa.schema([schema.arrow.field(name) for name in columns]).empty_table()
-    read = [*columns, *(referenced_columns(filter, schema.arrow, columns) if filter is not None else ())]
     file = OpenGroups(pieces, index, part, schema, coded if filter is None else ())
-    return filtered(file.read(numbers, read, use_threads=use_threads), filter, columns, schema.arrow)
+    if filter is None:
+        return file.read(numbers, columns, use_threads=use_threads)
+    return file.scan(numbers, columns, filter, use_threads=use_threads)
 
 
 class OpenGroups:
@@ -241,7 +252,7 @@ class OpenGroups:
     ) -> None:
         for number, data in pieces:
             _verify(data, number, index, part)
-        self._part = part
+        self._part, self._schema = part, schema.arrow
         views = [(index.groups[number].start, memoryview(data)) for number, data in pieces]
         source = pa.PythonFile(_Pieces(views, part.bytes), mode="r")
         self._file = decoded(part, lambda: GroupFile(source, index._footer, schema.arrow, coded))
@@ -260,6 +271,23 @@ class OpenGroups:
             CorruptBlob: they are not of a part of this collection.
         """
         table = decoded(self._part, lambda: self._file.read(numbers, columns, use_threads=use_threads, chosen=chosen))
+        check_updates(table, self._part)
+        return table
+
+    def scan(
+        self, numbers: Sequence[int], columns: Sequence[str], filter: pc.Expression, *, use_threads: bool
+    ) -> pa.Table:
+        """Return columns of the rows of some row groups, ascending, that a filter keeps.
+
+        Raises:
+            CorruptBlob: as `read`.
+            InvalidUsage: the filter fails on a value.
+        """
+        try:
+            table = self._file.scan(numbers, columns, filter, use_threads=use_threads)
+        except UNREADABLE as error:
+            self.read(numbers, self._schema.names, use_threads=use_threads)  # Bad bytes make this fail, too.
+            raise bad_filter(filter, self._schema, error) from error
         check_updates(table, self._part)
         return table
 

@@ -140,18 +140,20 @@ class CreatingCalls:
                 NULL, and a column `_deleted` is refused. A collection that has one is only appended to, or overwritten.
             key: the list of the key columns, [] for none. Creating needs it; otherwise it must agree, if it is set.
             mode: "upsert" replaces the rows of the keys that come (`Collection.upsert`), and needs them in memory;
-                "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`); "error"
-                refuses to write to a collection that exists, unless the token did so. None means "upsert" if key names
+                "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`);
+                "update" changes the columns that rows have (`Collection.update`), and creates nothing; "error" refuses
+                to write to a collection that exists, unless the token did so. None means "upsert" if key names
                 columns, and otherwise "append". Rows with diffs are always appended.
             timeline: of a new collection. The default is "ms", so that times are moments; or None, if the rows have
                 times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
-                commit chooses one, and seals it. An upsert and an overwrite seal the times that they write at.
+                commit chooses one, and seals it. Upserts, updates and overwrites seal the times that they write at.
 
         Returns: a future, as `Collection.write`.
 
         Raises:
-            InvalidUsage: the collection is missing, and key is left out; or it has another timeline.
+            InvalidUsage: the collection is missing, and key is left out; or it has another timeline; or as `update`.
+            CollectionNotFound: the mode is "update", and there is no such collection.
             SchemaMismatch: the collection has another key, or columns that the rows do not fit; see `evolve`.
             DuplicateKeys: the mode is "upsert" or "overwrite", and rows repeat a key.
             CollectionExists: the mode is "error"; or another client created it at once, and rows can be read only once.
@@ -162,6 +164,8 @@ class CreatingCalls:
             raise InvalidUsage(f"the name comes first: write({rows!r}, rows, key=…)")
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         columns, rows = with_first(rows)
+        if mode == "update" and self.engine.find_newest_id(name) is None:
+            loaded(self.engine, name)  # It raises CollectionNotFound.
         with self.engine.follower.looks.once():
             handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
         has_key = key is not ... and bool(key)

@@ -83,7 +83,7 @@ class MultiWrite:
         """Add changes of some columns of the rows of keys to the commit, as `Collection.update`.
 
         If the collection is not keyed, updates and upserts come before all else that the block does with it. If it is,
-        the update is all that the block does with it.
+        they are events among its others, and the block seals their times.
 
         Raises: as `Collection.update`; some errors come when the block ends.
         """

@@ -160,6 +160,33 @@ def test_a_stream_follows_the_same_rules_whether_its_collection_is_there_or_not(
                 client.create_or_load("x", key={"k": int}, value={"v": str}, timeline="ms")
 
 
+@pytest.mark.parametrize("keyed", [None, persist.Keyed(), persist.Keyed(groups={"at": ["v"]})])
+def test_the_mode_update_changes_columns_of_a_collection_that_exists(
+    client: persist.Client, keyed: persist.Keyed | None
+) -> None:
+    with pytest.raises(persist.errors.CollectionNotFound, match="'c'"):
+        client.write("c", [{"k": 1, "n": 5}], key=["k"], mode="update")
+    assert "c" not in client
+    c = client.create_or_load("c", key={"k": int}, value={"v": str, "at": int, "n": int}, keyed=keyed)
+    c.upsert([(1, ("old", 1, 1)), (2, ("old", 1, 2))]).result()
+    client.write("c", [{"k": 1, "n": 5}, {"k": 2, "v": "new", "at": 2}], key=["k"], mode="update").result()
+    client.write("c", pa.table({"n": [None], "k": [2]}), mode="update").result()
+    assert sorted(c.snapshot().rows()) == [(1, ("old", 1, 5)), (2, ("new", 2, None))]
+    bad: list[tuple[Any, dict[str, Any], str]] = [
+        ([{"n": 5}], {}, "lacks the key column 'k'"),
+        ([{"k": 3, "n": 5}], {}, "no row to update for k=3"),
+        ([{"k": 1, "n": 5}], {"key": ["n"]}, "is not the key"),
+        ([{"k": 1, "n": 5}], {"seal": 9}, "is given to an update"),
+        ([{"k": 1, "n": 5}], {"diff": 1}, "these have diffs"),
+        ([{"k": 1, "n": 5, "_deleted": True}], {}, "never delete"),
+    ]
+    for rows, options, why in bad:
+        with pytest.raises(persist.InvalidUsage, match=why):
+            client.write("c", rows, mode="update", **options).result()
+    with pytest.raises(persist.InvalidUsage, match="'at'"):
+        client.write("c", [{"k": 1, "v": "all"}], key=["k"]).result()
+
+
 def test_an_upsert_needs_a_key(client: persist.Client) -> None:
     with pytest.raises(persist.InvalidUsage, match=r"'x' has no key, by which rows could be replaced.*overwrite\(\)"):
         client.write("x", FRAME, key=[], mode="upsert")

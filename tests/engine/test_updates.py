@@ -1,5 +1,7 @@
 """Updates of some columns by key, of plain and keyed collections, against a model of a few lines."""
 
+import base64
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 
 import persist
 from persist import Behind, errors
+from persist.events import debezium
 from tests.support.tiers import examples
 
 ORDERED = persist.Keyed(order_by=["ts"], tombstone="gone")
@@ -175,9 +178,53 @@ def test_rows_of_several_times_follow_each_other(client: persist.Client) -> None
     rows = [{"id": 1, "a": 5, "_time": start + 2}, {"id": 1, "b": "x", "_time": start + 4}]
     orders.update(rows).result()
     assert [held(orders, start + after)[1] for after in (1, 2, 4)][1:] == [(1, 5, "old 1"), (1, 5, "x")]
-    keyed = client.create_or_load("keyed", key={"id": int}, value={"a": int}, keyed=persist.Keyed())
-    with pytest.raises(persist.InvalidUsage, match="the rows have 2 times"):
-        keyed.update([{"id": 1, "a": 5, "_time": 1}, {"id": 1, "a": 5, "_time": 3}])
+    keyed = client.create_or_load("keyed", key={"id": int}, value={"a": int, "b": str}, keyed=persist.Keyed())
+    keyed.upsert([(1, (1, "old"), 0), (1, (2, "newer"), 5)]).result()
+    keyed.update([{"id": 1, "a": 5, "_time": 1}, {"id": 1, "b": "x", "_time": 3}]).result()
+    keyed.seal(6).result()
+    assert [[*keyed.snapshot(time).rows()] for time in (0, 1, 3, 5)] == [
+        [(1, (1, "old"))], [(1, (5, "old"))], [(1, (5, "x"))], [(1, (2, "newer"))]
+    ]  # fmt: skip
+
+
+def test_an_ignored_row_makes_no_later_one_late(client: persist.Client) -> None:
+    orders = filled(client, ORDERED, 1)
+    orders.upsert([{"id": 0, "a": 1, "b": "x", "ts": 6, "gone": True}]).result()
+    start = orders.upper.time or 0
+    with client.multi_write() as multi:
+        multi.update(orders, [{"id": 0, "ts": 9, "a": 3}], time=start, missing="ignore")
+        multi.upsert(orders, [{"id": 0, "a": 4, "b": "y", "ts": 7, "gone": False}], time=start + 1)
+        multi.update(orders, [{"id": 0, "ts": 8, "b": "z"}], time=start + 2, missing="ignore")
+        multi.update(orders, [{"id": 0, "ts": 7, "b": "late"}], time=start + 3, missing="ignore")
+    assert orders.get([0]) == [(0, (4, "z", 8, False))]
+
+
+LONG = {"t": pa.string(), "data": pa.binary(), "list": pa.list_(pa.int64())}
+
+
+@pytest.mark.parametrize("keyed", [None, persist.Keyed(), persist.Keyed(order_by=["lsn"], tombstone="gone")])
+def test_values_that_a_message_lacks_stay_as_they_are(client: persist.Client, keyed: persist.Keyed | None) -> None:
+    value = {"n": pa.int64(), "lsn": pa.int64(), "gone": pa.bool_(), **LONG}
+    rows = client.create_or_load("rows", key={"id": pa.int64()}, value=value, keyed=keyed)
+    long, left_out = ("text", b"\x01\x02", [1, 2]), b"__debezium_unavailable_value"
+    encoded = base64.b64encode(left_out).decode()
+    lacking = {"t": left_out.decode(), "data": encoded, "list": [*left_out]}
+    whole = {"t": "text", "data": "AQI=", "list": [1, 2]}
+    messages = [("c", 1, {"n": 1, **whole}), ("u", 2, {"n": 2, **lacking}), ("u", 3, {"n": 3, **lacking, "t": "new"})]
+    texts = [json.dumps({"op": op, "after": {"id": 1, "lsn": lsn, **row}}) for op, lsn, row in messages]
+    schema = {"id": pa.int64(), **value}
+    for some in (texts[:1], texts[1:2], texts[2:]) if keyed is None else (texts[:2], texts[2:]):
+        rows.upsert(debezium(some, key="id", schema=schema)).result()
+    assert rows.get([1]) == [(1, (3, 3, None, "new", *long[1:]))]
+    late = debezium(texts[1:2], key="id", schema=schema)
+    if keyed is not None:
+        with pytest.raises(persist.InvalidUsage, match="seal beyond that in the same commit"):
+            rows.upsert(late, time=rows.upper.time)
+        rows.upsert(late, time=rows.upper.time, seal=(rows.upper.time or 0) + 1).result()
+        assert rows.get([1])[0][1][0] == (3 if keyed.order_by else 2)
+    unknown = debezium([texts[1].replace('"id": 1', '"id": 5')], key="id", schema=schema)
+    with pytest.raises(persist.InvalidUsage, match="no row to update for id=5"):
+        rows.upsert(unknown).result()
 
 
 def test_a_late_row_leaves_nothing_to_those_after_it(client: persist.Client) -> None:

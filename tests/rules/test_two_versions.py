@@ -37,6 +37,7 @@ LAST = {
     10: "75b9aa7387941c3db6a495e4f4fc554508eff46b",
     11: "566dfb8f4846e68c079f636f29c39ee5dc6f696d",
     12: "03b748acec3868c9eab67390bc47d67506e1df29",
+    13: "f5919e1acff724d820871e063b28c373d9436a2d",
 }
 
 WORKER = """

@@ -223,7 +223,7 @@ class WritingCalls(KeyedCalls):
             rows: dicts, of which each may have other columns; or a frame, anything Arrow, or a stream of these, without
                 the columns that stay. All have the key. A NULL is a value.
             time: of the change; None for that of the commit, which computes it again while others come first. Or the
-                name of the column with the time of each row, which is one time if the collection is keyed.
+                name of the column with the time of each row.
             missing: what becomes of a row whose key holds nothing: "error" refuses all rows, and names some keys;
                 "insert" inserts it, with the default or NULL in columns that it lacks; "ignore" leaves it out.
             token, allow_future, message, metadata: as for `write`.
@@ -399,7 +399,9 @@ def write_rows(
     if mode == "append":
         return WritingCalls(handle).write(rows, diff=diff, seal=seal, **options.to_arguments())
     if seal is not None:
-        raise InvalidUsage(f"seal={seal!r} is given to an overwrite, which seals just after its time: leave it out")
+        raise InvalidUsage(f"seal={seal!r} is given to an {mode}, which seals just after its time: leave it out")
+    if mode == "update":
+        return WritingCalls(handle).update(rows, **options.to_arguments())
     return WritingCalls(handle).overwrite(rows, **options.to_arguments())
 
 

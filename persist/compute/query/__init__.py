@@ -6,9 +6,10 @@ at nothing else that its user may read. Views, which are kept up to date, are in
 """
 
 from persist.compute.query.copying import copy_rows
+from persist.compute.query.databases import QueryLimits
 from persist.compute.query.definition import Definition, statement_kind
 from persist.compute.query.parsing import walk_parts
-from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryLimits, QueryResult, check_reads
+from persist.compute.query.result import QUERIES_MAX, AsOf, Queries, QueryResult, check_reads
 from persist.compute.query.statements import Outcome, execute
 from persist.compute.query.tables import Path, add_functions, match_collection, quoted
 from persist.compute.query.time_windows import check_lengths, is_time_window, list_arguments, windowed_table

@@ -16,8 +16,9 @@ from persist.codecs.types.arrow_types import JSON
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.catalog import declare, table_about
 from persist.compute.query.copying import is_copy
+from persist.compute.query.databases import QueryLimits, lend_database
 from persist.compute.query.parsing import refuse_statement
-from persist.compute.query.result import QueryLimits, check_arrow_types, sealed_connection
+from persist.compute.query.result import check_arrow_types
 from persist.compute.query.statement_text import is_statement, split_text
 from persist.compute.query.tables import MAIN, Path, format_path, parts_of, resolve_table, why_refused, words_of
 from persist.core.errors import InvalidUsage
@@ -122,7 +123,8 @@ class Definition:
         schema, _, table = name.rpartition(".")
         path = (schema or MAIN, table)
         key, not_null = list[str](), set[str]()
-        with sealed_connection(QueryLimits()) as connection:
+        with lend_database(limits=QueryLimits()) as lent:
+            connection = lent.connection
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(path[:1])}")
             self._run(connection, path)
             if "collate" in {*map(str.lower, words_of(self.rest))}:
@@ -148,7 +150,8 @@ class Definition:
         """
         about = table_about(contents)
         path = (about.schema, about.table)
-        with sealed_connection(QueryLimits()) as connection:
+        with lend_database(limits=QueryLimits()) as lent:
+            connection = lent.connection
             declare(connection, [about], ())
             before = _Catalog.read(connection)
             self._run(connection, path)

@@ -10,11 +10,11 @@ and `"quarter-end".main.orders` for a tag. The schema `main` is that of names wi
 
 import re
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from contextvars import copy_context
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import pyarrow as pa
@@ -22,13 +22,12 @@ import pyarrow as pa
 from persist.codecs.errors import did_you_mean
 from persist.compute.index import indexed
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
+from persist.compute.query.databases import QueryLimits, lend_database
 from persist.compute.query.parsing import parsed_query, walk_parts
 from persist.compute.query.statement_text import is_statement
 from persist.compute.query.tables import (
     DUCKDB,
     FILES_REMEDY,
-    SEALED_OFF,
-    WITH_FILES,
     Path,
     TableAt,
     add_functions,
@@ -53,7 +52,6 @@ from persist.engine.read.results.result import ArrowResult, required
 from persist.engine.read.results.snapshot import Snapshot
 
 BATCH_ROWS = 100_000
-MEMORY_BYTES_MIN = 16 << 20
 INTERRUPT_AGAIN_S = 0.05
 QUERIES_MAX = 8  # Queries that run at a time.
 TURN_S = 10.0
@@ -64,29 +62,35 @@ _WITHOUT_ARROW = {"UHUGEINT", "BIT", "BIGNUM", "VARINT", "TIME WITH TIME ZONE"}
 AsOf = int | Moment | Mapping[str, int | Moment] | None
 
 
-@dataclass(frozen=True, slots=True)
-class QueryLimits:
-    """What a query of somebody else may take.
+class _Notes:
+    """What DuckDB reads for a query, and why that failed: DuckDB itself has only a text for it.
+
+    It does not refer to the query's answer, which refers to DuckDB: Python could not see such a cycle, and free it.
 
     Attributes:
-        memory_bytes: for what DuckDB keeps. Nothing is spilled to disk.
-        timeout_s: from the first row that is asked for to the last one.
-        rows_max: of the answer.
+        failures: the errors of reads.
+        reads: explanations of reads, while somebody collects them.
     """
 
-    memory_bytes: int = 1 << 30
-    timeout_s: float = 300.0
-    rows_max: int = 100_000_000
+    def __init__(self) -> None:
+        self.failures: list[PersistError] = []
+        self.reads: list[str] | None = None
 
-    def __post_init__(self) -> None:
-        for name, value, least in (
-            ("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN),
-            ("timeout_s", self.timeout_s, 0.001),
-            ("rows_max", self.rows_max, 1),
-        ):
-            kinds = (int, float) if name == "timeout_s" else (int,)
-            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
-                raise InvalidUsage(f"QueryLimits({name}={value!r}) is not a number of at least {least:,}")
+    def watch(self, path: Path, snapshot: Snapshot) -> Any:
+        """Return a snapshot as a dataset whose reads are noted."""
+        from persist.engine.read.results.dataset import ResultDataset
+
+        def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
+            names = snapshot.schema.names if columns is None else columns
+            if self.reads is not None:
+                self.reads.append(f"{format_path(path)}: {snapshot.explain_narrowed(names, filter)}")
+            try:
+                yield from snapshot.narrowed(names, filter)
+            except PersistError as error:
+                self.failures.append(error)
+                raise
+
+        return ResultDataset(snapshot.schema, narrowed)
 
 
 class QueryResult(ArrowResult):
@@ -109,7 +113,6 @@ class QueryResult(ArrowResult):
         times: Mapping[Path, int] | None = None,
         pins: Mapping[str, int] | None = None,
         changes: Mapping[str, pa.Table] | None = None,
-        database: Any = None,
     ) -> None:
         """Bind a query to snapshots of all collections that it reads.
 
@@ -123,7 +126,6 @@ class QueryResult(ArrowResult):
             times: the `times` of another result, to read the same.
             pins: by the names of collections, the times of those that the query says no time of.
             changes: by the names of collections, what is read in the place of their latest contents.
-            database: a connection of `sealed_connection` for this query, which closes it; None to open one.
 
         Raises:
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
@@ -138,15 +140,11 @@ class QueryResult(ArrowResult):
         self._busy = threading.Lock()
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
         self._collections = engine.names("")
-        self._failed: list[PersistError] = []
-        self._reads: list[str] | None = None  # What `explain` tells, while it reads.
-        self._stack = ExitStack()
-        config: dict[str, str] = {**(SEALED_OFF if variables is None else WITH_FILES)}
+        self._notes = _Notes()
         with ExitStack() as opening:
-            if database is None:
-                database = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
-            self._connection = opening.enter_context(database)
-            add_functions(self._connection, sql)
+            lent = opening.enter_context(lend_database(reads_files=variables is not None, limits=limits))
+            self._connection = lent.connection
+            adds_functions = add_functions(self._connection, sql)
             self._text, timed = with_catalogs(sql)
             parsed = parsed_query(self._text, self._connection)
             tables = _list_tables(parsed)
@@ -167,21 +165,23 @@ class QueryResult(ArrowResult):
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
-                register(self._connection, path, self._dataset(path, result))
+                register(self._connection, path, self._notes.watch(path, result))
             others = [path for path, table in collections.items() if table is None]
             for name, frame in frames_read(others, variables or {}).items():
                 register(self._connection, (name,), frame)
-            if asks_what_there_is(parsed):
+            if lists_tables := asks_what_there_is(parsed):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
             try:
-                # Only its types are asked for: what an answer is made of is read when it is.
-                relation = self._relation()
+                # This reads no rows: the first reading of the answer does.
+                self._unread = relation = self._bind()
                 check_arrow_types(relation)
                 types = relation.limit(0).to_arrow_table().schema.types
             except self._refusals as error:
                 self._refuse(error)
             self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
-            self._stack = opening.pop_all()
+            lent.is_empty = not (adds_functions or lists_tables or any(len(path) > 1 for path in tables))
+            self._close = weakref.finalize(self, opening.pop_all().close)
+            self._close.atexit = False
 
     @property
     def schema(self) -> pa.Schema:
@@ -192,7 +192,7 @@ class QueryResult(ArrowResult):
         """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""
         self.interrupt("its answer was closed")
         with self._busy:
-            self._stack.close()
+            self._close()
 
     def interrupt(self, why: str) -> None:
         """Let whoever reads the answer fail with InvalidUsage, which says why."""
@@ -210,34 +210,20 @@ class QueryResult(ArrowResult):
         and by which filters; so the query is run for that.
         """
         reads: list[str] = []
-        self._reads = reads
+        self._notes.reads = reads
         try:
             rows = len(self)
         finally:
-            self._reads = None
+            self._notes.reads = None
         return "\n".join([f"{rows:,} rows of", *sorted(reads)])
 
-    def _dataset(self, path: Path, result: Snapshot) -> Any:
-        """Return a snapshot as a dataset that notes what is read of it, and why reading failed.
-
-        DuckDB tells only by a text of its own why it failed.
-        """
-        from persist.engine.read.results.dataset import ResultDataset
-
-        def narrowed(columns: Sequence[str] | None, filter: Any) -> Iterator[pa.RecordBatch]:
-            names = result.schema.names if columns is None else columns
-            if self._reads is not None:
-                self._reads.append(f"{format_path(path)}: {result.explain_narrowed(names, filter)}")
-            try:
-                yield from result.narrowed(names, filter)
-            except PersistError as error:
-                self._failed.append(error)
-                raise
-
-        return ResultDataset(result.schema, narrowed)
-
-    def _relation(self) -> Any:
+    def _bind(self) -> Any:
         return self._connection.sql(self._text, params=self._parameters or None)
+
+    def _take_relation(self) -> Any:
+        """Return the query for one reading."""
+        relation, self._unread = self._unread, None
+        return self._bind() if relation is None else relation
 
     def _tables(self) -> Generator[pa.Table, None, None]:
         with ExitStack() as stack:
@@ -252,7 +238,7 @@ class QueryResult(ArrowResult):
                 with self._busy:
                     self._check_open()
                     try:
-                        reader = self._relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
+                        reader = self._take_relation().to_arrow_reader(BATCH_ROWS) if reader is None else reader
                         return next(reader, None)
                     except self._refusals as error:
                         self._refuse(error)
@@ -287,8 +273,8 @@ class QueryResult(ArrowResult):
         """Raise what a refusal by DuckDB means here."""
         if self._interrupted:
             raise InvalidUsage(f"the query was ended: {self._interrupted}") from error
-        if self._failed:
-            raise self._failed[0] from error
+        if self._notes.failures:
+            raise self._notes.failures[0] from error
         if type(error).__module__.partition(".")[0] != "_duckdb" and "duckdb" not in type(error).__module__:
             raise error
         if type(error).__name__ == "OutOfMemoryException" and self._limits is not None:
@@ -307,16 +293,6 @@ class QueryResult(ArrowResult):
 
     def __repr__(self) -> str:
         return f"<Answer of {self.sql:.100}>"
-
-
-def sealed_connection(limits: QueryLimits) -> Any:
-    """Return a connection to an empty DuckDB for others: it reads no files, keeps to limits, and is in UTC."""
-    config = {name: value for name, value in SEALED_OFF.items() if name != "lock_configuration"}
-    config |= {"memory_limit": f"{limits.memory_bytes // 1024}KiB", "temp_directory": ""}
-    connection = required(DUCKDB).connect(config=config)
-    connection.execute("SET GLOBAL TimeZone = 'UTC'")
-    connection.execute("SET lock_configuration = true")
-    return connection
 
 
 def later(after_s: float, do: Callable[[str], object], argument: str) -> threading.Timer:
@@ -383,17 +359,6 @@ class Queries:
         self._engine = engine
         self._limits = limits
         self._turns = threading.BoundedSemaphore(QUERIES_MAX)
-        self._opener = ThreadPoolExecutor(1, "persist-query")
-        self._spare: Future[Any] | None = None  # Opening a database takes as long as a small query.
-        self._lock = threading.Lock()
-
-    def _database(self) -> Any:
-        """Return an empty database, and let one for the next query be opened meanwhile."""
-        with self._lock:
-            spare = self._spare if self._spare is not None and self._spare.done() else None
-            if spare is not None or self._spare is None:
-                self._spare = self._opener.submit(sealed_connection, self._limits)
-        return sealed_connection(self._limits) if spare is None or spare.exception() else spare.result()
 
     @contextmanager
     def turn(self) -> Iterator[None]:
@@ -425,7 +390,6 @@ class Queries:
             limits=self._limits,
             parameters=parameters,
             times=times,
-            database=self._database(),
         )
 
     def parameters(self, sql: str) -> int:
@@ -436,9 +400,10 @@ class Queries:
         """
         check_reads(sql)
         duckdb = required(DUCKDB)
-        with duckdb.connect(config=SEALED_OFF) as connection:
+        with lend_database() as lent:
+            lent.is_empty = True
             try:
-                statements = connection.extract_statements(with_catalogs(sql)[0])
+                statements = lent.connection.extract_statements(with_catalogs(sql)[0])
             except duckdb.Error as error:
                 raise InvalidUsage(f"DuckDB refuses the query: {why_refused(error)}") from error
         names = set().union(*(statement.named_parameters for statement in statements))

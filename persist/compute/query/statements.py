@@ -23,14 +23,13 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query.result import QueryLimits, later, sealed_connection
+from persist.compute.query.databases import QueryLimits, lend_database
+from persist.compute.query.result import later
 from persist.compute.query.statement_text import StatementText, statement_text
 from persist.compute.query.tables import (
     DUCKDB,
     FILES_REMEDY,
     MAIN,
-    SEALED_OFF,
-    WITH_FILES,
     Path,
     TableAt,
     add_functions,
@@ -142,13 +141,13 @@ def execute(
     sql, statement, handle = parse_statement_parts(engine, sql, names)
     others = list_other_tables(sql, statement.table, handle.name, names)
     frames = frames_read([path for path in list_paths(sql) if match_collection(path, names) is None], variables or {})
-    config, count = SEALED_OFF if variables is None else WITH_FILES, 0
+    count = 0
 
     def rewritten(read: ReadRows) -> Rewrite | None:
         nonlocal count
         failed: list[PersistError] = []
-        opened = duckdb.connect(config=config) if limits is None else sealed_connection(limits)
-        with ExitStack() as stack, opened as connection:
+        with ExitStack() as stack, lend_database(reads_files=variables is not None, limits=limits) as lent:
+            connection = lent.connection
             running(connection.interrupt)
             if limits is not None:
                 stack.callback(later(limits.timeout_s, lambda why: connection.interrupt(), "time").cancel)

@@ -156,26 +156,36 @@ def make_schema(connection: Any, parts: Sequence[str]) -> None:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {format_path(parts[:-1])}")
 
 
-def add_functions(connection: Any, sql: str, late_by: str | None = None) -> None:
-    """Let a query call those functions of Python, and those windows of time, that it names.
+def add_functions(connection: Any, sql: str, late_by: str | None = None) -> bool:
+    """Let a query call the functions of Python, and the windows of time, that it names.
+
+    Windows go with the connection, functions stay in the database.
 
     Args:
         late_by: as for `add_time_windows`.
+
+    Returns:
+        whether there are functions.
 
     Raises:
         InvalidUsage: DuckDB does not have the types of one.
     """
     add_time_windows(connection, map(sql_name, words_of(sql)), late_by)
-    for function in functions_of_python():
-        if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE):
-            kinds = [*function.arguments, function.returns]
-            try:
-                none = pa.schema([(f"x{at}", kind) for at, kind in enumerate(kinds)]).empty_table()
-                *arguments, returns = connection.from_arrow(none).types
-                how = {"type": "arrow", "null_handling": "special"}
-                connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
-            except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
-                raise InvalidUsage(f"DuckDB cannot call {function}: {why_refused(error)}") from error
+    called = [
+        function
+        for function in functions_of_python()
+        if re.search(rf"(?<!\w){function.name}(?!\w)", sql, re.IGNORECASE)
+    ]
+    for function in called:
+        kinds = [*function.arguments, function.returns]
+        try:
+            none = pa.schema([(f"x{at}", kind) for at, kind in enumerate(kinds)]).empty_table()
+            *arguments, returns = connection.from_arrow(none).types
+            how = {"type": "arrow", "null_handling": "special"}
+            connection.create_function(function.name, function.of_as_many(), arguments, returns, **how)
+        except Exception as error:  # DuckDB has errors of several kinds for types that it does not have.
+            raise InvalidUsage(f"DuckDB cannot call {function}: {why_refused(error)}") from error
+    return bool(called)
 
 
 def why_refused(error: Exception) -> str:

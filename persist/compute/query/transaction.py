@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.compute.query.catalog import contents_of
-from persist.compute.query.result import Queries, QueryLimits, QueryResult, later, sealed_connection
+from persist.compute.query.databases import QueryLimits, lend_database, open_database
+from persist.compute.query.result import Queries, QueryResult, later
 from persist.compute.query.statement_text import StatementText
 from persist.compute.query.statements import (
     add_rows,
@@ -236,7 +237,7 @@ class Transaction:
 
     def _database(self) -> Any:
         if self._connection is None:
-            self._connection = self._stack.enter_context(sealed_connection(self._limits))
+            self._connection = self._stack.enter_context(lend_database(limits=self._limits)).connection
         return self._connection
 
     def _rewritten(self, changed: _Table, began: CollectionState, read: ReadRows) -> Rewrite:
@@ -364,4 +365,4 @@ class ServedSql(Queries):
 
     def empty_database(self) -> Any:
         """Return a connection to an empty DuckDB that reads no files; the caller closes it."""
-        return sealed_connection(QueryLimits(memory_bytes=256 << 20))
+        return open_database(QueryLimits(memory_bytes=256 << 20))

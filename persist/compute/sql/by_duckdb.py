@@ -12,6 +12,7 @@ from uuid import UUID
 from persist.compute.query import quoted
 from persist.compute.sql.definite import indefinite_functions
 from persist.compute.sql.types import list_struct_fields, of_duckdb, to_arrow, to_duckdb
+from persist.core.expression.sql_functions import open_cursor
 from persist.core.expression.sql_numbers import is_cast
 from persist.core.expression.term import Term
 
@@ -50,9 +51,7 @@ def read_function_name(node: Json) -> str:
 
 @cache
 def _definite_functions() -> frozenset[str]:
-    import duckdb
-
-    with duckdb.connect(":memory:") as connection:
+    with open_cursor() as connection:
         rows = connection.execute(
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()

@@ -11,6 +11,7 @@ from typing import Any
 
 from persist.compute.query import quoted
 from persist.core.errors import InvalidUsage
+from persist.core.expression.sql_functions import open_cursor
 
 _REFUSED = "persist refuses "
 _ARGUMENTS_MAX = 3  # No function below takes more.
@@ -32,9 +33,7 @@ _MARKED = (
 @cache
 def indefinite_functions() -> frozenset[str]:
     """Return the functions of DuckDB whose value does not depend on their arguments alone."""
-    import duckdb
-
-    with duckdb.connect(":memory:") as connection:
+    with open_cursor() as connection:
         marked = {name for (name,) in connection.execute(_MARKED).fetchall()}
     return frozenset(marked - {"error"}) | _CLOCK | {"getenv"}  # `error` fails always.
 

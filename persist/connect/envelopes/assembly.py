@@ -21,6 +21,7 @@ from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.kafka_connect import Described
 from persist.connect.envelopes.messages import KEY, VALUE, Messages, list_values
 from persist.core.errors import BadMessage
+from persist.core.keyed.intake import UNCHANGED
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
 OnError: TypeAlias = Literal["raise", "collect"]
@@ -223,6 +224,8 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
             pc.if_else(is_deletion, pa.scalar(None, f.type), column) if good_changes.deletes.any() else column
         )
     columns.update({name: column for name, column in good_changes.others.items() if name not in columns})
+    if UNCHANGED in columns and columns[UNCHANGED].null_count == len(is_deletion):
+        del columns[UNCHANGED]  # The messages that lack values were all refused.
     columns[DELETED] = is_deletion
     if with_before:
         parts = [good_changes.before.field(f.name) for f in value]

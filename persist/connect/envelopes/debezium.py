@@ -5,8 +5,11 @@
     op      = "c" created, "r" read by a snapshot, "u" updated, "d" deleted, "t" truncated, "m" a message of the log
     key     = {column: value, …} | {"schema": …, "payload": {…}}
 
-Refused are: "t", because a truncated table has no keys; "m", which has no row; and rows with a placeholder for an
-unchanged large value.
+A row with placeholders for unchanged large values ("u") becomes an event that leaves these columns as they are: the
+column `_unchanged` names them.
+
+Refused are: "t", because a truncated table has no keys; "m", which has no row; and placeholders where no earlier row
+can have the values.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +42,7 @@ from persist.connect.envelopes.json_rows import Bad, in_order, sifted
 from persist.connect.envelopes.kafka_connect import Described, Group, unwrapped
 from persist.connect.envelopes.messages import Messages, decode_samples, list_values
 from persist.connect.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
-from persist.connect.envelopes.unavailable import refuse_unavailable
+from persist.connect.envelopes.unavailable import refuse_unchanged, take_out_unavailable, unchanged_column
 
 PLACES = ("before", "after")
 OP = "_op"
@@ -66,6 +69,9 @@ def debezium(
     Vectorised, by `pyarrow.json`; memory is proportional to the messages, so pass the messages of one poll or file at a
     time. Neighbours of bad messages are read twice.
 
+    An update without its unchanged large values changes the other columns: the events have a column `_unchanged` then.
+    They are resolved by the commit that takes them in, so `upsert` also seals their times.
+
     Args:
         messages: record batches, a table or a frame, in the order of arrival. The column "value" has bytes or text,
             and so has "key" if the messages have keys. Or a column, or a list, of values alone.
@@ -91,7 +97,7 @@ def debezium(
     batch = Messages.of(messages)
     request = Wanted.of(key, schema, time, metadata, types, on_error)
     keys = read_keys(batch, request)
-    values = _values(batch, request, keys)
+    values = _values(batch, request, keys, may_lack=not before)
     bad = [*keys.bad, *values.bad]
     bad_rows = [bad_key.row for bad_key in keys.bad]
     good = ~np.isin(values.changes.rows, bad_rows)
@@ -193,16 +199,16 @@ def _described_row(described: Described | None, places: tuple[str, ...]) -> Desc
     )
 
 
-def _values(messages: Messages, request: Wanted, keys: Keys) -> _Values:
+def _values(messages: Messages, request: Wanted, keys: Keys, *, may_lack: bool) -> _Values:
     is_valid = boolean_values(messages.values.is_valid())
     rows = np.flatnonzero(is_valid)
     apart = unwrapped(messages.values.take(int64_array(rows)) if len(rows) < len(messages) else messages.values, rows)
-    groups, unavailable = refuse_unavailable(apart.groups, "after", request)
+    groups, unchanged = take_out_unavailable(apart.groups, "after", request)
     paths = request.paths(messages)
     types = _row_types(groups, request)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad]
     for group in groups:
         check_encodings(group, PLACES, types, request)
         how = how_described(_described_row(group.described, PLACES), request.logical)
@@ -214,7 +220,7 @@ def _values(messages: Messages, request: Wanted, keys: Keys) -> _Values:
     names = [*PLACES, OP, *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
-    changes, more = _changes(numbers, columns, messages, request, keys)
+    changes, more = _changes(numbers, columns, messages, request, keys, unchanged, may_lack=may_lack)
     return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*bad, *more])
 
 
@@ -251,18 +257,26 @@ def pieces_in_order(
 
 
 def _changes(
-    rows: np.ndarray, columns: dict[str, pa.Array], messages: Messages, request: Wanted, keys: Keys
+    rows: np.ndarray,
+    columns: dict[str, pa.Array],
+    messages: Messages,
+    request: Wanted,
+    keys: Keys,
+    unchanged: Mapping[int, list[str]],
+    *,
+    may_lack: bool,
 ) -> tuple[Changes, list[Bad]]:
     ops = columns[OP]
     deletes = _is(ops, "d")
     other_columns = {name: columns[name] for name in request.paths(messages)}
-    other_columns.update(request.beside(messages, rows))
+    other_columns.update(request.beside(messages, rows) | unchanged_column(rows, unchanged))
     changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), other_columns)
     is_row_change = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
     missing = ~deletes & _nulls(columns["after"])
     problems: list[Problem] = [(_is(ops, op), _always(reason)) for op, reason in REFUSED.items()]
     problems += [
         (~is_row_change, lambda place: _no_op(ops[place].as_py())),
+        refuse_unchanged(rows, unchanged, ~_is(ops, "u") if may_lack else np.ones(len(rows), np.bool_)),
         (missing, lambda place: f'it has op "{ops[place].as_py()}", and no row after the change'),
     ]
     if TIME in other_columns:

@@ -14,7 +14,16 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_values, int64_array
-from persist.connect.envelopes.assembly import Changes, Events, OnError, SchemaLike, Wanted, assembled, delivered
+from persist.connect.envelopes.assembly import (
+    Changes,
+    Events,
+    OnError,
+    SchemaLike,
+    Wanted,
+    assembled,
+    delivered,
+    refused,
+)
 from persist.connect.envelopes.debezium import (
     check_encodings,
     list_row_types,
@@ -27,7 +36,7 @@ from persist.connect.envelopes.json_rows import Bad, sifted
 from persist.connect.envelopes.kafka_connect import unwrapped
 from persist.connect.envelopes.messages import Messages, decode_samples
 from persist.connect.envelopes.rows import RowPlan, how_described, merged
-from persist.connect.envelopes.unavailable import refuse_unavailable
+from persist.connect.envelopes.unavailable import refuse_unchanged, take_out_unavailable, unchanged_column
 
 NOTHING = "it has neither a value nor a key"
 
@@ -63,12 +72,12 @@ def plain(
     valid_rows = np.flatnonzero(boolean_values(batch.values.is_valid()))
     values = batch.values if len(valid_rows) == len(batch) else batch.values.take(int64_array(valid_rows))
     apart = unwrapped(values, valid_rows)
-    groups, unavailable = refuse_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
+    groups, unchanged = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
     row = _row_type(groups, request)
     paths = request.paths(batch)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
-    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad, *unavailable]
+    pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad]
     for group in groups:
         types_of_row = {f.name: f.type for f in row}
         check_encodings(group, (), types_of_row, request)
@@ -80,8 +89,12 @@ def plain(
     empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
     other_columns = {name: columns[name] for name in paths} | request.beside(batch, numbers)
+    other_columns |= unchanged_column(numbers, unchanged)
     none = pa.nulls(len(numbers), row)
     changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, other_columns)
+    has_no_key = np.full(len(numbers), not request.key)
+    changes, more = refused(changes, [refuse_unchanged(numbers, unchanged, has_no_key)])
+    bad += more
     nulls = np.flatnonzero(boolean_values(batch.values.is_null()))
     deleted_rows = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))
     if len(deleted_rows):

@@ -16,18 +16,21 @@ debezium-connector-postgres; Oracle's connector marks LOBs in the same way.
 import base64
 import json
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from hashlib import md5
 from typing import Any
 
+import msgspec
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
-from persist.connect.envelopes.assembly import Wanted
-from persist.connect.envelopes.json_rows import Bad
+from persist.connect.envelopes.assembly import Mask, Problem, Wanted
 from persist.connect.envelopes.kafka_connect import Group
+from persist.core.keyed.intake import UNCHANGED
 
 UNAVAILABLE = "__debezium_unavailable_value"
 _BYTES = UNAVAILABLE.encode()
@@ -38,46 +41,81 @@ _95 = r"9\.?5[\dE.-]*"  # Also as 0.95 or 9.5E-7: of a decimal with a scale.
 _ARRAY = rf'{_UUID}|"Xw=="|{_95}\s*,\s*[0.]*{_95}\s*,\s*[0.]*1\.?0|true\s*(,\s*true\s*){{27}}\]'
 
 
-def refuse_unavailable(groups: list[Group], place: str | None, request: Wanted) -> tuple[list[Group], list[Bad]]:
-    """Take out the messages that have a placeholder where a large value did not change.
+def take_out_unavailable(
+    groups: list[Group], place: str | None, request: Wanted
+) -> tuple[list[Group], dict[int, list[str]]]:
+    """Return messages with null for each placeholder, and by message, the columns that had one.
 
     Args:
         place: where a message has its row; None if it is the row.
     """
-    remaining_groups, bad = list[Group](), list[Bad]()
+    cleaned_groups, unchanged = list[Group](), dict[int, list[str]]()
     for group in groups:
         is_marked = [boolean_values(pc.match_substring_regex(group.texts, mark.rstrip("="))) for mark in _MARKS]
         arrays = np.flatnonzero(boolean_values(pc.match_substring_regex(group.texts, r"\[")))
         if len(arrays):
             is_like = boolean_values(pc.match_substring_regex(group.texts.take(int64_array(arrays)), _ARRAY))
             is_marked.append(np.isin(np.arange(len(group.texts)), arrays[is_like]))
-        good = np.ones(len(group.texts), bool)
+        texts = dict[int, bytes]()
         for at in np.flatnonzero(np.logical_or.reduce(is_marked)):
-            name = _unavailable_column(group.texts[at].as_py(), place, request)
-            if name is not None:
-                good[at] = False
-                reason = (
-                    f"the column {name!r} holds a large value that did not change and is not in the message: set "
-                    "REPLICA IDENTITY FULL for its table, or read the value from the database"
-                )
-                bad.append(Bad(int(group.rows[at]), reason))
-        if good.any():
-            remaining_groups.append(Group(group.rows[good], group.texts.filter(boolean_array(good)), group.described))
-    return remaining_groups, bad
+            text = group.texts[at].as_py()
+            if names := _unavailable_columns(text, place, request):
+                unchanged[int(group.rows[at])] = names
+                texts[int(at)] = _with_nulls(text, place, names)
+        if texts:
+            is_new = np.isin(np.arange(len(group.texts)), [*texts])
+            new_texts = pc.replace_with_mask(
+                group.texts, boolean_array(is_new), pa.array([*texts.values()], group.texts.type)
+            )
+            group = Group(group.rows, new_texts, group.described)
+        cleaned_groups.append(group)
+    return cleaned_groups, unchanged
 
 
-def _unavailable_column(text: bytes, place: str | None, request: Wanted) -> str | None:
-    """Return the first column with a placeholder in a message; None without one."""
+def refuse_unchanged(rows: np.ndarray, unchanged: Mapping[int, list[str]], where: Mask) -> Problem:
+    """Return the problem of messages with placeholders, in places where no row can have the values."""
+    has_one = np.isin(rows, [*unchanged])
+    return (
+        has_one & where,
+        lambda place: (
+            f"the column {unchanged[int(rows[place])][0]!r} holds a large value that did not change and is not in the "
+            "message: set REPLICA IDENTITY FULL for its table, or read the value from the database"
+        ),
+    )
+
+
+def unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) -> dict[str, pa.Array]:
+    """Return the column of events that names the columns to be left as they are; none if no message has any."""
+    if not unchanged:
+        return {}
+    return {UNCHANGED: pa.array([unchanged.get(int(row)) for row in rows], pa.list_(pa.string()))}
+
+
+def _unavailable_columns(text: bytes, place: str | None, request: Wanted) -> list[str]:
+    """Return the columns with a placeholder in a message."""
     with suppress(ValueError, RecursionError):  # The reader reports the error.
         row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
         row = row.get(place) if place is not None and isinstance(row, dict) else row
-        for name, value in row.items() if isinstance(row, dict) else ():
-            may_be_flags = place is not None  # A row of another producer may well have 28 flags.
-            if (request.types is None or name in request.types) and (
-                _is_unavailable(value) or (may_be_flags and _are_flags(value))
-            ):
-                return name
-    return None
+        may_be_flags = place is not None  # A row of another producer may well have 28 flags.
+        return [
+            name
+            for name, value in (row.items() if isinstance(row, dict) else ())
+            if (request.types is None or name in request.types)
+            and (_is_unavailable(value) or (may_be_flags and _are_flags(value)))
+        ]
+    return []
+
+
+def _with_nulls(text: bytes, place: str | None, names: list[str]) -> bytes:
+    """Return a message with null in columns of its row; all other values keep their text."""
+    with suppress(msgspec.DecodeError):  # The columns are left as they are in any case.
+        message = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
+        row = message if place is None else msgspec.json.decode(message[place], type=dict[str, msgspec.Raw])
+        row |= dict.fromkeys(names, msgspec.Raw(b"null"))
+        if place is not None:
+            message[place] = msgspec.Raw(msgspec.json.encode(row))
+        return msgspec.json.encode(message)
+    return text
 
 
 def _is_unavailable(value: Any) -> bool:

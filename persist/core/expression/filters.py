@@ -36,6 +36,7 @@ import pyarrow.types as pat
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
+from persist.codecs.part.filters import bind_filter
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.expression.documents import check_path, document_value
 from persist.core.expression.term import Call, Col, Lit, Term
@@ -102,7 +103,7 @@ def arrow_filter(condition: Term, schema: pa.Schema) -> pc.Expression:
     """
     filter_ = _expression(condition)
     try:
-        schema.empty_table().filter(filter_)
+        bind_filter(filter_, schema)
     except pa.ArrowException as error:
         written = " ".join(str(condition).split())
         raise InvalidUsage(f"the condition {written!r:.200} compares what cannot be compared: {error}") from error

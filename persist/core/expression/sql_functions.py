@@ -134,7 +134,7 @@ class _Bound:
         self._none = schema.empty_table()
         self._given = _Given(self._none)
         projection = ", ".join(f"{text} AS x{number}" for number, text in enumerate(texts))
-        self._values = _database().cursor().from_arrow(self._given).project(projection)
+        self._values = open_cursor().from_arrow(self._given).project(projection)
         if any(are_intervals):
             names = (f"x{number}" for number in range(len(texts)))
             projection = ", ".join(
@@ -166,6 +166,11 @@ def _interval_to_arrow(name: str) -> str:
 @lru_cache(EXPRESSIONS_KEPT)
 def _bound(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
     return _Bound(texts, are_intervals, schema)
+
+
+def open_cursor() -> Any:
+    """Return a connection to the process's database for expressions: it is empty, in UTC, and reads no files."""
+    return _database().cursor()
 
 
 @cache

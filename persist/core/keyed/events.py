@@ -17,8 +17,9 @@ declared tombstone value, if it equals that; any other value if it is not NULL.
 Resolution is pure; the reading and the committing are elsewhere. `prepared` groups events by key and sorts the events
 of a key by time, then `order_by`. Events that are equal in both stay in the order of arrival, which is the order of the
 input; with ties="greatest" they are sorted by their values instead, with deletions first. So whatever counts comes
-last. The caller then looks up the rows of these keys, and `resolved` calls the machine for the new ones. Memory and
-time are in proportion to the events, and sorting them is most of it.
+last. A partial event without the columns of `order_by` comes after all others of its time. The caller then looks up
+the rows of these keys, and `resolved` calls the machine for the new ones. Memory and time are in proportion to the
+events, and sorting them is most of it.
 """
 
 from collections.abc import Sequence
@@ -39,7 +40,7 @@ from persist.codecs.order.ordering import combined, order_keys, row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.types.arrow_types import scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema, Side
-from persist.core.keyed.machine import DELETED, GROUP, SEQ, Machine, Touched, watermark_ranks
+from persist.core.keyed.machine import DELETED, GIVEN, GROUP, SEQ, Machine, Touched, watermark_ranks
 from persist.core.log.fields import KeyedForm
 
 _LEADING = (pa.field(SEQ, pa.int64()), pa.field(DELETED, pa.bool_()))
@@ -177,7 +178,7 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
     keys = events.select(names).take(int64_array(order[starts]))
     times = int64_values(combined(events["_time"]))[order]
     if form.order_by or form.ties == "greatest" or not _ascends(groups, times):
-        ranks = watermark_ranks(events, form.order_by)[order] if form.order_by else np.zeros(len(order), np.int64)
+        ranks = _ranks(schema, form, events)[order]
         within, starts = RowSorter([int64_array(groups), int64_array(times), int64_array(ranks)]).sort()
         order, groups = order[within], groups[within]
         if form.ties == "greatest":
@@ -185,6 +186,24 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
     if (order[1:] <= order[:-1]).any():
         events = events.take(int64_array(order))
     return Prepared(schema, keys, events.append_column(_GROUP_FIELD, int64_array(groups.astype(np.int64))))
+
+
+def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
+    """Return the order of events of one key and time, as a number for each."""
+    if not form.order_by:
+        return np.zeros(len(events), np.int64)
+    ranks = watermark_ranks(events, form.order_by)
+    if GIVEN not in events.column_names:
+        return ranks
+    texts = combined(events[GIVEN]).dictionary_encode()
+    at = schema.value_names.index(form.order_by[0])
+    lacks = np.array([*(not has_column(text, at) for text in texts.dictionary.to_pylist()), False])
+    return np.where(lacks[int64_values(texts.indices.cast(pa.int64()).fill_null(-1))], len(events), ranks)
+
+
+def has_column(text: str, at: int) -> bool:
+    """Return whether a partial event has the value column at a place, from its text in `GIVEN`."""
+    return text.split(" ")[1][at] == "1"
 
 
 def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:

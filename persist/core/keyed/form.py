@@ -4,8 +4,8 @@ A stored declaration names a machine: `upsert`, a built-in one, or the user's.
 """
 
 import datetime
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
@@ -19,7 +19,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machine import NAME, VERSION, Machine, Replacing
 from persist.core.keyed.machines import BOXED
-from persist.core.log.fields import KeyedForm, MachineForm
+from persist.core.log.fields import GroupForm, KeyedForm, MachineForm
 from persist.core.state_rules.keyed_rules import RESERVED
 
 Policy = Literal["seal", "background"]
@@ -54,6 +54,9 @@ class Keyed:
         resolve: "seal": the client that seals turns the events into updates. "background": a seal does not, readers
             work out what they need, and maintenance turns events into updates. Both show the same.
         machine: computes the values of a key from an event; None is `upsert`: the event replaces the present row.
+        groups: value columns with an order of their own (`persist.core.keyed.partial`): from the name of an ordering
+            column, or a tuple of names, to the columns that it orders. All of them can be NULL. An event changes a
+            group unless the group's order in the present row is greater, whatever becomes of the other columns.
     """
 
     order_by: Sequence[str] = ()
@@ -63,9 +66,10 @@ class Keyed:
     ties: Ties = "last"
     resolve: Policy = "seal"
     machine: Machine | None = None
+    groups: Mapping[str | tuple[str, ...], Sequence[str]] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        check_fields(self, but=("order_by", "tombstone", "late_bound", "machine"))
+        check_fields(self, but=("order_by", "tombstone", "late_bound", "machine", "groups"))
         is_list = isinstance(self.order_by, Iterable) and not isinstance(self.order_by, str)
         if not is_list or not all(isinstance(name, str) for name in self.order_by):
             raise InvalidUsage(f'order_by={self.order_by!r} is not a list of columns: give one, such as ["at"]')
@@ -84,6 +88,13 @@ class Keyed:
             )
         if self.late_bound is not None and not self.order_by:
             raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns of the watermark")
+        if not isinstance(self.groups, Mapping) or any(isinstance(columns, str) for columns in self.groups.values()):
+            raise InvalidUsage(
+                f"groups={self.groups!r} is not a dict from ordering columns to lists of the columns that they order: "
+                'give one, such as {"paid_at": ["paid", "method"]}'
+            )
+        if self.groups and self.machine is not None:
+            raise InvalidUsage("groups= is for upserts, and machine= says what else becomes of an event: give one")
 
 
 def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
@@ -105,6 +116,7 @@ def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
     if len(set(keyed.order_by)) < len(keyed.order_by):
         raise SchemaMismatch(f"order_by={list(keyed.order_by)} has a column twice. Name it once.")
     _check_tombstone(keyed, schema)
+    groups = _groups(keyed, schema)
     machine = machine_form(keyed.machine)
     _check_machine(machine)
     _check_policy(keyed, machine, schema)
@@ -120,7 +132,39 @@ def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
         late_bound=bound,
         resolve=keyed.resolve,
         ties=keyed.ties,
+        groups=groups,
     )
+
+
+def _groups(keyed: Keyed, schema: CollectionSchema) -> tuple[GroupForm, ...]:
+    """Return the groups of a declaration as they are stored."""
+    groups = tuple(
+        GroupForm((order_by,) if isinstance(order_by, str) else tuple(order_by), tuple(columns))
+        for order_by, columns in keyed.groups.items()
+    )
+    fields = {name: schema.arrow.field(name) for name in schema.value_names}
+    kinds = {name: field.type for name, field in fields.items()}
+    for group in groups:
+        for name in group.order_by:
+            _check_flat(name, kinds, "groups", "the collection")
+    names = [name for group in groups for name in group.names]
+    for name in names:
+        if name not in fields:
+            hint = did_you_mean(name, list(fields))
+            raise SchemaMismatch(f"groups names {name!r}, which is not a value column{hint or ','} {list(fields)}")
+        if name in schema.required:
+            raise SchemaMismatch(
+                f"groups names {name!r}, which is not null by the schema (nullable=False): a row may come before the "
+                "first event of a group, so the columns of groups can be NULL"
+            )
+        if names.count(name) > 1 or name in keyed.order_by or name == keyed.tombstone:
+            raise SchemaMismatch(
+                f"groups names {name!r}, which has a place in another group, in order_by or as the tombstone already: "
+                "a column has one order"
+            )
+    if not all(group.order_by for group in groups):
+        raise SchemaMismatch("groups has a group without an ordering column: leave its columns out of groups")
+    return groups
 
 
 def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: str) -> None:
@@ -143,6 +187,11 @@ def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: st
         f"the collection {collection!r} is keyed otherwise than given: {'; '.join(differences)}. The same events would "
         "amount to something else, so that cannot be changed. Give what is stored, or use another collection name."
     )
+
+
+def describe_orders(form: KeyedForm) -> list[str]:
+    """Return the columns that order the events of a collection, for messages."""
+    return [*form.order_by, *(name for group in form.groups for name in group.order_by)]
 
 
 def watermark_to_int(value: Any, kind: pa.DataType) -> int:

@@ -3,11 +3,13 @@
     (key, value or None, time) tuples, or (key, value or None) with time=; None deletes, () is the value of no columns
     tables, frames, dicts of columns, lists of dicts: the columns of key and event, `_time` unless time= is given, and
     perhaps `_deleted`; where every row deletes, the event's columns may be left out
+    a column `_unchanged` of lists may name value columns that a row lacks, because they stay as they are: the row
+    becomes a partial event (`persist.core.keyed.partial`), whose key must hold a row
 
 A deletion is marked twice afterwards: in `_deleted`, and in the tombstone column if there is one.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import compress
@@ -26,12 +28,13 @@ from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.codecs.updates.tuples import is_named, out_of_place
 from persist.codecs.updates.updates import Stamp, stamped, to_updates
 from persist.core.keyed.events import event_fields, events_schema, is_tombstone, marked
-from persist.core.keyed.form import find_machine, is_counted
-from persist.core.keyed.machine import DELETED, NAME, SEQ, Machine
+from persist.core.keyed.form import describe_orders, find_machine, is_counted
+from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.keyed_rules import WATERMARK_OF_NULL
 from persist.core.timeline import Timeline
 
+UNCHANGED = "_unchanged"
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 
 
@@ -41,7 +44,8 @@ class EventTable:
 
     Attributes:
         schema: the schema of the table, and of its parts.
-        table: as `persist.core.keyed.events` has them, in buffers that the caller has not; `_seq` counts from 0.
+        table: as `persist.core.keyed.events` has them, in buffers that the caller has not; `_seq` counts from 0. If
+            some are partial, it also has the column without a name of `persist.core.keyed.partial`.
         watermarks: the least and the greatest, where they are integers.
         at_commit: whether they get the time of their commit; until then it is 0.
     """
@@ -53,6 +57,11 @@ class EventTable:
 
     def __len__(self) -> int:
         return len(self.table)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether some events leave columns as they are, so that they must be resolved by the commit that adds them."""
+        return GIVEN in self.table.column_names
 
     def at(self, time: int) -> "EventTable":
         """Return the same events at a time."""
@@ -167,12 +176,18 @@ class _Needed:
         live = tuple(field.name for field in fields if not field.nullable)
         return cls(live, form.tombstone is not None and form.machine.name == NAME, may_delete)
 
-    def check(self, rows: pa.Table, deleted: pa.ChunkedArray) -> None:
-        """Raise InvalidUpdate for the first event without a value that it must have."""
+    def check(self, rows: pa.Table, deleted: pa.ChunkedArray, unchanged: "Mapping[str, pa.Array]") -> None:
+        """Raise InvalidUpdate for the first event without a value that it must have.
+
+        Args:
+            unchanged: by column, which events leave it as it is.
+        """
         for name in self.live:
             if not rows[name].null_count:
                 continue
             missing = pc.is_null(rows[name])
+            if name in unchanged:
+                missing = pc.and_not(missing, unchanged[name])
             if (at := pc.index(pc.and_not(missing, deleted), True).as_py()) >= 0:
                 raise InvalidUpdate(
                     f"event {at} has NULL in {name!r}, where an event that does not delete must have a value "
@@ -261,10 +276,34 @@ def _of_table(
         if missing and bool(deleted.all()):
             for name in missing:
                 table = table.append_column(name, pa.nulls(len(table), taken.arrow.field(name).type))
+    texts, unchanged = None, dict[str, pa.Array]()
+    if UNCHANGED in table.column_names and UNCHANGED not in schema.names and form.machine.name == NAME:
+        texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema)
+        table = table.drop_columns([UNCHANGED])
     if stamp is not None:
         table = stamped(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
-    return _finished(rows, deleted, schema, form, taken.value.fields, needed)
+    events = _finished(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
+    return events if texts is None else replace(events, table=events.table.append_column(GIVEN, texts))
+
+
+def _partial_texts(
+    column: pa.ChunkedArray, deleted: "np.ndarray[Any, np.dtype[np.bool_]] | None", schema: CollectionSchema
+) -> tuple[pa.Array | None, dict[str, pa.Array]]:
+    """Return the texts of partial events, None without any; and by column, which rows leave it as it is."""
+    lists = combined(column).to_pylist()
+    texts: list[str | None] = [None] * len(lists)
+    masks = dict[str, "np.ndarray[Any, np.dtype[np.bool_]]"]()
+    for row, names in enumerate(lists):
+        if not names or (deleted is not None and deleted[row]):
+            continue
+        if wrong := [name for name in names if name not in schema.value_names]:
+            raise SchemaMismatch(f"{UNCHANGED!r} of row {row} names {wrong[0]!r}, which is not a value column.")
+        texts[row] = f"error {''.join('01'[name not in names] for name in schema.value_names)}"
+        for name in names:
+            masks.setdefault(name, np.zeros(len(lists), np.bool_))[row] = True
+    any_text = pa.array(texts, pa.string()) if any(texts) else None
+    return any_text, {name: boolean_array(mask) for name, mask in masks.items()}
 
 
 def rows_that_delete() -> SchemaMismatch:
@@ -290,6 +329,7 @@ def _finished(
     form: KeyedForm,
     fields: tuple[pa.Field, ...],
     needed: _Needed,
+    unchanged: "Mapping[str, pa.Array] | None" = None,
 ) -> EventTable:
     check_keys(rows, schema)
     flags = pa.chunked_array([boolean_array(np.zeros(len(rows), np.bool_) if deleted is None else deleted)])
@@ -297,7 +337,7 @@ def _finished(
         rows = _deleting(rows, deleted, flags, form)
     if form.tombstone is not None and form.tombstone in rows.column_names:
         flags = pc.or_(flags, is_tombstone(rows[form.tombstone], form))
-    needed.check(rows, flags)
+    needed.check(rows, flags, unchanged or {})
     event_schema = events_schema(schema, fields)
     numbers = int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
@@ -329,10 +369,10 @@ def _deleting(
 ) -> pa.Table:
     """Return events that delete with what makes their deletion last; raise InvalidUpdate where nothing does."""
     first = int(np.flatnonzero(deleted)[0])
-    if form.order_by and form.tombstone is None:
+    if form.is_ordered and form.tombstone is None:
         raise InvalidUpdate(
             f"event {first} deletes its key, and a late event could bring it back: this collection orders events by "
-            f"{list(form.order_by)} and has no tombstone column to keep what was deleted."
+            f"{describe_orders(form)} and has no tombstone column to keep what was deleted."
         ).with_remedy("Create one with {tombstone:option}.")
     says = is_tombstone(rows[form.tombstone], form) if form.tombstone in rows.column_names else pa.scalar(False)
     # A row that is a tombstone by itself may have any watermark, as a row that is none may.

@@ -1,14 +1,29 @@
-"""Partial events: rows that have some value columns, and leave the others as they are.
+"""Events that change a part of a row: partial events, and the groups of columns with an order of their own.
+
+A partial event has some value columns, and leaves the others as they are:
 
     key columns, _seq, _deleted, value columns, _time, _diff, and a column without a name
 
-The last column is NULL for a whole row. For a partial row it has the policy for a key that holds nothing, a space, and
-"1" or "0" for each value column: whether the row has it. Columns that a row lacks are NULL in the table.
+The last column is NULL for a whole event. For a partial event it has the policy for a key that holds nothing, a space,
+and "1" or "0" for each value column: whether the event has it. Columns that an event lacks are NULL in the table.
 
-`complete_events` adds the missing columns, once the rows that the keys hold are known. It takes the events of each key
-in the order of `persist.core.keyed.events.prepared`. A missing column has the value of the row before the event. With
-`order_by`, an event changes nothing if an earlier row has a greater watermark. An event without the columns of the
-watermark keeps the watermark of its row. A deletion leaves no values for later events.
+The value columns of a collection form units. Each declared group is one, with its ordering columns. All other columns
+are the first unit, which `order_by` orders. An event has a group whole or not at all.
+
+`complete_events` makes whole rows of events, once the rows that the keys hold are known. It takes the events of each
+key in the order of `persist.core.keyed.events.prepared`. Invariants, for each key:
+
+- A unit of a row has the columns of the last event that set it, and whose order was not less than all before it. NULL
+  is the least order. So units do not depend on each other, and a late event changes just the units in which it is not
+  late.
+- A missing column has the value of the row before the event. An event without the columns of `order_by` keeps the
+  watermark of its row, and always counts.
+- The first unit has the tombstone, so it determines whether the key holds a row. An event with groups alone never
+  brings a deleted key back.
+- A deletion leaves no values of the first unit. A group loses its values, too, unless the deletion has the group's
+  order and that is less than the group has. The order of each group stays in the tombstone, so older events of the
+  group stay late. While a key is deleted, later events of a group are kept in the tombstone.
+- The outcome has one row for each event that changes something, so the steps of resolution compose.
 """
 
 from collections.abc import Sequence
@@ -29,13 +44,12 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.inputs import tables_by_columns
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import InvalidUsage
-from persist.core.keyed.events import Prepared, in_order_of_arrival, is_tombstone, number_groups
+from persist.core.keyed.events import Prepared, has_column, in_order_of_arrival, is_tombstone, number_groups
 from persist.core.keyed.intake import EventTable, joined_events, to_events
-from persist.core.keyed.machine import DELETED, GROUP, watermark_ranks, with_present_first
+from persist.core.keyed.machine import DELETED, GIVEN, GROUP, watermark_ranks, with_present_first
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline
 
-GIVEN = ""  # No column of a collection has an empty name.
 Missing = Literal["error", "insert", "ignore"]
 _KEYS_MAX = 10
 Flags = npt.NDArray[np.bool_]
@@ -100,6 +114,9 @@ def _check_columns(
         )
     if 0 < len({*form.order_by} & {*columns}) < len(form.order_by):
         raise SchemaMismatch(f"a row has some of the columns {[*form.order_by]} of order_by: give all or none of them")
+    for group in form.groups:
+        if 0 < len({*group.names} & {*columns}) < len(group.names):
+            raise SchemaMismatch(f"a row has some of the columns {[*group.names]} of a group: give all or none of them")
     defaults = {id_ for id_, _ in schema.defaults}
     for name, id_ in zip(schema.names, schema.ids, strict=True):
         is_needed = name in schema.required and name not in (*columns, *schema.key_names) and id_ not in defaults
@@ -136,15 +153,19 @@ class _Sequence:
     def of(cls, ready: Prepared, present: pa.Table, groups: Ints, form: KeyedForm) -> "_Sequence":
         """Return the rows of both in their order; columns that events lack have their defaults."""
         schema, events = ready.schema, ready.events
-        encoded = combined(events[GIVEN]).dictionary_encode()
-        texts = encoded.dictionary.to_pylist()
-        codes = int64_values(encoded.indices.cast(pa.int64()).fill_null(-1))
+        texts, codes = list[str](), np.full(len(events), -1)
+        if GIVEN in events.column_names:
+            encoded = combined(events[GIVEN]).dictionary_encode()
+            texts = encoded.dictionary.to_pylist()
+            codes = int64_values(encoded.indices.cast(pa.int64()).fill_null(-1))
         columns = dict(zip(schema.names, events.select(schema.names).columns, strict=True))
         for at, name in enumerate(schema.value_names):
             default = read_default(schema, name)
             if default.is_valid:
-                lacks = np.array([*(not _has(text, at) for text in texts), False])[codes]
+                lacks = np.array([*(not has_column(text, at) for text in texts), False])[codes]
                 columns[name] = pc.if_else(boolean_array(lacks), default, columns[name])
+        for name in [name for group in form.groups for name in group.columns]:
+            columns[name] = pc.if_else(events[DELETED], pa.scalar(None, columns[name].type), columns[name])
         whole = pa.Table.from_arrays([*columns.values()], names=[*columns])
         rows = pa.concat_tables([present.select(schema.names), whole]).combine_chunks()
         dead = np.zeros(len(present), np.bool_)
@@ -160,14 +181,90 @@ class _Sequence:
         """Return a value at each place, from a value for each text; True for whole rows."""
         return np.array([*value, True])[self.codes]
 
+    def has(self, name: str, schema: CollectionSchema) -> Flags:
+        """Return whether the event at each place has a value column."""
+        at = schema.value_names.index(name)
+        return self.by_text([has_column(text, at) for text in self.texts])
+
     def last(self, flags: Flags) -> Ints:
         """Return the last place up to each one, of the same key, at which a flag is set; -1 without one."""
         places = np.maximum.accumulate(np.where(flags, np.arange(len(flags)), -1))
         return np.where(places >= self.first, places, -1)
 
+    def last_before(self, flags: Flags) -> Ints:
+        """Return the last place before each one, of the same key, at which a flag is set; -1 without one."""
+        places = np.append(-1, self.last(flags)[:-1])
+        return np.where(places >= self.first, places, -1)
+
+    def stands(self, order_by: Sequence[str], is_set: Flags) -> Flags:
+        """Return whether no earlier event with the columns of an order has a greater one."""
+        if not order_by or not len(self.order):
+            return np.ones(len(self.order), np.bool_)
+        ranks = np.where(is_set, watermark_ranks(self.rows, order_by)[self.order] + 1, 0)
+        placed = self.group * (int(ranks.max()) + 1) + ranks
+        stands: Flags = (np.maximum.accumulate(placed) == placed) | ~is_set
+        return stands
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """The units of rows that events change, at each place.
+
+    Attributes:
+        counts: whether the event changes the first unit.
+        begins: whether it does so for a key that held nothing.
+        groups: for each group, whether the event sets its columns and order; whether it sets or ends its columns.
+        earlier: the last place before it that may have made a row of its key; -1 without one.
+        refused: whether the key holds nothing, and the policy for that is "error".
+    """
+
+    counts: Flags
+    begins: Flags
+    groups: list[tuple[Flags, Flags]]
+    earlier: Ints
+    refused: Flags
+
+    @classmethod
+    def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> "_Units":
+        """Return the units that the events of a sequence change."""
+        is_partial = rows.codes >= 0
+        makes = rows.deletes | rows.by_text([text.startswith("insert") for text in rows.texts])
+        earlier = rows.last_before(makes)
+        is_known = makes | (earlier >= 0)  # Other events are left out, whatever their orders are.
+        grouped = {name for group in form.groups for name in group.names}
+        touches = earlier < 0
+        for name in schema.value_names:
+            if name not in grouped:
+                touches |= rows.has(name, schema)
+        touches |= rows.by_text(["1" not in text for text in rows.texts])
+        has_order = is_known & rows.has(form.order_by[0], schema) if form.order_by else np.zeros_like(is_known)
+        while True:
+            stands = touches & rows.stands(form.order_by, has_order)
+            # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
+            decides = stands & makes
+            previous = rows.last_before(decides)
+            is_there = (previous >= 0) & ~rows.deletes[previous]
+            is_missing = is_partial & stands & ~is_there & ~rows.deletes
+            # The watermark of an event that is left out does not count. The first one of each key is certain.
+            ignored = is_missing & ~decides & has_order
+            if not ignored.any():
+                break
+            has_order &= ~(ignored & (rows.last_before(ignored) < 0))
+        counts = stands & (~is_missing | decides)
+        groups = []
+        for group in form.groups:
+            has = is_known & rows.has(group.order_by[0], schema)
+            has_value = np.logical_or.reduce(
+                [boolean_values(combined(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
+            )
+            sets = has & rows.stands(group.order_by, has)
+            groups.append((sets, sets | (counts & rows.deletes & ~(has & has_value))))
+        refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
+        return cls(counts, is_missing & decides, groups, earlier, refused)
+
 
 def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: str) -> tuple[Prepared, pa.Table]:
-    """Return events with the columns that they lack, and the rows that their keys hold.
+    """Return events as the whole rows that they make of what their keys hold, and these rows.
 
     Events that change nothing are left out, and keys without events.
 
@@ -178,23 +275,17 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     Raises:
         InvalidUsage: a key holds several rows; or it holds none, and the policy for that is "error".
     """
-    if GIVEN not in ready.events.column_names or not len(ready.events):
+    is_partial = GIVEN in ready.events.column_names
+    if not (is_partial or form.groups) or not len(ready.events):
         return ready, present
     groups = number_groups(present, ready.keys)
     rows = _Sequence.of(ready, present, groups, form)
-    places, is_partial, is_event = np.arange(len(rows.order)), rows.codes >= 0, rows.order >= rows.start
-    _check_one_row(ready, present, groups, rows.group[is_partial], name)
-    stands = _stands(rows, form, ready.schema)
-    # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
-    decides = stands & (~is_partial | rows.deletes | rows.by_text([text.startswith("insert") for text in rows.texts]))
-    previous = np.append(-1, rows.last(decides)[:-1])
-    is_there = (previous >= rows.first) & ~rows.deletes[previous]
-    is_missing = is_partial & stands & ~is_there & ~rows.deletes
-    refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
-    if refused.any():
-        raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[refused]))), name)
-    counts = stands & (~is_missing | decides)
-    chosen = places[is_event & counts]
+    _check_one_row(ready, present, groups, rows.group[rows.codes >= 0], name)
+    units = _Units.of(rows, form, ready.schema)
+    if units.refused.any():
+        raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[units.refused]))), name)
+    changes = np.logical_or.reduce([units.counts, *(sets for sets, _ in units.groups)])
+    chosen = np.flatnonzero((rows.order >= rows.start) & changes)
     columns = dict(
         zip(
             ready.events.column_names,
@@ -202,14 +293,11 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
             strict=True,
         )
     )
-    for at, column in enumerate(ready.schema.value_names):
-        gives = counts & rows.by_text([_has(text, at) for text in rows.texts])
-        if column not in form.order_by:  # A tombstone leaves its watermark to what follows.
-            gives |= is_missing & decides
-        source = rows.last(gives)[chosen]
-        source = np.where(source < 0, chosen, source)
-        columns[column] = rows.rows[column].take(int64_array(rows.order[source]))
-    del columns[GIVEN]
+    fallback = np.where(units.counts, np.arange(len(rows.order)), units.earlier)[chosen]
+    for column, sets in _setters(rows, units, form, ready.schema).items():
+        source = rows.last(sets)[chosen]
+        columns[column] = rows.rows[column].take(int64_array(rows.order[np.where(source < 0, fallback, source)]))
+    columns.pop(GIVEN, None)
     some, numbers = np.unique(rows.group[chosen], return_inverse=True)
     columns[GROUP] = int64_array(numbers.astype(np.int64))
     schema = pa.schema([ready.events.schema.field(column) for column in columns])
@@ -220,21 +308,17 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     return replace(ready, keys=keys, events=events), present.filter(boolean_array(np.isin(groups, some)))
 
 
-def _has(text: str, at: int) -> bool:
-    """Return whether a row has the value column at a place, from its text."""
-    return text.split(" ")[1][at] == "1"
-
-
-def _stands(rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> Flags:
-    """Return whether rows count: no row before has a greater watermark, or they keep that watermark."""
-    if not form.order_by or not len(rows.order):
-        return np.ones(len(rows.order), np.bool_)
-    at = schema.value_names.index(form.order_by[0])
-    has_mark = rows.by_text([_has(text, at) for text in rows.texts])
-    ranks = np.where(has_mark, watermark_ranks(rows.rows, form.order_by)[rows.order] + 1, 0)
-    placed = rows.group * (int(ranks.max()) + 1) + ranks
-    stands: Flags = (np.maximum.accumulate(placed) == placed) | ~has_mark
-    return stands
+def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
+    """Return for each value column whether the event at each place sets it."""
+    setters = dict[str, Flags]()
+    for group, (orders, values) in zip(form.groups, units.groups, strict=True):
+        setters |= dict.fromkeys(group.order_by, orders) | dict.fromkeys(group.columns, values)
+    for name in schema.value_names:
+        if name not in setters:
+            # A tombstone leaves its watermark to what follows.
+            begins = units.begins if name not in form.order_by else np.zeros_like(units.begins)
+            setters[name] = units.counts & (rows.has(name, schema) | begins)
+    return setters
 
 
 def _check_one_row(ready: Prepared, present: pa.Table, groups: Ints, partial: Ints, name: str) -> None:

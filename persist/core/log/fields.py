@@ -57,6 +57,8 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
     def format_needed(self) -> int:
         """The least number of a location's format with which a record may hold it; schemas may need a greater one."""
         schema, events = getattr(self, "schema", None), getattr(getattr(self, "keyed", None), "fields", None)
+        if getattr(getattr(self, "keyed", None), "groups", ()):
+            return 14
         if (isinstance(schema, dict) and _has_documents(schema)) or any(kind == "json" for _, kind in events or ()):
             return 13
         return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
@@ -86,6 +88,18 @@ class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     options: dict[str, Any] = {}
 
 
+class GroupForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """Value columns of a keyed collection with an order of their own: the columns of that order, and the others."""
+
+    order_by: tuple[str, ...]
+    columns: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All columns of the group."""
+        return (*self.order_by, *self.columns)
+
+
 class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """How a collection resolves events; see `persist.core.keyed.form.Keyed`.
 
@@ -94,6 +108,7 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
         late_by: how far an event's watermark may lie behind the greatest that was seen; None if that is not declared.
         late_bound: what the late bound is at first.
         ties: which of several events of a key counts that are equal in time and in order_by.
+        groups: value columns with orders of their own; no column is in two of them, or in order_by.
     """
 
     machine: MachineForm
@@ -105,6 +120,12 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
     late_bound: int | None = None
     resolve: Literal["seal", "background"] = "seal"
     ties: Literal["last", "greatest"] = "last"
+    groups: tuple[GroupForm, ...] = ()
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether a late event may be older than a deletion, which must then be kept."""
+        return bool(self.order_by or self.groups)
 
 
 class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ from persist.blob.errors import CorruptBlob, IncompatibleVersion, MissingBlob
 from persist.blob.layers.cache import get_checked
 from persist.blob.protocol import Blob, is_remote
 
-FORMAT = 13
+FORMAT = 14
 FORMAT_MIN = 6  # The least number that is written: the next record raises a lower one to this.
 MADE_AGAIN = (
     "`persist fsck --repair LOCATION` makes it again from the log, if that still holds all that is needed, and says so "

@@ -36,7 +36,7 @@ from persist.core.errors import (
     UpdatesBeyondUpper,
 )
 from persist.core.log import kinds
-from persist.core.log.fields import Frontier, KeyedForm, Watermarks
+from persist.core.log.fields import Frontier, GroupForm, KeyedForm, Watermarks
 from persist.core.state_rules.contents import CollectionState, appended, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)
@@ -79,6 +79,12 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
         raise ValueError(
             f"its events are ordered by {list(keyed.order_by)}, but some of these columns are missing or nested"
         )
+    grouped = [name for group in keyed.groups for name in group.names]
+    taken = {*keyed.order_by, keyed.tombstone}
+    if not {*grouped} <= fields.keys() - taken or len({*grouped}) < len(grouped):
+        raise ValueError(f"its groups name {grouped}, of which some are missing, or have another order, too")
+    if not all(group.order_by and all(is_flat(fields[name]) for name in group.order_by) for group in keyed.groups):
+        raise ValueError("a group of its columns has no flat column to order it")
     if keyed.tombstone is not None:
         if keyed.tombstone not in fields or not is_flat(fields[keyed.tombstone]):
             raise ValueError(
@@ -107,7 +113,7 @@ def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: 
     """
     if contents.keyed is None or schema.version == len(contents.earlier) + 1:
         return contents.keyed
-    form = contents.keyed if resolves else msgspec.structs.replace(contents.keyed, order_by=())
+    form = contents.keyed if resolves else msgspec.structs.replace(contents.keyed, order_by=(), groups=())
     return _form_under(form, contents.schema, schema)
 
 
@@ -127,7 +133,14 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
 
     order_by = tuple(rename("order_by", name) for name in form.order_by)
     tombstone = None if form.tombstone is None else rename("tombstone", form.tombstone)
-    return msgspec.structs.replace(form, order_by=order_by, tombstone=tombstone)
+    groups = tuple(
+        GroupForm(
+            tuple(rename("order of a group", name) for name in group.order_by),
+            tuple(named[ids[name]] for name in group.columns if ids[name] in named),
+        )
+        for group in form.groups
+    )
+    return msgspec.structs.replace(form, order_by=order_by, tombstone=tombstone, groups=groups)
 
 
 def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:

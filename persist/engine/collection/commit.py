@@ -40,7 +40,7 @@ from persist.engine.collection.keyed_events import (
     check_upserts,
     deleting_events,
     keyed_form,
-    plan_keyed_update,
+    take_partial_events,
 )
 from persist.engine.collection.plain_rows import (
     NewContents,
@@ -319,8 +319,10 @@ class Commit:
             self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
             return
         keyed_form(handle)
-        self.check_unwritten(handle)
-        self._draft(handle).change = plan_keyed_update(handle, rows, stamp, missing)
+        draft, events = self._draft(handle), take_partial_events(handle, rows, stamp, missing)
+        draft.add(events)
+        if len(events) and not events.at_commit:
+            draft.seal(max(draft.end or 0, pc.max(events.table["_time"]).as_py() + 1))
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.digest import compute_digest
-from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import ranges_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.types.schema import TIME, CollectionSchema
@@ -24,13 +22,12 @@ from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
 )
-from persist.core.keyed.events import prepared, resolved
 from persist.core.keyed.form import described
 from persist.core.keyed.intake import EventTable, to_events
-from persist.core.keyed.machine import DELETED, NAME, SEQ, Replacing
-from persist.core.keyed.partial import Missing, complete_events, to_partial_events
+from persist.core.keyed.machine import DELETED, NAME
+from persist.core.keyed.partial import Missing, to_partial_events
 from persist.core.log import kinds
-from persist.core.log.fields import KeyedForm, Watermarks
+from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
@@ -112,21 +109,16 @@ class KeyedChange:
 
     Attributes:
         new: rows as `differences` takes them, which no other code changes; or a function that computes them from the
-            contents; or partial events, which the rows of their keys complete.
+            contents.
         time: when; None for the time of the commit.
         where: replaces only what it is true for; None for all.
         digest: of the complete request.
     """
 
-    new: NewRows | Rewritten | EventTable
+    new: NewRows | Rewritten
     time: int | None
     where: pc.Expression | None
     digest: int
-
-    @property
-    def watermarks(self) -> Watermarks | None:
-        """The least and the greatest watermark of partial events."""
-        return self.new.watermarks if isinstance(self.new, EventTable) else None
 
     def updates(self, handle: CollectionHandle, after: CollectionState) -> Iterator[pa.Table]:
         """Yield the updates to add, from the contents after the events.
@@ -136,9 +128,6 @@ class KeyedChange:
         schema, time, form = handle.current_schema(after), self.time, keyed_form(handle)
         assert time is not None, "when it is made, its time has been chosen"
         reader, new = handle.engine.reader(), self.new
-        if isinstance(new, EventTable):
-            yield _resolved_partial(handle, after, new.at(time))
-            return
         if callable(new):
             rewrite = new(reading_rows(partial(snapshot_scan, after, schema, time, None), reader))
             if rewrite is None:
@@ -168,34 +157,12 @@ class KeyedChange:
         return of_keys.replaced(new, present)
 
 
-def _resolved_partial(handle: CollectionHandle, after: CollectionState, new: EventTable) -> pa.Table:
-    """Return the updates of partial events at one time, given the contents after all other events up to it."""
-    schema, form, reader = handle.current_schema(after), keyed_form(handle), handle.engine.reader()
-    ready = prepared(schema, form, new.table)
-    scan = snapshot_scan(after, schema, int(new.table[TIME][0].as_py()), None, raw=True)
-    keys = Wanted(len(ready.keys), SortedKeys(ready.keys))
-    ready, held = complete_events(
-        ready, without_diffs(Lookup(scan).contents(keys, "rows", reader), scan), form, handle.name
-    )
-    return resolved(ready, Replacing.of(form), held)
-
-
-def plan_keyed_update(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> KeyedChange | None:
-    """Return the change that partial events make of a keyed collection; None without events."""
+def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
+    """Return rows that may lack columns as events of a keyed collection, checked; see `persist.core.keyed.partial`."""
     check_upserts(handle, "update")
     events = to_partial_events(data, handle.schema, keyed_form(handle), stamp, handle.clocked_timeline, missing)
     check_event_times(handle, events)
-    times = pc.unique(events.table[TIME]).to_pylist()
-    if not times:
-        return None
-    if len(times) > 1:
-        raise InvalidUsage(
-            f"the rows have {len(times)} times, and an update of the keyed collection {handle.name!r} resolves and "
-            "seals one: give each time a call, or none to the rows"
-        )
-    columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
-    time = None if events.at_commit else times[0]
-    return KeyedChange(events, time, None, compute_digest(events.table, columns))
+    return events
 
 
 @dataclass(frozen=True, slots=True)

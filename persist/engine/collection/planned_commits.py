@@ -40,6 +40,7 @@ from persist.core.errors import (
     LateEvents,
     PendingEvents,
     PersistError,
+    SchemaMismatch,
     Superseded,
     UpdateNotBeyondUpper,
     UpdatesBeyondUpper,
@@ -49,7 +50,7 @@ from persist.core.errors import (
 )
 from persist.core.keyed.events import events_schema, lifted_events
 from persist.core.keyed.intake import EventTable
-from persist.core.keyed.machine import SEQ
+from persist.core.keyed.machine import GIVEN, SEQ
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.state_rules.collection_rules import ExpectErasures
@@ -117,11 +118,20 @@ def _prepared(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
         request = replace(request, events=None)
+    if request.events is not None and request.events.is_partial and not request.events.at_commit:
+        last = pc.max(request.events.table["_time"]).as_py()
+        if request.end is None or last >= request.end:
+            raise InvalidUsage(
+                f"some events of {handle.name!r} leave columns as they are, so they are resolved when they come, and "
+                f"the last is at {last}: seal beyond that in the same commit, or leave out time and seal"
+            )
     return replace(request, marks=tuple(_token_steps(handle, request)))
 
 
 def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
     if request.change is not None or request.plain is not None:
+        return True
+    if request.events is not None and request.events.is_partial:
         return True
     return (request.end is not None or request.at_commit) and keyed_form(handle).resolve == "seal"
 
@@ -361,6 +371,11 @@ def _lifted(contents: CollectionState, request: AskedEvents) -> AskedEvents:
     events = request.events
     if events is None or events.schema.version == len(contents.earlier) + 1:
         return request
+    if events.is_partial:
+        raise SchemaMismatch(
+            f"the schema of {contents.name!r} has another version than the rows, which leave some columns as they are: "
+            "load the collection again, and give the rows to that"
+        )
     check_written(contents, events.schema.version)
     newest = contents.schema
     table = lifted_events(events.table, events.schema, newest)
@@ -398,8 +413,6 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
     change = None if request.change is None else partial(request.change.updates, handle)
     if due_events is not None or change is not None or due(contents, end):
         watermarks = None if request.events is None or due_events is None else request.events.watermarks
-        if request.change is not None:
-            watermarks = request.change.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.load_machine(contents)
         resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
@@ -429,7 +442,8 @@ def _token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.T
         return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
     first = pc.min(request.events.table["_time"]).as_py()
     columns = [name for name in request.events.schema.names if name != SEQ]
-    digest = compute_digest(request.events.table, [*columns, "_time"]) % DIGEST_MODULUS
+    columns += ["_time", *([GIVEN] if request.events.is_partial else [])]
+    digest = compute_digest(request.events.table, columns) % DIGEST_MODULUS
     return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
 
 

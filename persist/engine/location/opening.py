@@ -362,6 +362,7 @@ CAME_WITH = {
     11: "all clients go by a policy in the log; Iceberg readers read tags and earlier times; views store their plans",
     12: "fields inside of structs, lists and maps have numbers, by which they are added, dropped and renamed",
     13: "columns of JSON documents",
+    14: "keyed collections with groups of columns that have an order of their own",
 }
 
 

@@ -29,7 +29,7 @@ from persist.core.antichain import to_stored
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable, bound_watermarks, watermark_below
-from persist.core.keyed.machine import SEQ, Machine
+from persist.core.keyed.machine import GIVEN, SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures, apply_step
@@ -65,7 +65,8 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
         return events, None
     timely_rows = table.filter(boolean_array(~(is_sealed | is_late)))
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
-    late = table.filter(wrong).drop_columns([SEQ, "_diff"]).append_column(REASON, reasons)
+    late = table.filter(wrong).drop_columns([SEQ, "_diff", *([GIVEN] if events.is_partial else [])])
+    late = late.append_column(REASON, reasons)
     marks = bound_watermarks(timely_rows[form.order_by[0]]) if form.order_by and len(timely_rows) else None
     return replace(events, table=timely_rows, watermarks=marks), late
 

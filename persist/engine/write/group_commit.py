@@ -26,7 +26,7 @@ import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -34,7 +34,7 @@ from typing import TypeVar
 import msgspec
 from msgspec import UNSET
 
-from persist.blob.protocol import Blob, acquire_turn, is_remote
+from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
 from persist.core.antichain import from_stored
@@ -110,7 +110,6 @@ class GroupCommit:
         self._proof = StoreProof(blob, clock, deadline_s=deadline_s)
         self._submitter, self._numbers, self._relayed = uuid.uuid4().hex, itertools.count(1), -1
         self._counts = dict.fromkeys(COUNTS, 0)
-        self._is_crowded = False  # Whether the last commit lost a race, or had to wait for a turn.
         if is_remote(blob) and follower.state.seqno >= 0 and follower.past.hole is None:
             newest = follower.newest_record()
             if newest is not None:
@@ -177,19 +176,10 @@ class GroupCommit:
             if not self._look_back.now(self._follower.state):
                 self._follower.restart()
         for of_record in in_records(operations):
-            with ExitStack() as turn:
-                if self._is_crowded:
-                    self._is_crowded = turn.enter_context(acquire_turn(self._blob, record_key(0)))
-                    if self._is_crowded:
-                        self._follower.refresh()
-                self._commit_in_turn(of_record, turn)
+            self._commit_record(of_record)
 
-    def _commit_in_turn(self, operations: list[Operation], turn: ExitStack) -> None:
-        """Commit, with the turn to create records if many race for the next slot, and the store has turns.
-
-        A turn covers reading, encoding and creating, and ends before callers get their answers. With a turn for the
-        create alone, a client would lose and wait again. So a client waits once, and encodes nothing in vain.
-        """
+    def _commit_record(self, operations: list[Operation]) -> None:
+        """Commit operations as one record, or reject them."""
         appends: dict[str, tuple[list[Write], list[kinds.Append | kinds.Pend]]] = {}
         is_alone = len(operations) == 1
         while operations:
@@ -222,21 +212,17 @@ class GroupCommit:
                         is_alone = False  # The draft finds the error for the caller.
                         continue
                 if is_record and not self._create(state, record, after):
-                    self._is_crowded = True
-                    turn.enter_context(acquire_turn(self._blob, record_key(0)))
-                    self._follower.refresh()  # In a crowd, the next slot has been taken meanwhile.
+                    self._follower.refresh()
                     continue
                 if not is_record and (accepted or done) and not self._look_back.now(state):
                     self._follower.restart()
                     continue
             except BaseException:
-                turn.close()
                 for operation, _ in rejected:
                     if not is_in_doubt(operation):  # Another client may commit those yet.
                         untried = "it came after others that could not be committed, and was not tried. Try it again."
                         self._reject_alone(state, operation, unreadable, untried)
                 raise
-            turn.close()
             # Only now: an operation of this record may be the reason.
             for operation, error in rejected:
                 self._reject(operation, error)

@@ -23,7 +23,7 @@ from persist.engine.write.operations import Asked, Step, Write
 TOKEN_CHARS_MAX = 200
 
 
-WriteMode = Literal["upsert", "append", "overwrite", "error"]
+WriteMode = Literal["upsert", "append", "overwrite", "update", "error"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,9 @@ def choose_mode(mode: WriteMode | None, *, has_key: bool, has_diffs: bool) -> Wr
         InvalidUsage: there is no such mode, or rows with diffs would replace others.
     """
     if mode not in (None, *get_args(WriteMode)):
-        raise InvalidUsage(f'mode={mode!r} is not a way to write: use "upsert", "append", "overwrite" or "error"')
+        raise InvalidUsage(
+            f'mode={mode!r} is not a way to write: use "upsert", "append", "overwrite", "update" or "error"'
+        )
     if mode is None or mode == "error":
         return "upsert" if has_key and not has_diffs else "append"
     if has_diffs and mode != "append":

@@ -238,6 +238,8 @@ def _load(
         if not is_events:
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
+        if plan.mode == "update":
+            raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
         if mode == "error" and target.handle.create is None and not was_begun(target, rows, plan, plan.token):
             raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in read_names(rows)

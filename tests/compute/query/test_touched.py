@@ -15,7 +15,7 @@ import pytest
 import persist
 from persist.blob.layers.metered import MeteredBlob
 from persist.compute.query import execute
-from persist.compute.query.result import QueryLimits
+from persist.compute.query.databases import QueryLimits
 from persist.compute.query.statements import BEFORE_SHARE
 from persist.compute.query.transaction import Transaction
 from tests.support.tiers import examples

@@ -193,8 +193,10 @@ def test_what_cannot_be_read_is_said_with_its_column() -> None:
 def test_bytes_that_were_left_out_are_told_from_bytes_that_are_there(kind: pa.DataType) -> None:
     schema = pa.schema([("id", pa.int64()), ("blob", kind)])
     left_out = base64.b64encode(b"__debezium_unavailable_value").decode()
-    with pytest.raises(BadMessage, match="'blob' holds a large value that did not change"):
-        debezium([json.dumps({"op": "c", "after": {"id": 1, "blob": left_out}})], key="id", schema=schema)
+    for op, before in (("c", False), ("r", False), ("u", True)):
+        with pytest.raises(BadMessage, match="'blob' holds a large value that did not change"):
+            message = json.dumps({"op": op, "after": {"id": 1, "blob": left_out}})
+            debezium([message], key="id", schema=schema, before=before)
     (row,) = debezium(
         [json.dumps({"op": "c", "after": {"id": 1, "blob": "AQI="}})], key="id", schema=schema
     ).table.to_pylist()
@@ -228,7 +230,7 @@ PLACEHOLDERS = {  # As UnchangedToastedPlaceholder of the connector makes them: 
 
 @pytest.mark.parametrize("kind", PLACEHOLDERS)
 @pytest.mark.parametrize("shape", ["schema", "shown", "described", "spaced", "unwrapped"])
-def test_a_placeholder_of_an_unchanged_value_is_refused_whatever_its_type(kind: str, shape: str) -> None:
+def test_a_placeholder_leaves_the_value_as_it_is_whatever_its_type(kind: str, shape: str) -> None:
     arrow, placeholder = PLACEHOLDERS[kind]
     if shape == "unwrapped" and kind == "boolean[]":
         return  # A row without an envelope may hold such flags.
@@ -240,9 +242,11 @@ def test_a_placeholder_of_an_unchanged_value_is_refused_whatever_its_type(kind: 
     schema = None if shape == "shown" else {"id": pa.int64(), "v": arrow}
     read = plain if shape == "unwrapped" else debezium
     events = read([text], key="id", schema=schema, on_error="collect")
-    (reason,) = events.rejected["reason"].to_pylist()
-    assert "'v' holds a large value that did not change" in reason
-    assert len(events) == 0
+    assert events.table.select(["id", "_deleted", "_unchanged"]).to_pylist() == [
+        {"id": 1, "_deleted": False, "_unchanged": ["v"]}
+    ]
+    if read is plain:
+        assert "'v' holds a large value" in plain([text], on_error="collect").rejected["reason"][0].as_py()
 
 
 def test_what_only_resembles_a_placeholder_is_a_value() -> None:
@@ -262,8 +266,8 @@ def test_what_only_resembles_a_placeholder_is_a_value() -> None:
 def test_a_message_with_a_placeholder_says_nothing_about_types() -> None:
     messages = [json.dumps({"op": "u", "after": {"id": 1, "v": v}}) for v in ({MARK: MARK}, {"a": "x"}, [MARK])]
     events = debezium(messages, key="id", on_error="collect")
-    assert events.table.select(["id", "v"]).to_pylist() == [{"id": 1, "v": {"a": "x"}}]
-    assert events.rejected["message"].to_pylist() == [0, 2]
+    assert events.table.select(["id", "v"]).to_pylist() == [{"id": 1, "v": v} for v in (None, {"a": "x"}, None)]
+    assert events.table["_unchanged"].to_pylist() == [["v"], None, ["v"]]
 
 
 def test_the_row_before_a_change_is_there_if_asked_for() -> None:

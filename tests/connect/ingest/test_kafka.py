@@ -411,3 +411,28 @@ def test_a_cluster_that_does_not_answer_is_unavailable(client: Any) -> None:
     config = {"source": "kafka://127.0.0.1:1/t", "collection": "rows", "columns": {"id": "int64"}}
     with pytest.raises(persist.Unavailable, match=r"kafka://127\.0\.0\.1:1/t does not answer"):
         persist.ingest(client, config, once=True)
+
+
+def test_an_unchanged_large_value_stays_and_an_unknown_row_is_rejected(
+    client: persist.Client, cluster: Cluster, topic: str
+) -> None:
+    mark = "__debezium_unavailable_value"
+    rows = [
+        ("c", 1, "long", 1),
+        ("u", 1, mark, 2),
+        ("u", 7, mark, 3),
+        ("d", 1, None, 0),
+        ("u", 1, mark, 4),
+        ("c", 2, "b", 5),
+    ]
+    more = [("u", 2, mark, 6), ("u", 7, mark, 7)]
+    options = {"format": "debezium", "key": ["id"], "columns": {"id": "int64", "text": "string", "n": "int64"}}
+    for batch in (rows, more):
+        for op, id_, text, n in batch:
+            after = {"id": id_, "text": text, "n": n}
+            cluster.send(topic, {"op": op, "before": {"id": id_}, "after": None if op == "d" else after})
+        taken(client, cluster, topic, **options)
+    assert held(client) == [{"id": 2, "text": "b", "n": 6}]
+    with client["rows"].snapshot(0) as first:
+        assert first.to_pylist() == [{"id": 2, "text": "b", "n": 5}]
+    assert [offset for offset, reason in reasons(client) if "does not have their row" in reason] == [2, 4, 7]

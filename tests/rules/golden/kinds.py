@@ -244,6 +244,13 @@ def write_evolved_keyed(client: Client) -> None:
     became.seal(2).result()  # What is at 2 stays, of the version before.
 
 
+def write_grouped(client: Client) -> None:
+    """Make a keyed collection with a group of columns that has an order of its own."""
+    keyed = persist.Keyed(groups={"at": ["v"]})
+    groups = client.create_or_load("in groups", key={"k": pa.int32()}, value={"v": str, "at": int}, keyed=keyed)
+    groups.upsert([(1, ("new", 2), 0), (1, ("old", 1), 1), (2, ("only", None), 1)], seal=2).result()
+
+
 def write_cloned(client: Client) -> None:
     """Make clones of a collection that evolved, of one with events, and of a clone whose source is gone."""
     source = client.create_or_load("to be cloned", key={"k": pa.int64()}, value={"v": pa.string()})

@@ -39,6 +39,7 @@ from tests.rules.golden.kinds import (
     write_erased,
     write_every_kind,
     write_evolved_keyed,
+    write_grouped,
     write_keyed,
     write_published,
     write_remembered,
@@ -157,6 +158,7 @@ def main() -> None:
         batched.write(rows.drop_columns(AS_OTHERS)).result()
         batched.seal(6).result()
         write_view(client)
+        write_grouped(client)
         for side, codec in (("utf8", persist.Utf8), ("json", persist.Json), ("unit", None)):
             client.create_or_load(f"key of {side}", key=codec, value=codec).seal(1).result()
     write_directories(folder / "location")

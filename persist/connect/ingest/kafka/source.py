@@ -36,12 +36,14 @@ from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
+from persist.core.keyed.intake import UNCHANGED
 from persist.core.rendering import format_count
 
 logger = logging.getLogger(__name__)
 PEEKED_ROWS = 1_000
 PEEK_S = 5.0
 DELETED = "_deleted"
+NUMBER = "\tnumber"  # No column of a collection has a control character in its name.
 _REJECTED_VALUE = {"reason": pa.string(), "key": pa.binary(), "value": pa.binary(), "timestamp": MESSAGE.field(5).type}
 _REJECTED_KEY = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
 
@@ -186,10 +188,12 @@ class Kafka:
         try:
             events = _events(route, messages, key, schema)
             bad = _find_bad_documents(route, messages, events, key, schema, collection.schema.json)
-            rejected = _rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()])
-            if bad:
-                messages = messages.filter(pa.array([at not in bad for at in range(len(messages))], pa.bool_()))
-                events = _events(route, messages, key, schema)
+            rejected, messages = _split_bad(messages, bad)
+            events = _events(route, messages, key, schema) if bad else events
+            if UNCHANGED in events.table.column_names:
+                bad = _find_unknown(route, messages, schema, collection)
+                unknown, messages = _split_bad(messages, bad)
+                rejected, events = pa.concat_tables([rejected, unknown]), _events(route, messages, key, schema)
         except InvalidUsage as error:
             first = messages.slice(0, 1).select(["partition", "offset"]).to_pylist()[0]
             raise InvalidUsage(
@@ -275,9 +279,14 @@ class Kafka:
 
 
 def _events(
-    route: Route, messages: pa.Table, key: Sequence[str] | None, schema: Mapping[str, pa.DataType] | None
+    route: Route,
+    messages: pa.Table,
+    key: Sequence[str] | None,
+    schema: Mapping[str, pa.DataType] | None,
+    metadata: Mapping[str, str] = {},
 ) -> Events:
-    more: dict[str, Any] = {"key": key, "schema": schema, "metadata": route.metadata, "on_error": "collect"}
+    more: dict[str, Any] = {"key": key, "schema": schema, "on_error": "collect"}
+    more["metadata"] = {**route.metadata, **metadata}
     if route.format in ("maxwell", "canal"):
         return (maxwell if route.format == "maxwell" else canal)(messages, table=route.table, **more)
     return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
@@ -289,6 +298,41 @@ def _with_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> p
         return messages
     texts = with_texts_of_documents(messages["value"].combine_chunks(), names)
     return messages.set_column(messages.schema.get_field_index("value"), MESSAGE.field("value"), texts)
+
+
+def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa.Table]:
+    """Return the bad messages, by number and reason, as rejected rows; and the other messages."""
+    good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
+    return _rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()]), messages.filter(good)
+
+
+def _find_unknown(
+    route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection
+) -> dict[int, str]:
+    """Return the messages that leave values as they are of a row that is not there: number and reason."""
+    key = [*collection.schema.key_names]
+    numbered = messages.append_column(NUMBER, int64_array(np.arange(len(messages))))
+    rows = _events(route, numbered, key, schema, {NUMBER: NUMBER}).table
+    lists, keys = rows[UNCHANGED].to_pylist(), [*zip(*(rows[name].to_pylist() for name in key), strict=True)]
+    deleted, numbers = rows[DELETED].to_pylist(), rows[NUMBER].to_pylist()
+    is_partial = pa.array([bool(names) and not gone for names, gone in zip(lists, deleted, strict=True)], pa.bool_())
+    there, bad = set[tuple[Any, ...]](), dict[int, str]()
+    if collection.upper.time:
+        with collection.snapshot() as snapshot:
+            found = snapshot.get(rows.filter(is_partial).select(key).cast(_key_schema(collection)))
+            there = {*zip(*(found[name].to_pylist() for name in key), strict=True)}
+    for row_key, is_one, gone, number in zip(keys, is_partial.to_pylist(), deleted, numbers, strict=True):
+        if is_one and row_key not in there:
+            bad[number] = "it lacks large values that did not change, and the collection does not have their row"
+        elif gone:
+            there.discard(row_key)
+        else:
+            there.add(row_key)
+    return bad
+
+
+def _key_schema(collection: Collection) -> pa.Schema:
+    return pa.schema([collection.schema.arrow.field(name) for name in collection.schema.key_names])
 
 
 def _find_bad_documents(

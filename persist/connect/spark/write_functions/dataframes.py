@@ -48,7 +48,7 @@ from persist.connect.spark.uploads import (
 )
 from persist.connect.spark.workers import surfaced_errors, writable
 from persist.connect.spark.write_functions.conditions import Condition
-from persist.connect.spark.write_functions.upserting import upsert
+from persist.connect.spark.write_functions.upserting import update, upsert
 from persist.core.antichain import Antichain
 from persist.core.errors import DuplicateKeys, InvalidUsage, SchemaMismatch
 from persist.core.timeline import Moment
@@ -86,8 +86,9 @@ def write(
             collection, in any order.
         mode: "append" adds the rows. "overwrite" makes the contents equal to df: it writes the difference from the last
             sealed contents as updates at one time, and history stays. Rows may not repeat a key, but see multiset.
-            "upsert" does so for the keys of df alone. "error" refuses a collection that exists. None means "upsert" if
-            key names columns and df has no `_diff`, and otherwise "append".
+            "upsert" does so for the keys of df alone. "update" changes the columns that df has, of keys that are there
+            (`Collection.update`), on the driver, in memory in proportion to df. "error" refuses a collection that
+            exists. None means "upsert" if key names columns and df has no `_diff`, and otherwise "append".
         key: the key of the collection, [] for none. A missing collection is created with the columns of df, and so is
             a missing location. An existing collection must have this key.
         timeline: of a new collection, as for `Client.write`.
@@ -129,6 +130,9 @@ def write(
         raise InvalidUsage('multiset=True goes with mode="overwrite": to append, keys may have several rows anyway')
     register(df.sparkSession)
     folds = ignores_case(df.sparkSession)
+    if chosen == "update":
+        update(df, options, key)
+        return
     if key is not None:
         options = replace(options, key=(key,) if isinstance(key, str) else tuple(key))
         create_target(options, df.schema, timeline=timeline, is_new=mode == "error", folds=folds)

@@ -5,8 +5,9 @@ Spark shuffles a large batch once, by ranges of keys with about equally many eve
 its keys, and reads the parts of the collection that may hold these keys.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -28,17 +29,27 @@ from persist.compute.tasks.keyed_work import (
 from persist.compute.tasks.planned_write import writing
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell
-from persist.connect.spark.options import write_options
+from persist.connect.spark.options import WriteOptions, write_options
 from persist.connect.spark.uploads import RESERVED, Replanning, ascending, is_ranged_by_key, packed, planned, rows_of
 from persist.connect.spark.workers import surfaced_errors
 from persist.core.antichain import Antichain
-from persist.core.errors import FrontierRegression, LateEvents, PersistError, UpdateNotBeyondUpper
+from persist.core.errors import (
+    FrontierRegression,
+    InvalidUsage,
+    LateEvents,
+    PersistError,
+    SchemaMismatch,
+    UpdateNotBeyondUpper,
+)
 from persist.core.keyed.machine import SEQ, Machine
 from persist.core.timeline import Moment
+from persist.engine.collection.commit import Commit, commit_one
 from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded
 from persist.engine.location.resolver import Late
 from persist.engine.write.operations import AtCommit, times_together
 from persist.engine.write.retrying import commit_with_retry
+from persist.engine.write.write_options import WriteOptions as CommitOptions
 
 PARTITIONS_MAX = 100_000
 ON_DRIVER_BYTES_MAX = 64 << 20  # Bytes of events; a task that has more sends only their size.
@@ -129,6 +140,25 @@ def upsert(
             conflicts=(UpdateNotBeyondUpper, FrontierRegression, LateEvents),
             prepare=plan_again,
         )
+
+
+def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None) -> None:
+    """Change the columns that a DataFrame has, of the rows of its keys; see `Collection.update`. Memory: df.
+
+    Raises:
+        CollectionNotFound, SchemaMismatch, InvalidUsage: it does not fit, or a key is missing; nothing was written.
+    """
+    if options.seal is not None:
+        raise InvalidUsage('seal= goes with other modes: mode="update" seals just after its time')
+    with writing(options.location, options.storage) as engine:
+        handle = loaded(engine, options.collection)
+        names = [*handle.schema.key_names]
+        if key is not None and names != ([key] if isinstance(key, str) else [*key]):
+            raise SchemaMismatch(f"key={key!r:.200} is not the key of the collection {handle.name!r}, which is {names}")
+        rows = gathered_rows(rename(df, handle.schema.names), None)
+        changes = CommitOptions(time=options.time, token=options.token, allow_future=options.allow_future)
+        add = partial(Commit.update, handle=handle, rows=rows, time=options.time)
+        commit_one(handle, "update", changes, add).result()
 
 
 def _timed(work: KeyedWork) -> KeyedWork:

@@ -23,6 +23,7 @@ from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import DuplicateKeys, InvalidUsage
 from persist.core.keyed.events import is_tombstone, marked
+from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
 from persist.engine.read.planning.scan import negated
@@ -57,7 +58,7 @@ class KeyReplacement:
             goes &= _passes(present, self.where)
         goes &= ~is_new
         parts = [new.select([*names, "_diff"]), negated(present.filter(boolean_array(goes | is_new)))]
-        if goes.any() and (self.form.tombstone is not None or self.form.order_by):
+        if goes.any() and (self.form.tombstone is not None or self.form.is_ordered):
             parts.append(self._tombstones(present.filter(boolean_array(goes))))
         return consolidate(pa.concat_tables([part.cast(parts[0].schema) for part in parts]), names)
 
@@ -105,8 +106,8 @@ class KeyReplacement:
         if self.form.tombstone is None:
             raise InvalidUsage(
                 f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
-                f"by {list(self.form.order_by)} and has no tombstone column to keep what was deleted. Create one with "
-                "tombstone=."
+                f"by {describe_orders(self.form)} and has no tombstone column to keep what was deleted. Create one "
+                "with tombstone=."
             )
         column = marked(gone, self.form, pa.chunked_array([boolean_array(np.ones(len(gone), np.bool_))]))
         if column is None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 
 from persist.blob.lru import Cache, Kind
 from persist.codecs.order.arrays import boolean_array, int64_array
+from persist.codecs.order.ordering import row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
@@ -31,7 +32,8 @@ from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import Prepared, dead_filter, event_fields, events_schema, prepared, resolved
 from persist.core.keyed.form import described
-from persist.core.keyed.machine import NAME, Machine
+from persist.core.keyed.machine import GIVEN, NAME, Machine
+from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, appended
 from persist.core.state_rules.keyed_rules import due, load_form, pending_after
@@ -64,7 +66,8 @@ def resolved_updates(
     """Yield the updates at times before end that result from events at times beyond `contents.resolved`.
 
     Args:
-        own_events: events that are not pending yet, in order; they count as later than all pending ones.
+        own_events: events that are not pending yet, in order; they count as later than all pending ones. Some may be
+            partial.
         on_keys: called with the keys that have events, each once.
 
     Returns:
@@ -73,6 +76,7 @@ def resolved_updates(
     Raises:
         CorruptBlob: a part is missing or damaged.
         PersistError: the machine does not accept an event.
+        InvalidUsage: the key of a partial event holds no row, which its policy refuses.
     """
     schema = among_versions(schema, contents)
     form = load_form(contents, schema)
@@ -84,7 +88,10 @@ def resolved_updates(
     parts = [contents.pending[number] for number in due(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
-    if (
+    is_partial = own_events is not None and GIVEN in own_events.column_names
+    if is_partial and own_events is not None:  # Parts cannot hold these, so slices take them by their keys.
+        own_events = own_events.take(int64_array(row_sorter(own_events, schema.key_names).sort()[0]))
+    elif (
         own_events is not None
         and len(own_events)
         and (waiting_bytes > bytes_max or OWN_SHARE * own_events.nbytes > reader.memory_budget)
@@ -96,13 +103,18 @@ def resolved_updates(
     lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
-    assert own_events is None or len(slices) == 1, "events that are not cut would be in each slice"
+    assert own_events is None or is_partial or len(slices) == 1, "events that are not cut would be in each slice"
     for scan_slice in slices:
-        arrived = _arrived(scan_slice, events, waiting, own_events)
+        own_slice = own_events
+        if own_slice is not None and len(slices) > 1:
+            start, stop = scan_slice.keys.rows(own_slice, schema)
+            own_slice = own_slice.slice(start, stop - start)
+        arrived = _arrived(scan_slice, events, waiting, own_slice)
         if len(arrived):
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
-            yield _resolved(ready, schema, machine, lookup, reader)
+            ready, present = complete_events(ready, _present(ready, schema, lookup, reader), form, contents.name)
+            yield resolved(ready, machine, present)
 
 
 class Folds:
@@ -184,18 +196,16 @@ def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own_event
     columns = events.arrow.names
     tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
     if own_events is not None:
-        tables.append(own_events.select(columns))
-    return pa.concat_tables(tables)
+        tables.append(own_events.select([*columns, *([GIVEN] if GIVEN in own_events.column_names else [])]))
+    return pa.concat_tables(tables, promote_options="default")
 
 
-def _resolved(
-    ready: Prepared, schema: CollectionSchema, machine: Machine, lookup: Lookup | None, reader: PartReader
-) -> pa.Table:
-    present = schema.arrow.empty_table()
-    if lookup is not None:
-        requested = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        present = without_diffs(lookup.contents(requested, "rows", reader), lookup.scan)
-    return resolved(ready, machine, present)
+def _present(ready: Prepared, schema: CollectionSchema, lookup: Lookup | None, reader: PartReader) -> pa.Table:
+    """Return the rows that the keys of events hold."""
+    if lookup is None:
+        return schema.arrow.empty_table()
+    requested = Wanted(len(ready.keys), SortedKeys(ready.keys))
+    return without_diffs(lookup.contents(requested, "rows", reader), lookup.scan)
 
 
 SHARE = 4  # This fraction of the rows must be resolved between two searches for tombstones.
@@ -254,6 +264,8 @@ class Purging:
         form, lower = load_form(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
+        if form.groups:
+            return None  # Tombstones keep the orders of groups, which the late bound does not limit.
         if lower in (0, END):
             return None
         floor = self._floor(contents, end)

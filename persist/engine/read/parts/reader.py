@@ -15,6 +15,7 @@ from concurrent.futures import Executor, Future, wait
 from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from typing import TypeVar
 
 import pyarrow as pa
@@ -26,8 +27,9 @@ from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
 from persist.codecs.order.arrays import copied
 from persist.codecs.part.decoding import decode_part
+from persist.codecs.part.filters import ranges_that_may_match
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
-from persist.codecs.part.key_range import KeyRange
+from persist.codecs.part.key_range import KeyRange, comparable_keys
 from persist.codecs.part.lending import give_back_freed
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
@@ -41,6 +43,7 @@ T = TypeVar("T")
 
 ALL_KEYS: KeyRange = KeyRange()
 WHOLE_BYTES_MAX = 1 << 20  # Smaller parts are always fetched whole.
+RANGE_SAMPLES = 4  # A filter is tested between every so many sampled keys of a part.
 
 
 class PartReader:
@@ -127,7 +130,9 @@ class PartReader:
                     yield _PartSection(part, size + part.bytes, None)
                     continue
                 groups = self.index(part, schema).groups_within(*keys.bracket(part, schema))
-                for batch in self._batches(part, schema, groups, room // 4):
+                matching = self._matching_groups(part, schema, filter)
+                groups_read = groups if matching is None else [group for group in groups if group in matching]
+                for batch in self._batches(part, schema, groups_read, room // 4):
                     yield _PartSection(part, size * len(batch) // len(groups), batch)
 
         def read(piece: _PartSection) -> pa.Table:
@@ -164,6 +169,11 @@ class PartReader:
         if keys.is_all or keys.covers(part, schema):
             if part.inline:
                 return decode_part(part.inline, part, schema, columns=columns, filter=filter)
+            matching = self._few_matching_groups(part, schema, filter)
+            if matching is not None:
+                batches = self._batches(part, schema, [*matching], part.memory)
+                tables = [self.groups(part, schema, batch, columns, filter=filter) for batch in batches]
+                return pa.concat_tables([_no_rows(schema, columns), *tables])
 
             def decoded(data: bytes) -> pa.Table:
                 footers = self._indexes.whole
@@ -262,16 +272,42 @@ class PartReader:
         first, last = keys.rows(table, schema)
         return _alone(table.select(list(columns)), first, last)
 
+    def _matching_groups(
+        self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
+    ) -> frozenset[int] | None:
+        """Return the row groups that may have a row which passes the filter; None for all."""
+        if filter is None or part.lift(schema) is not None:
+            return None
+        return frozenset(self.index(part, schema).groups_that_may_match(filter))
+
+    def _few_matching_groups(
+        self, part: Part, schema: CollectionSchema, filter: pc.Expression | None
+    ) -> Sequence[int] | None:
+        """Return the only row groups with rows that may pass the filter; None to fetch the whole part.
+
+        The keys in the descriptor show whether the footer is worth a request of its own.
+        """
+        if filter is None or part.footer is None or part.bytes <= WHOLE_BYTES_MAX or part.lift(schema) is not None:
+            return None
+        if self.get_cached_index(part) is None:
+            keys = None if comparable_keys(part, schema) is None else part.keys
+            ranges = [*pairwise((keys or [])[::RANGE_SAMPLES])]
+            if 2 * len(ranges_that_may_match(ranges, filter, schema, schema.key_names)) >= len(ranges):
+                return None
+        index = self.index(part, schema)
+        groups = index.groups_that_may_match(filter)
+        return groups if 2 * len(groups) < len(index.groups) else None
+
     def _batches(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], bytes_max: int
     ) -> Iterator[Sequence[int]]:
-        """Cut consecutive row groups into batches of at most bytes_max decoded, one group at least."""
+        """Cut row groups into consecutive ones of at most bytes_max decoded, one group at least."""
         index = self.index(part, schema)
         batch: list[int] = []
         rows = 0
         for group in groups:
             rows += index.groups[group].rows
-            if batch and part.memory * rows // part.rows > bytes_max:
+            if batch and (part.memory * rows // part.rows > bytes_max or group != batch[-1] + 1):
                 yield batch
                 batch, rows = [], index.groups[group].rows
             batch.append(group)

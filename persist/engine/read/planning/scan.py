@@ -22,7 +22,7 @@ import pyarrow.types as pt
 from persist.blob.errors import InvalidUsage
 from persist.codecs.evolution import narrowed, newest_types
 from persist.codecs.order.arrays import int64_array
-from persist.codecs.part.filters import parts_that_may_match, referenced_columns
+from persist.codecs.part.filters import bind_filter, parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
@@ -260,7 +260,7 @@ def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[st
     """
     if filter is not None:
         try:
-            scan.empty(scan.schema.names).filter(filter)
+            bind_filter(filter, scan.empty(scan.schema.names).schema)
         except pa.ArrowException:
             return None
     conjunction = filter if scan.filter is None or filter is None else scan.filter & filter
@@ -270,7 +270,7 @@ def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[st
 
 def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
     try:
-        schema.arrow.empty_table().filter(filter)
+        bind_filter(filter, schema.arrow)
     except (pa.ArrowException, TypeError, ValueError):
         return False
     return True

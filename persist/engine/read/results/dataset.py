@@ -15,6 +15,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch, did_you_mean
+from persist.codecs.part.filters import bind_filter
 from persist.codecs.part.lending import under_way, until_the_end
 from persist.engine.read.planning.scan import refuse_positions
 
@@ -134,13 +135,12 @@ class ResultDataset(ds.UnionDataset):  # type: ignore[misc]  # pyarrow comes wit
                     raise SchemaMismatch(f"the result has no column {name!r}{hint} it has {self.schema.names}")
                 if name in columns[:at]:
                     raise SchemaMismatch(f"column {name!r} is asked for twice")
-        empty = self.schema.empty_table()
         try:
             if isinstance(columns, dict):
-                ds.Scanner.from_batches(empty.to_reader(), columns=columns).to_table()
+                ds.Scanner.from_batches([], schema=self.schema, columns=columns)
             if filter is not None:
                 refuse_positions(filter)
-                empty.filter(filter)
+                bind_filter(filter, self.schema)
         except (pa.ArrowException, TypeError, ValueError) as error:
             raise InvalidUsage(
                 f"what is asked of the dataset does not fit its columns, {self.schema.names}: {error}"

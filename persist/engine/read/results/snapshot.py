@@ -20,6 +20,7 @@ from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import did_you_mean
 from persist.codecs.order.digest import Digest
 from persist.codecs.order.sums import exact_sum
+from persist.codecs.part.filters import bind_filter
 from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.codecs.types.schema import CollectionSchema
@@ -77,9 +78,8 @@ def _check_filter(schema: CollectionSchema, filter: pc.Expression) -> None:
             "as pc.field('amount') > 5"
         )
     refuse_positions(filter)
-    rows = pa.schema([schema.arrow.field(name) for name in schema.names]).empty_table()
     try:
-        rows.filter(filter)
+        bind_filter(filter, pa.schema([schema.arrow.field(name) for name in schema.names]))
     except (pa.ArrowException, TypeError) as error:
         missing = _MISSING.search(str(error))
         hint = did_you_mean(missing.group(1), schema.names) if missing is not None else ""

@@ -54,6 +54,33 @@ def test_a_write_with_a_key_that_is_repeated_changes_nothing(spark: SparkSession
         persist.spark.write(rows.unionAll(rows.withColumn("v", F.lit("d"))), path, "d", key=["k", "n"])
 
 
+def test_an_update_changes_the_columns_of_the_frame(spark: SparkSession, tmp_path: Path) -> None:
+    path = str(tmp_path / "location")
+    keyed = persist.Keyed(groups={"at": ["v"]})
+    with persist.open(path) as client:
+        client.write("plain", [{"k": k, "v": "old", "n": k} for k in range(3)], key=["k"]).result()
+        client.create_or_load("keyed", key={"k": int}, value={"v": str, "at": int, "n": int}, keyed=keyed)
+        client["keyed"].upsert([(1, ("old", 5, 1))]).result()
+    frame = spark.createDataFrame([(1, 7), (2, None)], "K long, n int")
+    persist.spark.write(frame, path, "plain", mode="update", token="once")
+    persist.spark.write(frame, path, "plain", mode="update", token="once", key=["k"])
+    for at, text in ((4, "late"), (6, "new")):
+        persist.spark.write(
+            spark.createDataFrame([(1, text, at)], "k long, v string, at long"), path, "keyed", mode="update"
+        )
+    with persist.open(path, mode="read") as client:
+        assert sorted(client["plain"].snapshot().rows()) == [(0, ("old", 0)), (1, ("old", 7)), (2, ("old", None))]
+        assert [*client["keyed"].snapshot().rows()] == [(1, ("new", 6, 1))]
+    bad: list[tuple[str, dict[str, Any], type[Exception]]] = [
+        ("none", {}, persist.errors.CollectionNotFound),
+        ("plain", {"key": ["n"]}, persist.errors.SchemaMismatch),
+        ("plain", {"seal": 5}, persist.InvalidUsage),
+    ]
+    for name, options, error in bad:
+        with pytest.raises(error):
+            persist.spark.write(frame, path, name, mode="update", **options)
+
+
 def test_the_option_key_makes_the_collection_and_keeps_to_the_modes_of_spark(
     spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -1,0 +1,129 @@
+"""Databases of DuckDB in memory, each lent to one borrower at a time.
+
+Opening one takes some 40 ms of processor time, which is more than a small query. So the process keeps a few idle ones.
+`lend_database` takes an idle database with the same settings, or opens one, and connects to it. At the end, a database
+that is still empty becomes idle, and any other is closed.
+
+A closed connection takes its registered tables and temporary macros with it. Schemas, catalogs and functions stay in
+the database. So the borrower sets `is_empty` only if it made none of them.
+
+Invariant: an idle database is empty and has no connection. A forked process leaves its parent's databases alone,
+because it does not have their threads.
+"""
+
+import os
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES
+from persist.core.errors import InvalidUsage
+from persist.engine.read.results.result import required
+
+MEMORY_BYTES_MIN = 16 << 20
+IDLE_MAX = 2  # With the same settings.
+
+
+@dataclass(frozen=True, slots=True)
+class QueryLimits:
+    """The limits of a query by a client of a server.
+
+    Attributes:
+        memory_bytes: for what DuckDB keeps. Nothing is spilled to disk.
+        timeout_s: from the request for the first row to the last row.
+        rows_max: of the answer.
+    """
+
+    memory_bytes: int = 1 << 30
+    timeout_s: float = 300.0
+    rows_max: int = 100_000_000
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("memory_bytes", self.memory_bytes, MEMORY_BYTES_MIN),
+            ("timeout_s", self.timeout_s, 0.001),
+            ("rows_max", self.rows_max, 1),
+        ):
+            kinds = (int, float) if name == "timeout_s" else (int,)
+            if isinstance(value, bool) or not isinstance(value, kinds) or not least <= value < 2**62:
+                raise InvalidUsage(f"QueryLimits({name}={value!r}) is not a number of at least {least:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Settings:
+    """The settings of a database. With a limit of memory it is for clients of a server: in UTC, without spills."""
+
+    reads_files: bool
+    memory_bytes: int | None
+
+    def open(self) -> Any:
+        """Return a new database."""
+        duckdb = required(DUCKDB)
+        if self.memory_bytes is None:
+            return duckdb.connect(config=WITH_FILES if self.reads_files else SEALED_OFF)
+        config = {name: value for name, value in SEALED_OFF.items() if name != "lock_configuration"}
+        config |= {"memory_limit": f"{self.memory_bytes // 1024}KiB", "temp_directory": ""}
+        database = duckdb.connect(config=config)
+        database.execute("SET GLOBAL TimeZone = 'UTC'")
+        database.execute("SET lock_configuration = true")
+        return database
+
+
+class Lent:
+    """A connection to a database, which is the only one.
+
+    Attributes:
+        connection: of DuckDB.
+        is_empty: whether the borrower leaves nothing in the database. The borrower sets it.
+    """
+
+    def __init__(self, settings: _Settings) -> None:
+        self._kind = os.getpid(), settings
+        self._database = _take_idle(self._kind) or settings.open()
+        self.connection = self._database.cursor()
+        self.is_empty = False
+
+    def close(self) -> None:
+        """Give the database back; idempotent."""
+        database, self._database = self._database, None
+        if database is None:
+            return
+        self.connection.close()
+        idle = _idle[self._kind]
+        if (self.is_empty and len(idle) < IDLE_MAX) or self._kind[0] != os.getpid():
+            idle.append(database)  # To close one of a parent would wait for threads that a fork does not copy.
+        else:
+            database.close()
+
+
+def open_database(limits: QueryLimits) -> Any:
+    """Return a connection to an empty database that reads no files; the caller closes it."""
+    return _Settings(False, limits.memory_bytes).open()
+
+
+@contextmanager
+def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = None) -> Iterator[Lent]:
+    """Lend a database for a while.
+
+    Args:
+        reads_files: whether queries may read files and URLs, and let DuckDB load what it needs for that.
+        limits: of queries by clients of a server; None for queries of this process.
+    """
+    lent = Lent(_Settings(reads_files and limits is None, None if limits is None else limits.memory_bytes))
+    try:
+        yield lent
+    finally:
+        lent.close()
+
+
+# By process and settings. Each operation on a deque is atomic, so no lock can be in use at a fork.
+_idle: defaultdict[tuple[int, _Settings], deque[Any]] = defaultdict(deque)
+
+
+def _take_idle(kind: tuple[int, _Settings]) -> Any:
+    try:
+        return _idle[kind].pop()
+    except IndexError:
+        return None

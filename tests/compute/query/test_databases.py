@@ -1,0 +1,112 @@
+"""The databases that queries borrow: used again when they are empty, and never when something remains in them."""
+
+import gc
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import persist
+from persist.blob.protocol import MemoryBlob
+from persist.compute.query import databases
+from persist.compute.query.databases import IDLE_MAX, QueryLimits, lend_database
+
+QUIET = persist.Settings(background=False)
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Iterator[persist.Client]:
+    """Yield a client of a collection, in a process without idle databases."""
+    databases._idle.clear()
+    with persist.open(MemoryBlob(), settings=QUIET) as opened:
+        opened.create_or_load("shop.t", key={"k": int}, value={"v": int}).write([((1, 10), 0, 1)], seal=1).result()
+        opened.create_or_load("t", key={"k": int}, value={"v": int}).write([((1, 20), 0, 1)], seal=1).result()
+        yield opened
+
+
+def idle() -> list[Any]:
+    return [database for kept in databases._idle.values() for database in kept]
+
+
+def test_a_dropped_answer_gives_its_database_and_its_snapshots_back(client: persist.Client) -> None:
+    answer: Any = client.sql("SELECT v FROM t")
+    assert answer.to_arrow()["v"].to_pylist() == [20]
+    dropped = weakref.ref(answer)
+    gc.disable()  # References alone must free it: nobody knows when Python collects.
+    try:
+        del answer
+        assert dropped() is None
+    finally:
+        gc.enable()
+    assert len(idle()) == 1
+
+
+def test_queries_one_after_another_use_one_database(client: persist.Client) -> None:
+    client.sql("SELECT v FROM t").to_arrow()
+    (first,) = idle()
+    for _ in range(3):
+        client.sql("SELECT k FROM t").to_arrow()
+        assert [database is first for database in idle()] == [True]
+
+
+def test_answers_that_are_open_at_a_time_have_databases_of_their_own(client: persist.Client) -> None:
+    answers = [client.sql(f"SELECT v + {n} AS v FROM t") for n in range(IDLE_MAX + 2)]
+    assert [answer.to_arrow()["v"].to_pylist() for answer in answers] == [[20 + n] for n in range(IDLE_MAX + 2)]
+    for answer in answers:
+        answer.close()
+        answer.close()
+    assert len(idle()) == IDLE_MAX
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["SELECT v FROM shop.t", "SELECT v FROM latest.shop.t", "SELECT table_name FROM information_schema.tables"],
+)
+def test_a_database_in_which_something_remains_is_not_used_again(client: persist.Client, query: str) -> None:
+    client.sql(query).to_arrow()
+    assert idle() == []
+
+
+def test_a_query_calls_the_function_that_is_registered_when_it_is_made(client: persist.Client) -> None:
+    for version in (1, 2):
+        client.create_function("pooled", lambda v, by=version: v * by, [int], int, version=version)
+        assert client.sql("SELECT pooled(v) AS v FROM t").to_arrow()["v"].to_pylist() == [20 * version]
+    assert idle() == []
+
+
+def test_a_query_sees_nothing_of_the_one_before_it(client: persist.Client) -> None:
+    client.sql("SELECT v FROM t").to_arrow()
+    with lend_database() as lent:
+        assert lent.connection.execute("SELECT count(*) FROM duckdb_views() WHERE NOT internal").fetchone() == (0,)
+
+
+def test_a_database_with_limits_is_lent_for_these_limits_alone(client: persist.Client) -> None:
+    for mebibytes in (32, 64, 32):
+        with lend_database(limits=QueryLimits(memory_bytes=mebibytes << 20)) as lent:
+            memory = lent.connection.execute("SELECT current_setting('memory_limit')").fetchone()
+            assert memory == (f"{mebibytes}.0 MiB",)
+            lent.is_empty = True
+    assert len(idle()) == 2
+
+
+@pytest.mark.filterwarnings(
+    "ignore:This process:DeprecationWarning"
+)  # From Python 3.12 on, of any fork beside threads.
+def test_a_forked_process_uses_no_database_of_its_parent(client: persist.Client) -> None:
+    client.sql("SELECT v FROM t").to_arrow()
+    taken = [database for (pid, _), kept in databases._idle.items() if pid == os.getpid() for database in kept]
+    assert len(taken) == 1
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            with lend_database() as lent:
+                os.write(writing, b"own" if lent._database not in taken else b"other")
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.read(reading, 10) == b"own"
+    assert os.waitpid(pid, 0)[1] == 0
+    os.close(reading)

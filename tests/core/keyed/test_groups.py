@@ -1,0 +1,262 @@
+"""Groups of columns with an order of their own: late, partial and deleting events, against a model of a few lines."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+
+import persist
+from persist import errors
+from persist.events import InsertIfAbsent
+from tests.support.tiers import examples
+
+NAMES = ("a", "b", "g_1", "c", "d", "g_2", "g_3")
+POLICIES: Any = st.sampled_from(["seal", "background"])
+
+
+@pytest.fixture
+def client() -> Iterator[persist.Client]:
+    with persist.open(persist.MemoryBlob()) as opened:
+        yield opened
+
+
+def grouped(client: persist.Client, names: tuple[str, ...], groups: dict[Any, list[str]]) -> persist.Collection:
+    return client.create_or_load(
+        "t", key={"k": int}, value=dict.fromkeys(names, int), keyed=persist.Keyed(groups=groups)
+    )
+
+
+def rows_of(collection: persist.Collection) -> list[Any]:
+    return sorted(collection.snapshot().rows())
+
+
+def test_each_group_of_whole_rows_has_its_own_order(client: persist.Client) -> None:
+    """The first example of Paimon's page on sequence groups."""
+    t = grouped(client, NAMES[:6], {"g_1": ["a", "b"], "g_2": ["c", "d"]})
+    t.upsert([(1, (1, 1, 1, 1, 1, 1))]).result()
+    t.upsert([(1, (2, 2, 2, 2, 2, None))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 1, 1, 1))], "g_2 is NULL: c and d stay"
+    t.upsert([(1, (3, 3, 1, 3, 3, 3))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 3, 3, 3))], "g_1 is smaller: a and b stay"
+
+
+def test_a_group_may_be_ordered_by_several_columns(client: persist.Client) -> None:
+    """The second example of Paimon's page on sequence groups."""
+    t = grouped(client, NAMES, {"g_1": ["a", "b"], ("g_2", "g_3"): ["c", "d"]})
+    t.upsert([(1, (1, 1, 1, 1, 1, 1, 1))]).result()
+    t.upsert([(1, (2, 2, 2, 2, 2, 1, None))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 1, 1, 1, 1))]
+    t.upsert([(1, (3, 3, 1, 3, 3, 3, 1))]).result()
+    assert rows_of(t) == [(1, (2, 2, 2, 3, 3, 3, 1))]
+
+
+def test_partial_rows_complete_each_other(client: persist.Client) -> None:
+    """The example of Paimon's page on partial updates; the columns that a row lacks are not in it."""
+    t = client.create_or_load("t", key={"k": int}, value={"price": float, "n": int, "text": str}, keyed=persist.Keyed())
+    for row in ({"price": 23.0, "n": 10}, {"text": "This is a book"}, {"price": 25.2}):
+        t.update([{"k": 1, **row}], missing="insert").result()
+    assert rows_of(t) == [(1, (25.2, 10, "This is a book"))]
+
+
+def test_a_declaration_is_checked_and_stored(client: persist.Client) -> None:
+    value = {"a": int, "b": str, "at": int, "gone": bool, "list": pa.list_(pa.int64())}
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"groups": {"at": ["none"]}}, "'none', which is not a value column"),
+        ({"groups": {"list": ["a"]}}, "only flat columns"),
+        ({"groups": {"at": ["a"], "b": ["a"]}}, "a column has one order"),
+        ({"groups": {"at": ["a"]}, "order_by": ["at"]}, "a column has one order"),
+        ({"groups": {"at": ["gone"]}, "tombstone": "gone"}, "a column has one order"),
+        ({"groups": {(): ["a"]}}, "without an ordering column"),
+        ({"groups": {"at": "a"}}, "is not a dict"),
+        ({"groups": ["at"]}, "is not a dict"),
+        ({"groups": {"at": ["a"]}, "machine": InsertIfAbsent()}, "groups= is for upserts"),
+    ]
+    for options, why in bad:
+        with pytest.raises(persist.InvalidUsage, match=why):
+            client.create_or_load("bad", key={"k": int}, value=value, keyed=persist.Keyed(**options))
+    never_null = pa.schema([pa.field("a", pa.int64(), nullable=False), pa.field("at", pa.int64())])
+    with pytest.raises(persist.InvalidUsage, match="not null by the schema"):
+        client.create_or_load("bad", key={"k": int}, value=never_null, keyed=persist.Keyed(groups={"at": ["a"]}))
+    keyed = persist.Keyed(groups={"at": ["a", "b"]})
+    t = client.create_or_load("t", key={"k": int}, value=value, keyed=keyed)
+    client.create_or_load("t", key={"k": int}, value=value, keyed=keyed)
+    with pytest.raises(errors.SchemaMismatch, match="groups is stored as"):
+        client.create_or_load("t", key={"k": int}, value=value, keyed=persist.Keyed(groups={"at": ["b", "a"]}))
+    for row in ({"k": 1, "a": 1, "at": 1}, {"k": 1, "at": 1}):
+        with pytest.raises(errors.SchemaMismatch, match="a row has some of the columns"):
+            t.update([row])
+    with pytest.raises(errors.InvalidUpdate, match=r"orders events by \['at'\] and has no tombstone column"):
+        t.upsert([(1, None)], time=0)
+
+
+def test_groups_follow_the_names_of_their_columns(client: persist.Client) -> None:
+    t = grouped(client, NAMES[:6], {"g_1": ["a", "b"], "g_2": ["c", "d"]})
+    t.upsert([(1, (1, 1, 5, 1, 1, 5))]).result()
+    t.upsert([(1, (2, 2, 6, 2, 2, 4))], time=t.upper.time + 1).result()  # type: ignore[operator]
+    t.evolve(rename={"g_1": "version", "a": "first"}, drop=["b"], add={"e": pa.int64()})
+    t = client.load("t")
+    t.update([{"k": 1, "first": 0, "version": 5}, {"k": 1, "c": 7, "d": 7, "g_2": 7}, {"k": 1, "e": 9}]).result()
+    t.update([{"k": 1, "first": 8, "version": 8}], time=t.upper.time + 5).result()  # type: ignore[operator]
+    assert t.snapshot().to_pylist() == [{"k": 1, "first": 8, "version": 8, "c": 7, "d": 7, "g_2": 7, "e": None}], (
+        "the later row had no e"
+    )
+    with pytest.raises(errors.SchemaMismatch, match="'version' is the order of a group"):
+        t.evolve(drop=["version"])
+
+
+KEYED: dict[str, Any] = {"order_by": ["ts"], "tombstone": "gone", "groups": {"p": ["a"], ("q", "r"): ["b", "c"]}}
+VALUE = {"x": int, "ts": int, "gone": bool, "p": int, "a": int, "q": int, "r": int, "b": str, "c": pa.list_(pa.int64())}
+FIRST, GROUPS = ("x", "ts", "gone"), {("p",): ("p", "a"), ("q", "r"): ("q", "r", "b", "c")}
+MARK = st.none() | st.integers(0, 3)
+PARTS = {
+    "p": st.fixed_dictionaries({"p": MARK, "a": st.none() | st.integers(0, 99)}),
+    "q": st.fixed_dictionaries(
+        {"q": MARK, "r": MARK, "b": st.sampled_from("xyz"), "c": st.none() | st.lists(st.integers(0, 2), max_size=2)}
+    ),
+}
+FIRST_PART = st.fixed_dictionaries({}, optional={"x": st.integers(0, 99), "ts": MARK})
+
+
+def merged(*rows: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for row in rows for name, value in row.items()}
+
+
+KEY = st.fixed_dictionaries({"k": st.integers(0, 1)})
+NOTHING = st.just(dict[str, Any]())
+WHOLE_FIRST = st.fixed_dictionaries(
+    {"x": st.integers(0, 99), "ts": st.integers(0, 3), "gone": st.sampled_from([False, False, True])}
+)
+WHOLE = st.builds(merged, KEY, WHOLE_FIRST, PARTS["p"], PARTS["q"])
+PARTIAL = st.builds(
+    merged,
+    KEY,
+    FIRST_PART | NOTHING | st.fixed_dictionaries({"ts": st.integers(0, 3), "gone": st.just(True)}),
+    PARTS["p"] | NOTHING,
+    PARTS["q"] | NOTHING,
+)
+
+
+def order_of(row: dict[str, Any], names: Any) -> tuple[Any, ...]:
+    return tuple((row[name] is not None, row[name] or 0) for name in names)
+
+
+def fold(rows: dict[int, dict[str, Any]], event: dict[str, Any], policy: str) -> None:
+    """Apply the next event to the rows by key; the policy of a whole event is "whole"."""
+    old, deletes = rows.get(event["k"]), bool(event.get("gone"))
+    if old is None and policy == "ignore" and not deletes:
+        return
+    row = dict.fromkeys(VALUE, None) if old is None else dict(old)
+    concerns = old is None or policy == "whole" or any(name in event for name in FIRST) or len(event) == 1
+    is_late = old is not None and "ts" in event and order_of(event, ["ts"]) < order_of(old, ["ts"])
+    ended = False
+    if concerns and not is_late:
+        if policy == "whole" or deletes or (old is not None and not old["gone"]):
+            row |= {name: event[name] for name in FIRST if name in event}
+            ended = deletes
+        elif policy == "insert":
+            row |= {"x": event.get("x"), "gone": False, "ts": event.get("ts", row["ts"])}
+    for order, names in GROUPS.items():
+        has = order[0] in event
+        if has and order_of(event, order) >= order_of(row, order):
+            row |= {name: None if deletes and name not in order else event[name] for name in names}
+        if ended and (not has or all(event[name] is None for name in order)):
+            row |= {name: None for name in names if name not in order}
+    rows[event["k"]] = row
+
+
+STEPS = st.lists(
+    st.tuples(st.just("events"), st.lists(st.tuples(WHOLE, st.integers(0, 3)), max_size=3), st.booleans())
+    | st.tuples(
+        st.just("update"),
+        st.lists(st.tuples(PARTIAL, st.integers(0, 2)), max_size=4),
+        st.sampled_from(["insert", "ignore"]),
+    )
+    | st.tuples(
+        st.just("together"),
+        st.lists(st.tuples(WHOLE | PARTIAL, st.just(0)), max_size=3),
+        st.sampled_from(["insert", "ignore"]),
+    ),
+    max_size=8,
+)
+
+
+class Model:
+    """All events in the order in which they count, resolved up to a time."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, dict[str, Any]] = {}
+        self._waiting: list[tuple[int, tuple[Any, ...], int, dict[str, Any], str]] = []
+        self._arrivals = itertools.count()
+        self.history: dict[int, list[Any]] = {}
+        self.upper = 0
+
+    def add(self, event: dict[str, Any], time: int, policy: str) -> None:
+        order = (True,) if "ts" not in event else (False, *order_of(event, ["ts"]))
+        self._waiting.append((time, order, next(self._arrivals), event, policy))
+
+    def seal(self, upper: int) -> None:
+        for time in range(self.upper, upper):
+            for _, _, _, event, policy in sorted(e for e in self._waiting if e[0] == time):
+                fold(self.rows, event, policy)
+            self.history[time] = self.live()
+        self._waiting = [event for event in self._waiting if event[0] >= upper]
+        self.upper = max(self.upper, upper)
+
+    def live(self) -> list[Any]:
+        live = [{"k": k, **row} for k, row in sorted(self.rows.items()) if not row["gone"]]
+        return [{**row, "gone": None} for row in live]
+
+
+def contents(collection: persist.Collection, as_of: int) -> list[Any]:
+    rows = collection.snapshot(as_of).to_pylist()
+    return [{**row, "gone": None} for row in sorted(rows, key=lambda row: row["k"])]
+
+
+@given(STEPS, POLICIES)
+@settings(max_examples=examples(150), deadline=None)
+def test_whole_and_partial_events_of_groups_are_what_the_model_says(steps: list[Any], resolve: Any) -> None:
+    keyed, model = persist.Keyed(**KEYED, resolve=resolve), Model()
+    blob = persist.MemoryBlob()
+    client = persist.open(blob)
+    orders = client.create_or_load("orders", key={"k": int}, value=VALUE, keyed=keyed)
+    for kind, rows, more in steps:
+        start = model.upper
+        if kind == "events":
+            for row, later in rows:
+                orders.upsert([{**row, "_time": start + later}]).result()
+                model.add(row, start + later, "whole")
+            if more:
+                orders.seal(start + 2).result()
+                model.seal(start + 2)
+        elif kind == "update" and rows:
+            orders.update([{**row, "_time": start + later} for row, later in rows], missing=more).result()
+            for row, later in rows:
+                model.add(row, start + later, more)
+            model.seal(start + max(later for _, later in rows) + 1)
+        elif kind == "together" and rows:  # The upserts of a block and its updates are events of one order of arrival.
+            with client.multi_write() as multi:
+                for row, _ in rows:
+                    is_whole = len(row) == len(VALUE) + 1
+                    if is_whole:
+                        multi.upsert(orders, [row], time=start)
+                    else:
+                        multi.update(orders, [row], time=start, missing=more)
+                    model.add(row, start, "whole" if is_whole else more)
+                    if not is_whole:
+                        break
+                multi.seal(orders, start + 1)
+            model.seal(start + 1)
+        if len(rows) == 2:  # Another client goes on.
+            client.close()
+            client = persist.open(blob)
+            orders = client.load("orders")
+            orders.compact()
+    orders.seal(model.upper + 4).result()
+    model.seal(model.upper + 4)
+    for time, expected in model.history.items():
+        assert contents(orders, time) == expected, f"at {time}"
+    client.close()
