@@ -133,20 +133,28 @@ class Names:
     def list_mentioned(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys of `list_named`, and of objects that only replaced entries of its pages refer to."""
         names = directory_blobs(self._blob, checkpoint, self._levels)
-        for entries, table in _layers(checkpoint_state(self._blob, checkpoint, self._levels).entries):
+        for entries, mentioned in self._layers(checkpoint_state(self._blob, checkpoint, self._levels).entries):
             names.update(_list_stored(dict(entries.in_memory())))
-            for pages in () if table is None else table.objects:
-                names.update(self._read_mentioned(table, pages)[0].split())
+            names.update(name for joined, _ in mentioned for name in joined.split())
         return names
 
     def list_clones(self, state: State) -> list[str]:
         """Return the ids of collections that may have parts in the folders of others."""
         ids: list[str] = []
-        for entries, table in _layers(state.entries):
+        for entries, mentioned in self._layers(state.entries):
             ids += (id_ for id_, entry in entries.in_memory() if entry.folders)
-            for pages in () if table is None else table.objects:
-                ids += self._read_mentioned(table, pages)[1]
+            ids += (id_ for _, clones in mentioned for id_ in clones)
         return ids
+
+    def _layers(
+        self, entries: FrozenMap[CollectionEntry]
+    ) -> Iterator[tuple[FrozenMap[CollectionEntry], list[tuple[str, tuple[str, ...]]]]]:
+        """Yield each map of entries in memory, the newest first, with what the pages below it mention."""
+        while (table := entries.below) is not None:
+            assert isinstance(table, Table), "only pages lie below entries"
+            yield entries, [self._read_mentioned(table, pages) for pages in table.objects]
+            entries = table.before
+        yield entries, []
 
     def _read_mentioned(self, table: Table[CollectionEntry], pages: Pages) -> tuple[str, tuple[str, ...]]:
         """Return what `KnownNames.mentioned` has of an object of pages. Cost: a GET, if it is new to this client."""
@@ -243,10 +251,13 @@ def find_sharers(state: State, clones: Iterable[str] | None = None) -> dict[str,
         clones: the ids of all clones, and maybe of others; None to read all entries.
     """
     shares: dict[str, list[CollectionEntry]] = {}
-    entries = (entry for _, entry in state.entries.each()) if clones is None else map(state.entries.get, {*clones})
-    for entry in entries:
-        for folder in () if entry is None else entry.folders:
-            shares.setdefault(folder, []).append(entry)
+    entries: Iterable[tuple[str, CollectionEntry | None]] = state.entries.each()
+    if clones is not None:
+        entries = ((id_, state.entries.get(id_)) for id_ in {*clones})
+    for _, entry in entries:
+        if entry is not None:
+            for folder in entry.folders:
+                shares.setdefault(folder, []).append(entry)
     return shares
 
 
@@ -299,19 +310,6 @@ def object_seqno(key: str) -> int | None:
     return next(
         (n for of in (directory_seqno, pages_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None
     )
-
-
-def _layers(
-    entries: FrozenMap[CollectionEntry],
-) -> Iterator[tuple[FrozenMap[CollectionEntry], Table[CollectionEntry] | None]]:
-    """Yield each map of entries in memory, the newest first, with the pages below it."""
-    while True:
-        table = entries.below
-        assert table is None or isinstance(table, Table), "only pages lie below entries"
-        yield entries, table
-        if table is None:
-            return
-        entries = table.before
 
 
 def _list_stored(entries: Mapping[str, CollectionEntry | None]) -> Iterator[str]:
