@@ -14,7 +14,7 @@ from tests.support.tuned import tuned
 
 COLLECTION = "rows"
 # Nothing but what is measured shall run.
-QUIET = persist.Settings(background=False)
+QUIET = tuned(background=False, runs_max=10**9)
 # What nobody reads goes at once, so that what is on disk is what is in use.
 FRUGAL = tuned(background=False, grace_s=0.0, orphan_grace_s=0.0, hold_linger_s=0.0)
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 import persist
 from benchmarks.harness import Row
+from benchmarks.ours import QUIET
 from benchmarks.workspace import Workspace
 from persist.blob.protocol import BlobEntry, MemoryBlob
 from persist.engine.follow.checkpoint import write_checkpoint
@@ -26,7 +27,6 @@ T = TypeVar("T")
 LATENCY_S = 0.02
 LOOK = "look"
 AGAIN = "again"
-QUIET = persist.Settings(background=False)
 
 
 @dataclass

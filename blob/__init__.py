@@ -27,15 +27,7 @@ from persist.blob.layers.retry import RetryBlob, RetryCount
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.lru import Cache, Kind
 from persist.blob.options import check_fields
-from persist.blob.protocol import (
-    LIST_PAGE_ENTRIES,
-    Blob,
-    BlobEntry,
-    MemoryBlob,
-    delete_all,
-    get_at_most,
-    is_remote,
-)
+from persist.blob.protocol import LIST_PAGE_ENTRIES, Blob, BlobEntry, MemoryBlob, delete_all, get_at_most, is_remote
 from persist.blob.served import (
     SERVED_DELETE_KEYS,
     SERVED_PUT_BYTES_MAX,

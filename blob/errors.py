@@ -34,6 +34,17 @@ class _Python:
 
 
 PYTHON = _Python()
+MESSAGE_CHARS_MAX = 10_000  # A message is for people and logs: what lists thousands of names is cut in the middle.
+NAMES_SHOWN_MAX = 20
+
+
+def _bounded(text: str) -> str:
+    """Return a text with its middle left out, if it is too long to read."""
+    excess = len(text) - MESSAGE_CHARS_MAX
+    if excess <= 0:
+        return text
+    head, tail = text[: MESSAGE_CHARS_MAX * 3 // 4], text[-MESSAGE_CHARS_MAX // 4 :]
+    return f"{head} … ({excess:,} characters are left out) … {tail}"
 
 
 class PersistError(Exception):
@@ -63,7 +74,7 @@ class PersistError(Exception):
 
     def word(self, face: Face) -> str:
         """Return the message and the remedy in the words of a face."""
-        return " ".join(filter(None, [self.describe(), _Words(self, face).format(self.remedy)]))
+        return " ".join(filter(None, [_bounded(self.describe()), _Words(self, face).format(self.remedy)]))
 
     def with_remedy(self, remedy: str) -> Self:
         """Return this error with a remedy."""
@@ -97,7 +108,8 @@ class _Words(Formatter):
             case [name, "option", *option]:
                 return self._face.name_option(name, "".join(option))
         if format_spec == "names":
-            return ", ".join(map(repr, value))
+            more = len(value) - NAMES_SHOWN_MAX
+            return ", ".join([*map(repr, value[:NAMES_SHOWN_MAX]), *([f"and {more:,} more"] if more > 0 else [])])
         return self._error.format_time(value) if format_spec == "time" else str(format(value, format_spec))
 
 

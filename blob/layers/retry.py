@@ -29,15 +29,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from persist.blob.errors import Indeterminate, PersistError, StoreFull, Throttled, Unavailable
-from persist.blob.protocol import (
-    LIST_PAGE_ENTRIES,
-    OPERATIONS,
-    Blob,
-    BlobEntry,
-    BlobLayer,
-    DeletePage,
-    get_at_most,
-)
+from persist.blob.protocol import LIST_PAGE_ENTRIES, OPERATIONS, Blob, BlobEntry, BlobLayer, DeletePage, get_at_most
 from persist.blob.threads import Backoff, Clock, SystemClock
 
 RETRY_S, THROTTLED_S = 60.0, 300.0  # How long a call is repeated; the second is the total for a throttled call.

@@ -453,14 +453,7 @@ def _link(source: str, target: str) -> None:
         os.link(source, target)
     except OSError as error:
         # Linux returns EPERM if links are not supported; missing rights are EACCES.
-        if error.errno in (
-            errno.ENOSYS,
-            errno.EMLINK,
-            errno.EPERM,
-            errno.EOPNOTSUPP,
-            errno.ENOTSUP,
-            errno.EXDEV,
-        ):
+        if error.errno in (errno.ENOSYS, errno.EMLINK, errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.EXDEV):
             raise _NoLinks(error.strerror) from error
         raise
 

@@ -120,6 +120,8 @@ class RowSorter:
 
     def _settle_ties(self, order: Rows, starts: Flags) -> None:
         """Finish, in place, an order by `_packed` alone."""
+        if starts.all():
+            return
         digits = list(self._digits)
         positions = np.flatnonzero(_tied(starts))
         if digits and 0 < positions.size <= FEW_TIED:

@@ -78,10 +78,10 @@ def _consolidate_rows(table: pa.Table, diffs: Diffs, sorter: RowSorter, rows: Ro
     order, starts = sorter.sort(rows)
     diffs = diffs[order]
     if not starts.all():
-        firsts = np.flatnonzero(starts)
+        (firsts,) = starts.nonzero()
         order, diffs = order[firsts], sum_runs(diffs, firsts)
     if not diffs.all():
-        nonzero = np.flatnonzero(diffs)
+        (nonzero,) = diffs.nonzero()
         order, diffs = order[nonzero], diffs[nonzero]
     return _take(table, order).set_column(table.num_columns - 1, table.field(DIFF), int64_array(diffs))
 

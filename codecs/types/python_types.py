@@ -69,13 +69,18 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     """
     pairs = _described(spec)
     if pairs is None:
-        alternatives = " or a dataclass" if side == "schema" else ", a dataclass, a Codec, or None for no column at all"
+        if side == "schema":
+            raise SchemaMismatch(
+                f"{spec!r:.80} has no columns with names: give a frame, a table, a list of dicts, a dict of names and "
+                "types, a schema of pyarrow, Polars or pandas, or a dataclass"
+            )
         raise SchemaMismatch(
-            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or "
-            f"pandas{alternatives}"
+            f"the {side} is {spec!r:.80}: give a dict of names and types, a schema of pyarrow, Polars or pandas, a "
+            "dataclass, a Codec, or None for no column at all"
         )
     if not pairs:
-        raise SchemaMismatch(f"the {side} has no fields: give at least one, or None for no column at all")
+        none = "" if side == "schema" else ", or None for no column at all"
+        raise SchemaMismatch(f"the {side} has no columns: give at least one{none}")
     return [_field(name, declared, f"{side} field {name!r:.80}") for name, declared in pairs]
 
 

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from pathlib import PurePath
 from types import GeneratorType
 from typing import Any
 
@@ -52,7 +53,8 @@ def opened(data: Any) -> Any:
 
     For an iterator, its first element is taken to find out, and then put back in front.
     """
-    if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, str, bytes)):
+    _refuse_path(data)
+    if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, bytes)):
         return data
     if isinstance(data, (list, tuple)):
         return _streamed(data) if data and _is_table(data[0]) else data
@@ -224,6 +226,7 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
     Raises:
         SchemaMismatch: it has no columns, or a type is missing.
     """
+    _refuse_path(data)
     if isinstance(data, (list, tuple)) or (isinstance(data, Mapping) and any(map(_is_column, data.values()))):
         table = as_table(data, None)
         data = data if table is None else table
@@ -271,6 +274,16 @@ def with_first(data: Any) -> tuple[Any, Any]:
             break
     columns = elements[-1] if elements and _is_table(elements[-1]) else elements
     return columns, itertools.chain(elements, data)
+
+
+def _refuse_path(data: Any) -> None:
+    """Raise InvalidUpdate if data is a text or a path: the rows of a file are read by other means."""
+    if isinstance(data, (str, PurePath)):
+        raise InvalidUpdate(
+            f"the rows are {cut(str(data))}, a {'path' if isinstance(data, PurePath) else 'text'}. Read a file first, "
+            "such as by pandas.read_csv() or pyarrow.parquet.read_table(), and give what that returns; or use the "
+            "command persist write, which takes files."
+        )
 
 
 def _claim(reader: pa.RecordBatchReader) -> None:

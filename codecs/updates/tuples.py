@@ -68,8 +68,8 @@ def from_tuples(
         for index, row in enumerate(rows):
             if problem := _shape_problem(row, schema):
                 raise InvalidUpdate(
-                    f"update {index} is {cut(row)}: {problem}. An update of this collection looks like "
-                    f"{_example(schema)}."
+                    f"update {index} is {cut(row)}: {problem}. A row of this collection looks like "
+                    f"{_example(schema)}, and an update like ({_example(schema)}, time, diff)."
                 ) from error
         raise
 
@@ -233,7 +233,7 @@ def _shape_problem(row: Any, schema: CollectionSchema) -> str | None:
 
 
 def _example(schema: CollectionSchema) -> str:
-    return f"(({_describe_fields(schema.key)}, {_describe_fields(schema.value)}), time, diff)"
+    return f"({_describe_fields(schema.key)}, {_describe_fields(schema.value)})"
 
 
 def _describe_fields(side: Side) -> str:

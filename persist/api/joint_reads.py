@@ -75,7 +75,7 @@ class ReadingTogether:
         collections: Mapping[Collection, int | Moment | None],
         *,
         contents: bool = False,
-        times: Times = "int",
+        times: Times | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> JointListen[Collection]:
         """Follow several collections together: each step shows all of them in one state of the location.

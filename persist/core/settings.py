@@ -45,7 +45,7 @@ class Tuning:
         keyframe_rows_min: and no fewer rows than this, so that small collections are not written anew all the time.
         merge_runs: how many runs of similar size become one.
         inline_bytes, inline_runs: at this many bytes or runs, small writes that live in the log become a part.
-        runs_max: at this many runs of one collection, its writers wait for a merge.
+        runs_max: at this many runs of one collection, its writers wait for a merge of small ones.
         compaction_interval_s: how often a client looks for work in the collections it uses; it looks for work in all
             others whenever it collects garbage.
         attempts_max: how often a request is tried, the first time included, throttled ones not counted.
@@ -62,7 +62,7 @@ class Tuning:
     merge_runs: Annotated[int, Meta(ge=2)] = 8
     inline_bytes: _Bytes = 256 << 10
     inline_runs: Annotated[int, Meta(ge=2)] = 64
-    runs_max: Annotated[int, Meta(ge=16)] = 2000
+    runs_max: Annotated[int, Meta(ge=16)] = 128
     compaction_interval_s: Annotated[float, Meta(ge=0.05)] = 30.0
     attempts_max: Annotated[int, Meta(ge=1)] = ATTEMPTS_MAX
     policy: Policy = field(default_factory=Policy)

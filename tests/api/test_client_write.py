@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
+from pathlib import Path
 from threading import Barrier
 from typing import Any
 
@@ -35,14 +36,52 @@ def test_a_write_creates_the_collection_with_the_columns_of_the_frame(client: pe
     assert orders.snapshot().to_pandas().to_dict("list") == FRAME.to_dict("list")
 
 
-def test_a_second_write_replaces_the_rows_of_its_keys_or_adds_to_them_without_a_key(client: persist.Client) -> None:
+def test_a_second_write_replaces_the_rows_of_its_keys_or_says_that_it_adds_to_them(client: persist.Client) -> None:
     for _ in range(2):
         client.write("orders", FRAME, key=["id"]).result()
     assert client["orders"].snapshot().count() == 2
-    client.write("orders", FRAME).result()
+    client.write("orders", FRAME, mode="append").result()
     assert client["orders"].snapshot().count() == 4
     client.write("orders", FRAME, key=["id"]).result()
     assert client["orders"].snapshot().count() == 2
+
+
+def test_a_write_that_names_no_key_neither_doubles_nor_replaces_rows_in_silence(client: persist.Client) -> None:
+    client.write("orders", FRAME, key=["id"], timeline=None, time=0, seal=1).result()
+    for rows in (FRAME, FRAME.to_dict("records"), iter(FRAME.to_dict("records"))):
+        with pytest.raises(persist.InvalidUsage, match=r"has the key \['id'\].*mode=\"upsert\" .* mode=\"append\" "):
+            client.write("orders", rows)
+    assert client["orders"].upper.time == 1
+    client.write("orders", FRAME.assign(_time=1, _diff=1), seal=2).result()  # Diffs say what becomes of the rows.
+    client.write("orders", FRAME, mode="upsert").result()
+    assert client["orders"].snapshot().count() == 2
+
+
+def test_a_write_that_names_no_key_follows_a_collection_without_a_key_and_a_keyed_one(client: persist.Client) -> None:
+    client.write("log", FRAME, key=[]).result()
+    client.create_or_load("keyed", like=FRAME, key=["id"], keyed=persist.Keyed())
+    for _ in range(2):
+        client.write("log", FRAME).result()
+        client.write("keyed", FRAME).result()
+    assert [client[name].snapshot().count() for name in ("log", "keyed")] == [6, 2]
+
+
+@pytest.mark.parametrize("rows", ["day.csv", Path("day.csv")])
+def test_a_path_is_called_one_with_what_reads_it(client: persist.Client, rows: Any) -> None:
+    orders = client.create_or_load("orders", like=FRAME, key=["id"])
+    calls: list[Callable[[], Any]] = [
+        lambda: client.write("new", rows, key=["id"]),
+        lambda: client.create_or_load("new", like=rows, key=["id"]),
+        *(lambda mode=mode: client.write("orders", rows, mode=mode) for mode in ("append", "upsert", "overwrite")),
+        *(
+            lambda name=name: getattr(orders, name)(rows).result()
+            for name in ("write", "upsert", "overwrite", "update")
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(persist.InvalidUsage, match=r"the rows are 'day\.csv', a (text|path)\. .*read_csv\(\)"):
+            call()
+    assert (client.collections(), orders.upper.time) == (["orders"], 0)
 
 
 @pytest.mark.parametrize(("mode", "rows"), [("upsert", [2, 2]), ("append", [2, 4]), ("overwrite", [2, 1])])
@@ -106,7 +145,7 @@ def test_a_column_deleted_is_refused_by_new_and_existing_collections(client: per
     client.create_or_load("keyed", key={"k": int}, value={"v": str}, keyed=persist.Keyed())
     for name in ("new", "there", "keyed"):
         for given in (rows, rows.to_reader(), rows.to_pylist(), iter(rows.to_batches())):
-            with pytest.raises(persist.errors.SchemaMismatch, match=r"'_deleted'.*never delete.*upsert\(\)"):
+            with pytest.raises(persist.errors.SchemaMismatch, match=r"events, as debezium\(\).*'_deleted'.*upsert\(\)"):
                 client.write(name, given, key=["k"], mode=mode)
     later = iter([{"k": 1, "v": "a"}, {"k": 2, "v": "b", "_deleted": True}])
     with pytest.raises(persist.InvalidUsage, match="_deleted"):
@@ -178,7 +217,7 @@ def test_the_mode_update_changes_columns_of_a_collection_that_exists(
         ([{"k": 1, "n": 5}], {"key": ["n"]}, "is not the key"),
         ([{"k": 1, "n": 5}], {"seal": 9}, "is given to an update"),
         ([{"k": 1, "n": 5}], {"diff": 1}, "these have diffs"),
-        ([{"k": 1, "n": 5, "_deleted": True}], {}, "never delete"),
+        ([{"k": 1, "n": 5, "_deleted": True}], {}, "deletes nothing"),
     ]
     for rows, options, why in bad:
         with pytest.raises(persist.InvalidUsage, match=why):
@@ -265,8 +304,10 @@ def test_a_collection_without_a_key_has_to_be_asked_for(client: persist.Client) 
 
 def test_what_has_no_names_makes_no_collection(client: persist.Client) -> None:
     wrong: Any
+    with pytest.raises(persist.InvalidUsage, match=r"key='id' is one text: .* key=\['id'\]"):
+        client.write("orders", FRAME, key="id")
     for wrong in ([(1, 2.0)], [], iter([]), 7, None):
-        with pytest.raises(persist.InvalidUsage, match="give a"):
+        with pytest.raises(persist.InvalidUsage, match=r"has no columns with names: give a frame|give a dict"):
             client.write("orders", wrong, key=["id"])
     assert client.collections() == []
 
@@ -300,7 +341,7 @@ def test_what_is_there_keeps_its_key_and_its_timeline(client: persist.Client) ->
     with pytest.raises(persist.errors.SchemaMismatch, match=r"key=\['status'\] is not the key .* which is \['id'\]"):
         client.write("orders", FRAME, key=["status"])
     with pytest.raises(persist.InvalidUsage, match=r"timeline='s' is not that .* which is 'ms'"):
-        client.write("orders", FRAME, timeline="s")
+        client.write("orders", FRAME, timeline="s", mode="append")
     assert client["orders"].snapshot().count() == 2
 
 
@@ -309,9 +350,9 @@ def test_a_frame_with_other_columns_is_refused_by_their_names(client: persist.Cl
     for rows in (FRAME.assign(note="x"), FRAME.drop(columns="status"), FRAME.assign(amount="much")):
         named = next(iter({*FRAME.columns} ^ {*rows.columns}), "amount")
         with pytest.raises(persist.errors.SchemaMismatch, match=rf"'{named}'.*evolve\("):
-            client.write("orders", rows)
+            client.write("orders", rows, mode="append")
     client["orders"].evolve(add={"note": str})
-    client.write("orders", FRAME.assign(note="x")).result()
+    client.write("orders", FRAME.assign(note="x"), mode="append").result()
     assert client["orders"].snapshot().count() == 4
 
 
@@ -320,7 +361,7 @@ def test_a_frame_without_rows_makes_a_collection_that_can_be_read(client: persis
     orders = client["orders"]
     assert [str(kind) for kind in orders.schema.arrow.types[:3]] == ["int64", "string", "double"]
     assert orders.snapshot().count() == 0
-    client.write("orders", FRAME).result()
+    client.write("orders", FRAME, key=["id"]).result()
     assert orders.snapshot().count() == 2
 
 
@@ -435,8 +476,8 @@ def test_a_first_write_without_rows_keeps_its_token_its_message_and_its_seal(cli
     empty = pa.table({"id": pa.array([], pa.int64())})
     client.write("orders", empty, key=["id"], token="load 7", message="no orders yet").result()
     with pytest.raises(persist.errors.TokenReused):
-        client.write("orders", pa.table({"id": [1]}), token="load 7").result()
-    client.write("orders", empty, token="load 7", message="no orders yet").result()
+        client.write("orders", pa.table({"id": [1]}), key=["id"], token="load 7").result()
+    client.write("orders", empty, key=["id"], token="load 7", message="no orders yet").result()
     assert [row["message"] for row in client.history().to_pylist() if row["message"]] == ["no orders yet"]
     assert client["orders"].snapshot().count() == 0
     client.write("sealed", empty, key=["id"], timeline=None, seal=7).result()

@@ -152,7 +152,7 @@ def test_a_time_is_of_changed_rows_alone(client: persist.Client) -> None:
 
 
 def test_a_reader_defines_nothing(client: persist.Client, tmp_path: Path) -> None:
-    client.write("orders", pa.table({"id": [3], "status": ["a"], "n": pa.array([1], "int32")})).result()
+    client.write("orders", pa.table({"id": [3], "status": ["a"], "n": pa.array([1], "int32")}), mode="append").result()
     with persist.open(client.engine.storage.blob, mode="read", settings=QUIET) as reader:
         with pytest.raises(persist.errors.ReadOnly):
             reader.sql("DROP TABLE orders")

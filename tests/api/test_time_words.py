@@ -159,9 +159,9 @@ def test_a_command_writes_at_the_time_of_a_word(tmp_path: Any, capsys: pytest.Ca
     assert main(["write", shop, "orders", str(file), "--key", "id", "--time", "yesterday"]) == 0
     with persist.open(shop, mode="read") as client:
         assert client["orders"].upper.time % 86_400_000 == 1  # type: ignore[operator]
-    assert main(["write", shop, "orders", str(file), "--time-column", "today"]) == 2
+    assert main(["write", shop, "orders", str(file), "--time-column", "today", "--mode", "append"]) == 2
     assert "rename the column" in capsys.readouterr().err
-    assert main(["write", shop, "orders", str(file), "--time", "soon"]) == 2
+    assert main(["write", shop, "orders", str(file), "--time", "soon", "--mode", "append"]) == 2
     assert (
         """'soon' is not a time: give a number, or, where times are moments, "now", "yesterday","""
         in capsys.readouterr().err

@@ -182,9 +182,14 @@ def test_times_come_back_as_timestamps(client: persist.Client, unit: str) -> Non
     assert changes.to_arrow().schema == changes.schema
     assert changes.to_arrow()["_time"].to_pylist() == [NOON]
     assert line.changes(0, times="int").schema.field("_time").type == pa.int64()
-    with line.listen(times="timestamp") as listen, line.subscribe(times="timestamp") as subscription:
-        for following in (listen, subscription):
-            assert next(following).updates.schema.field("_time").type == kind
+    for times, expected in ((None, kind), ("timestamp", kind), ("int", pa.int64())):
+        forms: Any = {"times": times}
+        begun = (line.listen(**forms), line.subscribe(**forms), line.follow(f"by {times}", **forms))
+        with client.follow({line: None}, **forms) as together:
+            tables = [next(together)[line].updates, *(next(following).updates for following in begun)]
+        assert [table.schema.field("_time").type for table in tables] == [expected] * 4
+        for following in begun:
+            following.close()
     # What came out goes in again.
     line.drop().result()
     again = client.create_or_load("again", key={"k": pa.int64()}, timeline=unit)

@@ -140,7 +140,7 @@ def test_the_command_line_takes_now_and_asks_for_times_far_ahead(
     place, file = str(tmp_path / "data"), tmp_path / "rows.csv"
     file.write_text("k,v\n1,a\n")
     assert main(["create", place, "c", "--key", "k:int64", "--value", "v:string", "--timeline", "ms"]) == 0
-    assert main(["write", place, "c", str(file), "--time", "now"]) == 0
+    assert main(["write", place, "c", str(file), "--time", "now", "--mode", "append"]) == 0
     assert main(["seal", place, "c", "2199-01-01"]) == 2
     refused = capsys.readouterr().err
     assert "more than a day ahead" in refused

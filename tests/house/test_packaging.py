@@ -193,7 +193,7 @@ def test_a_wheel_in_a_clean_environment_needs_only_what_it_says(wheel: Path, tmp
         assert persist.__file__.startswith({str(site)!r}), persist.__file__
         open("rows.csv", "w").write("id,name\\n1,a\\n2,b\\n")
         assert main(["create", "here", "c", "--key", "id:int64", "--value", "name:string"]) == 0
-        assert main(["write", "here", "c", "rows.csv", "--time", "1", "--seal", "2"]) == 0
+        assert main(["write", "here", "c", "rows.csv", "--time", "1", "--seal", "2", "--mode", "append"]) == 0
         assert main(["read", "here", "c", "--json"]) == 0
         assert main(["fsck", "here"]) == 0
         for command, package in ((["sql", "here", "FROM c"], "duckdb"), (["ui", "here"], None)):

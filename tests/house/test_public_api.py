@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+import textwrap
+from typing import Any
 
 import pytest
 
@@ -73,6 +75,13 @@ print(*{TOP})
 def test_a_public_name_is_not_hidden_by_a_room_of_the_same_name(first: str) -> None:
     code = f"import {first}, persist; assert callable(persist.fsck) and callable(persist.ingest)"
     run(code)
+
+
+def test_the_guide_that_help_of_persist_begins_with_runs() -> None:
+    guide = textwrap.dedent(str(persist.__doc__).split("::\n\n")[1].split("\n\nEach write")[0])
+    names: dict[str, Any] = {}
+    exec(guide.replace("client.close()", "rows = orders.to_pylist()\nclient.close()"), names)
+    assert names["rows"] == [{"id": 1, "status": "paid"}]
 
 
 def test_a_star_import_and_dir_show_the_public_names() -> None:

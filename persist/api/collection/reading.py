@@ -225,7 +225,7 @@ class ReadingCalls(CollectionBase):
             columns=columns,
             where=where,
             form=form,
-            times=times or ("int" if self.timeline is None else "timestamp"),
+            times=times,
             schema=schema,
             timeout_s=timeout_s,
         )
@@ -266,7 +266,7 @@ class ReadingCalls(CollectionBase):
         """Return the changes with `start <= time < until` as events: iterate over `(key, value or None, time)`.
 
         Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
-        Tombstones are events, too, which delete; as Arrow, they have all their columns, with the watermark. Bounds and
+        Tombstones are events, too, which delete; as Arrow, they have all their columns. Bounds and
         schema are as for `changes`.
 
         Raises:
@@ -274,7 +274,7 @@ class ReadingCalls(CollectionBase):
         """
         return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
 
-    def listen(self, as_of: int | Moment | None = None, *, times: Times = "int") -> Listen:
+    def listen(self, as_of: int | Moment | None = None, *, times: Times | None = None) -> Listen:
         """Follow the updates after as_of, with progress; since waits for how far that has come.
 
         Memory: `Settings.memory_budget`. So a backlog comes in several steps, and a large time in parts; see
@@ -290,7 +290,7 @@ class ReadingCalls(CollectionBase):
         return begun_listen(self.handle.newest(), as_of, self.handle.moments(times))
 
     def subscribe(
-        self, as_of: int | Moment | None = None, *, times: Times = "int", timeout_s: float | None = READ_TIMEOUT_S
+        self, as_of: int | Moment | None = None, *, times: Times | None = None, timeout_s: float | None = READ_TIMEOUT_S
     ) -> Listen:
         """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
 
@@ -310,7 +310,7 @@ class ReadingCalls(CollectionBase):
         """
         return begun_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
 
-    def follow(self, name: str, *, times: Times = "int") -> Following:
+    def follow(self, name: str, *, times: Times | None = None) -> Following:
         """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
 
         How far the consumer has come is the permanent hold of that name; see `persist.api.follow`. Where there is none

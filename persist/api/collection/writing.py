@@ -108,9 +108,9 @@ class KeyedCalls(CollectionBase):
 
     @property
     def late_bound(self) -> Any:
-        """The watermark below which events of a keyed collection are late, None if none are. Cost: one GET.
+        """The `order_by` value below which events are late; None if none are. Cost: one GET.
 
-        It is also None if it is below the range of the type of watermarks, or of Python's type.
+        It is also None if it is below the range of the type of that column, or of Python's type.
         """
         form, bound = keyed_form(self.handle), self.handle.contents().late_bound
         if bound is None:
@@ -118,20 +118,20 @@ class KeyedCalls(CollectionBase):
         try:
             return scalar_from_json(bound, late_column(form, self.schema)).as_py()
         except (ValueError, OverflowError):
-            return None  # It is a distance behind a watermark, which may be among the least.
+            return None  # It is a distance behind a value, which may be among the least.
 
     def advance_late_bound(self, bound: Any) -> CommitFuture:
-        """Let events with a watermark below bound be late from now on; where it is farther already, it stays there.
+        """Let events below a value of `order_by` be late from now on. The bound never goes back.
 
         Raises:
             NotKeyed: the collection is none.
-            InvalidUsage: its events have no watermark that is an integer or a time, or bound is none.
+            InvalidUsage: the first column of order_by holds neither integers nor times, or bound is not one of them.
         """
         form = keyed_form(self.handle)
         if not form.order_by or not is_counted(late_column(form, self.schema)):
             raise InvalidUsage(
-                f"late bound {bound!r}: the events of {self.name!r} have no watermark that is an integer or a time. It "
-                "is the first column of order_by."
+                f"late bound {bound!r}: the first column of order_by holds integers or times, and the events of "
+                f"{self.name!r} are ordered by {[*form.order_by]}."
             )
         step = kinds.AdvanceLateBound(self.id, watermark_to_int(bound, late_column(form, self.schema)))
         return self.handle.submit("advance_late_bound", [step])
@@ -216,8 +216,8 @@ class WritingCalls(KeyedCalls):
         """Change columns of the rows of keys, at a time, which is sealed with it; other columns stay as they are.
 
         One look-up finds the rows, and one commit changes them. If the collection is keyed, events that wait at times
-        up to that one are resolved first. A row then counts like an event: one whose watermark, the columns of
-        `order_by`, is below that of the row that stands changes nothing; a row that lacks these columns always counts.
+        up to that one are resolved first. A row then counts like an event: if its values of `order_by` are below those
+        of the present row, it changes nothing; a row that lacks these columns always counts.
 
         Args:
             rows: dicts, of which each may have other columns; or a frame, anything Arrow, or a stream of these, without
@@ -256,7 +256,7 @@ class WritingCalls(KeyedCalls):
 
         The difference to what is there is written and sealed: records that are there already are not touched. If the
         collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
-        whatever their watermarks are. Cost and memory: see `persist.engine.collection.plain_rows`.
+        whatever their values of `order_by` are. Cost and memory: see `persist.engine.collection.plain_rows`.
 
         Args:
             rows: plain rows, as for `write`.

@@ -383,14 +383,7 @@ class Queries:
     ) -> QueryResult:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
         check_reads(sql)
-        return QueryResult(
-            self._engine,
-            sql,
-            as_of,
-            limits=self._limits,
-            parameters=parameters,
-            times=times,
-        )
+        return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.

@@ -157,14 +157,19 @@ def execute(
                     add_table(connection, path, table, statement.table, handle, stack)
                 for name, frame in frames.items():
                     register(connection, (name,), frame)
-                add_functions(connection, sql)
+                adds_functions = add_functions(connection, sql)
                 connection.extract_statements(sql)  # Which is SQL, before its parts are looked at.
                 reads_itself = is_read(sql, statement.table) or TableAt(handle.name) in others.values()
                 before = load_rows(connection, sql, statement, handle, note_failures(read, failed), reads_itself)
                 check_each_row_once(connection, statement, handle)
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
-                return Rewrite(before, read_table(connection, statement.table, handle)) if count else None
+                changed = Rewrite(before, read_table(connection, statement.table, handle)) if count else None
+                if not adds_functions and {*map(len, (statement.table, *others))} == {1}:
+                    for name in (statement.table[0], _NEW_ROWS):
+                        connection.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
+                    lent.is_empty = True
+                return changed
             except duckdb.Error as error:
                 if failed:
                     raise failed[0] from error

@@ -19,6 +19,7 @@ from persist.compute.sql.redefine import load_dependents, steps_to_describe
 from persist.compute.sql.view import LiveView, ViewsTogether, live_view
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
+from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import OnEngine, loaded, to_engine
@@ -69,8 +70,8 @@ class ViewsPlan:
         """Make it so, in one commit; return its seqno, None if there is nothing to do.
 
         Raises:
-            CollectionExists, CollectionNotFound, CollectionNeeded: another client changed one of the views. Then
-                nothing was done: plan again.
+            CollectionExists, CollectionNotFound, CollectionNeeded, Superseded: another client changed one of the
+                views, or the indexes of one. Then nothing was done: plan again.
         """
         if self.is_empty:
             return None
@@ -118,6 +119,7 @@ class _Planner:
         self._check_readers()
         gone = {name: view.handle.contents() for name, view in self._gone.items()}
         steps, names = steps_to_drop(self._engine, [*gone.values()])
+        steps = [*(ExpectDerived(view.id, derived_holds(view)) for view in gone.values()), *steps]
         for draft in self._drafts:
             old = gone.get(draft.readable.name)
             steps += [*draft.steps, *([] if old is None else steps_to_describe(old, draft))]

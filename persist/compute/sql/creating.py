@@ -7,13 +7,14 @@ from typing import Any
 from persist.compute.sql.compile import parse_key
 from persist.compute.sql.definition import Start, parse_start
 from persist.compute.sql.draft import Catalog, drafted
-from persist.compute.sql.graph import estimate_sizes
+from persist.compute.sql.graph import estimate_sizes, load_definition
 from persist.compute.sql.reasons import UnboundedState, unbounded
 from persist.compute.sql.view import LiveView, live_view
 from persist.core.errors import AsOfCompacted, CollectionExists, InvalidUsage
 from persist.core.names import check_free_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
+from persist.engine.location.opening import loaded
 from persist.engine.write.retrying import commit_with_retry
 
 
@@ -52,6 +53,8 @@ def load_or_create_view(
 def _existing(
     engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
 ) -> LiveView:
+    if load_definition(loaded(engine, name)) is None:
+        raise InvalidUsage(f"there is a collection {name!r} that is not a view: choose another name for the view")
     live = live_view(engine, name, options)
     if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != parse_key(key)):
         raise InvalidUsage(

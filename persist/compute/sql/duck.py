@@ -16,15 +16,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from persist.codecs.types.sql_names import sql_name
-from persist.compute.query import (
-    Path,
-    add_functions,
-    check_lengths,
-    is_time_window,
-    quoted,
-    walk_parts,
-    windowed_table,
-)
+from persist.compute.query import Path, add_functions, check_lengths, is_time_window, quoted, walk_parts, windowed_table
 from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
 from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
 from persist.core.errors import InvalidUsage

@@ -31,14 +31,7 @@ from persist.codecs.evolution import evolved
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
-from persist.compute.sql.draft import (
-    Catalog,
-    Draft,
-    column_ids,
-    drafted,
-    has_groups,
-    list_reads,
-)
+from persist.compute.sql.draft import Catalog, Draft, column_ids, drafted, has_groups, list_reads
 from persist.compute.sql.graph import list_columns_read, load_definition
 from persist.compute.sql.types import to_arrow
 from persist.core.antichain import END

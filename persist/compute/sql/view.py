@@ -14,7 +14,7 @@ from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
 from persist.compute.sql.definition import Definition, InputBehind, Start, behind
-from persist.compute.sql.draft import Catalog, drafted, has_groups
+from persist.compute.sql.draft import Catalog, Draft, drafted, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
 from persist.compute.sql.reasons import reasons
 from persist.compute.sql.redefine import load_dependents, redefinition, steps_to_describe
@@ -37,6 +37,7 @@ from persist.core.errors import (
     ViewRedefined,
 )
 from persist.core.progress import limited
+from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.core.state_rules.contents import definition_number
 from persist.engine.collection.failures import failures_told
 from persist.engine.location.arrangements import steps_to_drop
@@ -236,6 +237,23 @@ class LiveView:
 
     def _begin_anew(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
+
+        def plan() -> Draft:
+            self.engine.follower.refresh()
+            return self._submit_anew(sql, start)
+
+        draft = commit_with_retry(plan, action="redefine", clock=self.engine.clock, conflicts=(Superseded,))
+        with self._lock:
+            self.close()
+            self.definition = draft.definition
+            self.handle = CollectionHandle(self.engine, draft.readable.id, self.handle.name, draft.readable.schema)
+
+    def _submit_anew(self, sql: str, start: Start) -> Draft:
+        """Commit the view anew, in place of the old one; return what it is.
+
+        Raises:
+            Superseded: another client has made an index of the old view meanwhile, or dropped one.
+        """
         view = self.handle
         readers = [reader.name for reader in load_dependents(self.engine, view)]
         if readers:
@@ -249,12 +267,10 @@ class LiveView:
         draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         contents = view.contents()
         drops, names = steps_to_drop(self.engine, [contents])
-        steps = (*drops, *draft.steps, *steps_to_describe(contents, draft))
+        expected = ExpectDerived(view.id, derived_holds(contents))
+        steps = (expected, *drops, *draft.steps, *steps_to_describe(contents, draft))
         self.engine.submit("redefine", steps, names | {**draft.names}).result()
-        with self._lock:
-            self.close()
-            self.definition = draft.definition
-            self.handle = CollectionHandle(self.engine, draft.readable.id, view.name, draft.readable.schema)
+        return draft
 
     def _refresh_all(self) -> None:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""

@@ -193,11 +193,7 @@ def build_handle(work: KeyedWork, engine: Engine) -> CollectionHandle:
 
 
 def commit_events(
-    engine: Engine,
-    work: KeyedWork,
-    rows: pa.Table,
-    more: tuple[Step, ...] = (),
-    late_to: str | None = None,
+    engine: Engine, work: KeyedWork, rows: pa.Table, more: tuple[Step, ...] = (), late_to: str | None = None
 ) -> pa.Table | None:
     """Add events that are here, and seal, as one commit; more is committed with it.
 

@@ -25,13 +25,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.part.stream import RunStream
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import END, Antichain, to_antichain
-from persist.core.errors import (
-    FrontierRegression,
-    InvalidUsage,
-    PersistError,
-    UpdateNotBeyondUpper,
-    UpdatesBeyondUpper,
-)
+from persist.core.errors import FrontierRegression, InvalidUsage, PersistError, UpdateNotBeyondUpper, UpdatesBeyondUpper
 from persist.core.log.fields import KeyedForm
 from persist.core.settings import Settings, open_storage
 from persist.core.state_rules.collection_rules import Condition

@@ -87,7 +87,7 @@ def egress(
             stack.enter_context(client)
         if not writing.collections or len({*writing.collections}) < len(writing.collections):
             raise InvalidUsage(f'collections={[*writing.collections]} must name what to send: collections = ["orders"]')
-        feeds = [Feed(client.load(name), writing.hold, writing.rows, writing.name) for name in writing.collections]
+        feeds = [Feed(client.load(name), writing.hold, writing.name) for name in writing.collections]
         for feed in feeds:
             stack.callback(feed.close)
         if drop:

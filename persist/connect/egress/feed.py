@@ -34,7 +34,7 @@ from persist.codecs.part.key_range import KeyRange
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.tasks.stream_hold import StreamHold
 from persist.compute.tasks.stream_source import BatchEnds, BatchLimits
-from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Rows, Standing
+from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Standing
 from persist.core.antichain import END, to_time
 from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, last_sealed
@@ -162,7 +162,7 @@ class Feed:
         seen: up to which time it is known that nothing more has to be sent.
     """
 
-    def __init__(self, collection: Collection, hold: str, rows: Rows | None, sink: str) -> None:
+    def __init__(self, collection: Collection, hold: str, sink: str) -> None:
         """Make a feed; hold and sink are the names of its hold and its sink."""
         self._handle = collection.handle
         self._name = hold
@@ -170,12 +170,7 @@ class Feed:
         self._hold = StreamHold(self._handle, ANEW)
         self._reading: ClaimedRead | None = None
         self._ends = BatchEnds()
-        schema = self._handle.reading_schema()
-        if rows == "keys" and not schema.key_names:
-            raise InvalidUsage(
-                f'the collection {collection.name!r} has no key, so it cannot be sent with rows = "keys"'
-            )
-        self.leaving = Leaving(self._handle.id, collection.name, rows or ("keys" if schema.key_names else "multiset"))
+        self.leaving = Leaving(self._handle.id, collection.name, bool(self._handle.reading_schema().key_names))
         self.reached: Reached | None = None
         self.seen = 0
         self._promised: Reached | None = None
@@ -185,11 +180,6 @@ class Feed:
     def handle(self) -> CollectionHandle:
         """The collection."""
         return self._handle
-
-    @property
-    def is_keyed(self) -> bool:
-        """Whether it is sent by key."""
-        return self.leaving.rows == "keys"
 
     def resume(self, standing: Standing | None) -> None:
         """Go on where the target is.
@@ -346,7 +336,7 @@ class Feed:
         earlier = self._handle.load_schema(contents, at.schema)
         scan = changes_scan(contents, newest, lower, upper, None)
         scan.check_columns()
-        pairs = Transitions.of_columns(newest, None) if self.is_keyed else None
+        pairs = Transitions.of_columns(newest, None) if self.leaving.is_keyed else None
         after = replace(at, upper=end, schema=newest.version)
         return Piece(self.leaving, at, after, newest, earlier, Changes(scan, reading, None, pairs).to_batches())
 
@@ -404,7 +394,7 @@ class Feed:
         return at.upper, contents.upper
 
     def _rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
-        form: Form = "rows" if self.is_keyed else "diff"
+        form: Form = "rows" if self.leaving.is_keyed else "diff"
         with reading.explained():
             for table in read_snapshot(scan, form, reading()):
                 yield from table.to_batches()

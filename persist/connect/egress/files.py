@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from persist.blob.protocol import Blob
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.objects import find_unwritable, to_dicts
-from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, sink_name
 from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 from persist.core.rendering import without_secrets
 from persist.core.settings import open_storage
@@ -52,8 +52,6 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         sink: a folder or the URL of a prefix, as a location may have it: s3://bucket/changes.
         collections: that are sent, each to a folder of its own.
         format: of the files: parquet, csv or json (lines).
-        rows: "keys" for the new row of each key with its change, "multiset" for updates with `_diff`. The default is
-            "keys" if the collection has a key.
         name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
         batch_rows: how many updates become one step, at most, if they are of several times.
         file_bytes: how large a file of changes is, about: a step that has more becomes several files.
@@ -64,7 +62,6 @@ class FilesConfig(msgspec.Struct, kw_only=True):
     sink: str
     collections: list[str]
     format: Literal["parquet", "csv", "json"] = "parquet"
-    rows: Rows | None = None
     name: str | None = None
     batch_rows: int = 1_000_000
     file_bytes: int = 64 << 20
@@ -96,7 +93,6 @@ class FilesSink:
         where = self.name if "://" in config.sink else os.path.abspath(config.sink)
         self.hold = config.name or sink_name("files", where)
         self.collections = config.collections
-        self.rows = config.rows
         self.batch_rows = config.batch_rows
         for option in ("batch_rows", "file_bytes"):
             if (value := getattr(config, option)) < 1:
@@ -332,7 +328,7 @@ def _digits(time: int | None) -> str:
 def _rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
     """Return the columns of the file: those in the collection, `_time`, and `_change` or `_diff`."""
     assert piece.before is not None
-    sign = "_change" if piece.leaving.rows == "keys" else "_diff"
+    sign = "_change" if piece.leaving.is_keyed else "_diff"
     columns = {name: batch.column(name) for name in piece.schema.names}
     if "_time" in batch.schema.names:
         columns |= {"_time": batch.column("_time"), sign: batch.column(sign)}

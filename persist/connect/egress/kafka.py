@@ -21,7 +21,7 @@ import msgspec
 import pyarrow as pa
 
 from persist.connect.egress.files import Nan, json_lines
-from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, sink_name
 from persist.connect.ingest.kafka.config import parse_brokers
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.engine.read.results.result import required
@@ -46,7 +46,6 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
         topics: the topic of a collection, by its name; else it is named like the collection, after the prefix.
         prefix: what the names of topics begin with, but of those in `topics`.
         format: json for rows, and nothing for a key that is deleted; debezium for an envelope with old and new row.
-        rows: "keys" for messages by key, "multiset" for updates with `_diff`; else what a collection has.
         positions: the topic with the position of each collection.
         name: of the hold, the positions and the transactions; derived from the URL by default. Two sinks of a location
             need two names.
@@ -61,7 +60,6 @@ class KafkaSinkConfig(msgspec.Struct, kw_only=True):
     topics: dict[str, str] = {}
     prefix: str = ""
     format: Literal["json", "debezium"] = "json"
-    rows: Rows | None = None
     positions: str = "persist-positions"
     name: str | None = None
     batch_rows: int = 100_000
@@ -80,12 +78,9 @@ class KafkaSink:
         self.name = self._brokers.name
         self.hold = config.name or sink_name("kafka", self.name, config.prefix)
         self.collections = config.collections
-        self.rows = config.rows
         self.batch_rows = config.batch_rows
         if topic:
             raise InvalidUsage(f'{self.name}: name topics by topics = {{ "orders" = "{topic}" }}, and not in the URL')
-        if config.format == "debezium" and config.rows == "multiset":
-            raise InvalidUsage('format = "debezium" has changes by key: leave out rows = "multiset"')
         if config.batch_rows < 1:
             raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
         if unknown := {*config.topics} - {*config.collections}:
@@ -99,7 +94,7 @@ class KafkaSink:
         """Take over the transactions of this name, and read how far they have come."""
         from confluent_kafka import Producer
 
-        if self.config.format == "debezium" and any(collection.rows == "multiset" for collection in leaving):
+        if self.config.format == "debezium" and not all(collection.is_keyed for collection in leaving):
             raise InvalidUsage('format = "debezium" has changes by key, and a collection has no key: use "json"')
         self.close()
         self._location = location
@@ -169,14 +164,14 @@ class KafkaSink:
         topic, schema = self._topic(piece.leaving), piece.schema
         rows = batch.select([*schema.names])
         keys: Sequence[bytes | None] = [None] * batch.num_rows
-        if piece.leaving.rows == "keys":
+        if piece.leaving.is_keyed:
             keys = self._lines(batch.select([*schema.key_names]))
         is_contents = "_time" not in batch.schema.names
         assert piece.before is not None
         times = [piece.before.as_of] * batch.num_rows if is_contents else batch.column("_time").to_pylist()
         if self.config.format == "debezium":
             values: Sequence[bytes | None] = self._envelopes(piece, batch, times, is_contents)
-        elif piece.leaving.rows == "multiset":
+        elif not piece.leaving.is_keyed:
             values = self._lines(batch.select([*schema.names, "_diff"]))
         else:
             deleted = [False] * batch.num_rows if is_contents else _is_delete(batch)

@@ -1,15 +1,13 @@
 """One collection as a table of Postgres, and the statements that update it.
 
-There are two forms. By key, the table has a row for each key, and the key is its primary key. As a multiset, the table
-has a row for each distinct row, with two more columns. `_row`, the SHA-256 of its text, is the primary key, and
-`_count` is its multiplicity. So the table can hold negative multiplicities, and an index finds each row.
+The table has a row for each key, and the key is its primary key.
 
 Contents are first copied into a second table, which replaces the first when it is complete, so readers never see part
 of them. If the table is there already, it gets what was copied. Changes are copied into a temporary table, and applied
 from there: what comes last counts of each key.
 
-By key, an insert must find no row, and an update or a deletion must find one. So the sink notices keys with several
-rows, and writes of other programs.
+An insert must find no row, and an update or a deletion must find one. So the sink notices keys with several rows, and
+writes of other programs.
 
 `docs/use/egress.md` has the table of Postgres' types for Arrow's. Zeros have no sign, as in collections, where both are
 equal.
@@ -29,8 +27,10 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.connect.egress.sink import Leaving
 from persist.core.errors import InvalidUsage
 
-ROW, COUNT = "_row", "_count"
 CHANGED = "_change"
+COUNTED = (
+    "Send a view that has one row for each key, none of them NULL, such as SELECT …, count(*) AS n FROM … GROUP BY ALL"
+)
 
 
 class PgTable:
@@ -45,14 +45,14 @@ class PgTable:
         self.schema = schema
         self.place = place
         self.columns = [*schema.names]
-        self.key = [*schema.key_names] if leaving.rows == "keys" else [ROW]
+        self.key = [*schema.key_names]
         self._types = {
             name: to_postgres_type(schema.arrow.field(name).type, f"{leaving.name}.{name}") for name in self.columns
         }
         self.table = sql.Identifier(*place)
         self.copy = sql.Identifier(place[0], copy)
         self._stage = sql.Identifier(f"stage_{copy[-16:]}_{schema.version}")
-        if clash := {*self.columns} & ({ROW, COUNT} if leaving.rows == "multiset" else {CHANGED, "_time"}):
+        if clash := {*self.columns} & {CHANGED, "_time"}:
             raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
 
     @property
@@ -62,17 +62,13 @@ class PgTable:
 
     def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
         sql = self._sql
-        parts |= {"table": self.table, "copy": self.copy, "stage": self._stage, "row": self._digest()}
+        parts |= {"table": self.table, "copy": self.copy, "stage": self._stage}
         parts |= {"columns": self._names(self.columns), "key": self._names(self.key)}
         cursor.execute(sql.SQL(text).format(**parts), values or None)
 
     def _names(self, names: Sequence[str], before: str = "", between: str = ", ") -> Any:
         sql = self._sql
         return sql.SQL(between).join(sql.SQL(before) + sql.Identifier(name) for name in names)
-
-    def _digest(self) -> Any:
-        sql = self._sql
-        return sql.SQL("sha256(convert_to(ROW({})::text, 'UTF8'))").format(self._names(self.columns))
 
     def _same_key(self, one: str, other: str) -> Any:
         sql = self._sql
@@ -92,21 +88,12 @@ class PgTable:
             self._run(cursor, "CREATE TABLE {copy} (LIKE {table} INCLUDING DEFAULTS)")
             return
         definitions = [sql.Identifier(name) + sql.SQL(" " + self._types[name]) for name in self.columns]
-        if self.leaving.rows == "multiset":
-            definitions += [sql.SQL(f"{ROW} bytea, {COUNT} bigint NOT NULL")]
         self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(definitions))
 
     def add(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
         """Add contents to the copy."""
-        if self.leaving.rows == "keys":
-            for batch in batches:
-                self._copy(cursor, self.copy, self.columns, batch.select(self.columns))
-            return
-        self._stage_updates(cursor, self.copy, batches)
-        self._run(
-            cursor,
-            "INSERT INTO {copy} ({columns}, _row, _count) SELECT {columns}, {row}, _diff FROM {stage}",
-        )
+        for batch in batches:
+            self._copy(cursor, self.copy, self.columns, batch.select(self.columns))
 
     def show(self, cursor: Any) -> None:
         """Rename the copy to the table, or replace the rows of an existing table by the copy's."""
@@ -117,12 +104,7 @@ class PgTable:
         self._run(cursor, "LOCK TABLE {table} IN EXCLUSIVE MODE")
         self._check_columns(cursor)
         self._check_empty(cursor)
-        more = self._names([ROW, COUNT], ", ", "") if self.leaving.rows == "multiset" else self._sql.SQL("")
-        self._run(
-            cursor,
-            "INSERT INTO {table} ({columns}{more}) SELECT {columns}{more} FROM {copy}; DROP TABLE {copy}",
-            more=more,
-        )
+        self._run(cursor, "INSERT INTO {table} ({columns}) SELECT {columns} FROM {copy}; DROP TABLE {copy}")
 
     def evolve(self, cursor: Any, before: "PgTable") -> None:
         """Give the table the columns that the collection has by now."""
@@ -143,41 +125,15 @@ class PgTable:
             if id_ in old and before._types[old[id_]] != self._types[name]:
                 text = "ALTER TABLE {table} ALTER COLUMN {name} TYPE {kind}"
                 self._run(cursor, text, name=sql.Identifier(name), kind=kind)
-        if self.leaving.rows == "multiset":
-            self._merge(cursor)
-            self._run(cursor, "UPDATE {table} SET _row = {row}")
-
-    def _merge(self, cursor: Any) -> None:
-        """Merge rows that are equal without dropped columns."""
-        self._run(
-            cursor,
-            "UPDATE {table} t SET _count = s.total FROM (SELECT _row, _count, sum(_count) OVER (PARTITION BY {row}) "
-            "AS total FROM {table}) s WHERE t._row = s._row AND s.total <> s._count; "
-            "DELETE FROM {table} t USING (SELECT _row, row_number() OVER (PARTITION BY {row} ORDER BY _row) AS n "
-            "FROM {table}) s WHERE t._row = s._row AND (s.n > 1 OR t._count = 0)",
-        )
 
     def _rename(self, cursor: Any, name: str, to: str) -> None:
         parts = {"name": self._sql.Identifier(name), "to": self._sql.Identifier(to)}
         self._run(cursor, "ALTER TABLE {table} RENAME COLUMN {name} TO {to}", **parts)
 
     def apply(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
-        """Apply changes: transitions by key, or updates."""
-        if self.leaving.rows == "multiset":
-            self._stage_updates(cursor, self.table, batches)
-            self._run(
-                cursor,
-                "INSERT INTO {table} AS t ({columns}, _row, _count) SELECT DISTINCT ON (_row) {columns}, _row, "
-                "sum(_diff) OVER (PARTITION BY _row) FROM (SELECT *, {row} AS _row FROM {stage}) s "
-                "ON CONFLICT (_row) DO UPDATE SET _count = t._count + EXCLUDED._count; "
-                "DELETE FROM {table} t USING {stage} s WHERE t._row = {staged} AND t._count = 0",
-                staged=self._sql.SQL("sha256(convert_to(ROW({})::text, 'UTF8'))").format(
-                    self._names(self.columns, "s.")
-                ),
-            )
-            return
+        """Apply changes, which are transitions by key."""
         names = [*self.columns, "_time", "_was", "_is"]
-        self._make_stage(cursor, self.table, "_time bigint, _was boolean, _is boolean")
+        self._make_stage(cursor)
         is_empty = True
         for batch in batches:
             is_empty = False
@@ -217,25 +173,17 @@ class PgTable:
             state = "no row with" if row[-1] else "a row already with"
             raise InvalidUsage(
                 f"the table {self.shown} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
-                'applied: the key has several rows there, which rows = "multiset" can send; or somebody has changed '
-                "the table. Nothing of this step was sent"
+                "applied: the key has several rows there, or somebody has changed the table. Nothing of this step "
+                f"was sent. {COUNTED}"
             )
 
-    def _stage_updates(self, cursor: Any, like: Any, batches: Iterable[pa.RecordBatch]) -> None:
-        self._make_stage(cursor, like, "_diff bigint")
-        names = [*self.columns, "_diff"]
-        for batch in batches:
-            self._copy(cursor, self._stage, names, batch.select(names))
-
-    def _make_stage(self, cursor: Any, like: Any, more: str) -> None:
+    def _make_stage(self, cursor: Any) -> None:
         """Create the temporary table for changes, once per connection."""
         self._run(
             cursor,
-            "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns} FROM {like} LIMIT 0",
-            like=like,
+            "CREATE TEMP TABLE IF NOT EXISTS {stage} ON COMMIT DELETE ROWS AS SELECT {columns}, 0::bigint AS _time, "
+            "true AS _was, true AS _is FROM {table} LIMIT 0",
         )
-        for column in more.split(", "):
-            self._run(cursor, f"ALTER TABLE {{stage}} ADD COLUMN IF NOT EXISTS {column}")
 
     def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
         sql = self._sql
@@ -263,10 +211,7 @@ class PgTable:
             (table,),
         )
         actual = {name: (kind, is_needed) for name, kind, is_needed in cursor.fetchall()}
-        needed_types = dict(self._types)
-        if self.leaving.rows == "multiset":
-            needed_types |= {ROW: "bytea", COUNT: "bigint"}
-        for name, kind in needed_types.items():
+        for name, kind in self._types.items():
             if name not in actual:
                 raise InvalidUsage(
                     f"the table {self.shown} has no column {name!r}: ALTER TABLE {table} ADD COLUMN "
@@ -277,7 +222,7 @@ class PgTable:
                     f"the column {name!r} of the table {self.shown} is {actual[name][0]}, which does not hold all "
                     f"values of {kind}: change its type, or let the sink make the table"
                 )
-        needed = [name for name, (_, is_needed) in actual.items() if is_needed and name not in needed_types]
+        needed = [name for name, (_, is_needed) in actual.items() if is_needed and name not in self._types]
         if needed:
             raise InvalidUsage(
                 f"the table {self.shown} has a column {needed[0]!r} that {self.leaving.name!r} has not, and it must "

@@ -11,8 +11,8 @@ from typing import Any
 import msgspec
 import xxhash
 
-from persist.connect.egress.pg_table import PgTable
-from persist.connect.egress.sink import Leaving, Piece, Reached, Rows, Standing, sink_name
+from persist.connect.egress.pg_table import COUNTED, PgTable
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, sink_name
 from persist.connect.ingest.postgres.database import PgAddress, to_line
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 
@@ -29,7 +29,6 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
         tables: the table of a collection, by its name; else it is named like the collection. One with a dot is
             schema.table.
         schema: where tables are whose names have no schema, and the table of positions.
-        rows: "keys" for a row for each key, "multiset" for a count for each row; else what a collection has.
         name: of the hold and of the positions; derived from the URL by default. Two sinks of a location need two names.
         batch_rows: how many updates become one transaction, at most, if they are of several times.
     """
@@ -38,7 +37,6 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
     collections: list[str]
     tables: dict[str, str] = {}
     schema: str = "public"
-    rows: Rows | None = None
     name: str | None = None
     batch_rows: int = 100_000
 
@@ -52,7 +50,6 @@ class PostgresSink:
         self.name = self._address.name
         self.hold = config.name or sink_name("postgres", self.name, config.schema)
         self.collections = config.collections
-        self.rows = config.rows
         self.batch_rows = config.batch_rows
         if config.batch_rows < 1:
             raise InvalidUsage(f"batch_rows={config.batch_rows} must be at least 1")
@@ -62,7 +59,16 @@ class PostgresSink:
         self._location = ""
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Connect and load the positions."""
+        """Connect and load the positions.
+
+        Raises:
+            InvalidUsage: a collection has no key.
+        """
+        for collection in leaving:
+            if not collection.is_keyed:
+                raise InvalidUsage(
+                    f"the collection {collection.name!r} has no key, by which rows of a table are found. {COUNTED}"
+                )
         self.close()
         self._location = location
         try:
@@ -163,13 +169,11 @@ class PostgresSink:
             raise TargetUnavailable(str(self._address.unavailable(error))) from None
         except library.errors.UniqueViolation as error:
             raise InvalidUsage(
-                f"{self.name} refuses a row of {what}: {to_line(error)}. A table has one row for each key; "
-                'rows = "multiset" sends collections whose keys have several'
+                f"{self.name} refuses a row of {what}: {to_line(error)}. A table has one row for each key. {COUNTED}"
             ) from None
         except library.errors.NotNullViolation as error:
             raise InvalidUsage(
-                f"{self.name} refuses a row of {what}: {to_line(error)}. A key of a table cannot be NULL; "
-                'rows = "multiset" sends collections that have such keys'
+                f"{self.name} refuses a row of {what}: {to_line(error)}. A key of a table cannot be NULL. {COUNTED}"
             ) from None
         except library.Error as error:
             raise InvalidUsage(f"{self.name} refuses {what}: {to_line(error)}. Nothing of this was sent") from None

@@ -27,7 +27,6 @@ VERSION = 1
 SINK = "egress."  # A property of collections begins so, and goes on with the name of a hold: which sink it is of.
 COMPLETE = "complete"
 Stage = Literal["copying", "copied", "following"]
-Rows = Literal["keys", "multiset"]
 
 
 class _Written(msgspec.Struct, forbid_unknown_fields=True):
@@ -96,12 +95,12 @@ class Leaving:
 
     Attributes:
         id: of the collection, which is unique in the location.
-        rows: "keys" if the target has a row for each key, "multiset" if it has a count for each row.
+        is_keyed: whether it has a key, so that its changes are inserts, updates and deletes of rows by key.
     """
 
     id: str
     name: str
-    rows: Rows
+    is_keyed: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +123,7 @@ class Piece:
         before: where it has to be; None if it has nothing yet.
         schema: the columns of the tables; the target may still have the columns of the version in `before`.
         earlier: the schema that the target has; None if it has nothing yet.
-        tables: contents, with `_diff` if they are a multiset; or changes in the order of times: transitions with
+        tables: contents, with `_diff` if there is no key; or changes in the order of times: transitions with
             `_change` by key, or updates with `_diff`. They are read once.
         count: how many rows these had, once they were read.
     """
@@ -169,11 +168,6 @@ class Sink(Protocol):
     @property
     def collections(self) -> Sequence[str]:
         """The names of what flows to it."""
-        ...
-
-    @property
-    def rows(self) -> Rows | None:
-        """The form of rows for all collections; None chooses by each one's key."""
         ...
 
     @property

@@ -7,6 +7,7 @@ source, one commits and the other ends with `UpperMismatch`.
 A source is described by a URL with options, a TOML file, or what such a file would hold.
 """
 
+import json
 import logging
 import os
 import threading
@@ -16,7 +17,7 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -299,13 +300,20 @@ def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "so
     try:
         return msgspec.convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{where}: {_worded(str(error))}") from None
+        raise InvalidUsage(f"{where}: {_worded(str(error), kind)}") from None
 
 
-def _worded(message: str) -> str:
-    """Return a message of msgspec with the option that it is about in front."""
+def _worded(message: str, kind: type[msgspec.Struct]) -> str:
+    """Return a message of msgspec with the option that it is about in front, and the words that it may be."""
     text, _, path = message.partition(" - at `$.")
-    return f"{path.rstrip('`')}: {text}" if path else text.replace("Object missing required field", "it must say")
+    if not path:
+        return text.replace("Object missing required field", "they must say")
+    name = path.rstrip("`")
+    hint = get_type_hints(kind).get(name)
+    choices = (word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))
+    words = ", ".join(map(json.dumps, choices))
+    text = text.replace("Invalid enum value", "there is no value").replace("`array`", "a list")
+    return f"{name}: {text}" + (f"; it is one of {words}" if words else "")
 
 
 def _toml(path: str) -> dict[str, Any]:

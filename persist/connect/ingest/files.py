@@ -57,7 +57,8 @@ class FilesConfig(msgspec.Struct, kw_only=True):
         drift: what becomes of a file with columns that the collection has not: "refuse", "add" them to the collection,
             or "ignore" them.
         changed: what becomes of a file that was read and has changed since: "refuse", read it "again" whole, or
-            "ignore" it.
+            "ignore" it. Reading it again writes all of its rows with a new time: they are added, or with a key they
+            replace also rows that later files brought.
         poll_s: how often to look for new files.
         settle_s: how long ago a file must have changed last, where the store has no etags: it may not be whole.
         storage_options: for the store of the files.
@@ -136,6 +137,8 @@ class Files:
                 if self._is_fresh(file, run):
                     waiting = True
                     break  # Those after it wait, too, so that files keep their order.
+                if file.name in marks_by_name:
+                    _warn_of_repetition(run.collections[self.config.collection], file, marks_by_name)
                 batch = self._batch(run, file)
                 batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in marks_by_name)
                 yield batch
@@ -381,6 +384,16 @@ def _lacking_fields(source: RowFile, schema: CollectionSchema) -> list[str]:
     return [
         path for name, kind in nested.items() if name in of_file for path in find_new_fields(name, kind, of_file[name])
     ]
+
+
+def _warn_of_repetition(collection: Collection, file: SourceFile, known: Mapping[str, tuple[int, str]]) -> None:
+    """Log what reading a changed file once more does to rows that are there."""
+    form, later = collection.handle.keyed, sum(name > file.name for name in known)
+    effect = "all of its rows are added once more"
+    if form is not None:
+        effect = "its rows replace the rows of their keys"
+        effect += f", also where one of {later} later files brought them" if later and not form.order_by else ""
+    logger.warning("%s has changed and is read again: %s", file.path, effect)
 
 
 def _warn_of_nulls(source: RowFile, less: list[str]) -> None:

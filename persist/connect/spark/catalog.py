@@ -79,11 +79,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def catalog(
-    spark: Any,
-    location: str,
-    *,
-    name: str = "persist",
-    storage_options: Mapping[str, Any] | None = None,
+    spark: Any, location: str, *, name: str = "persist", storage_options: Mapping[str, Any] | None = None
 ) -> SparkSession:
     """Make the collections of a location tables of a catalog of Spark SQL; return the session.
 

@@ -21,8 +21,8 @@ class KeyedCollection(InvalidUsage):
     def describe(self) -> str:
         if self.action == "late_bound":
             return (
-                f"the events of the keyed collection {self.name!r} have no watermark, so none of them is late: it was "
-                "created without order_by. A late bound needs one."
+                f"the events of the keyed collection {self.name!r} are not ordered, so none of them is late: it was "
+                "created without order_by. A late bound needs that."
             )
         return (
             f"the collection {self.name!r} is keyed, so {self.action} is refused: what it adds would depend on events "
@@ -113,12 +113,15 @@ class NotKeyed(InvalidUsage):
     name: str
 
     template = "the collection {name!r} is not keyed, so it takes updates and no events."
-    remedy = "Use {write:call}, or create a collection that keyed, with {keyed:option}."
+    remedy = "Use {write:call}, or create a collection that is keyed, with {keyed:option}."
 
 
 @dataclass(eq=False, repr=False)
 class LateEvents(InvalidUsage):
-    """Events came whose watermark is below the late bound; all of what came with them was refused."""
+    """Events are below the late bound by `order_by`; all of what came with them was refused.
+
+    watermark is the least of their values in the first column of `order_by`, as an integer.
+    """
 
     watermark: int
     bound: int
@@ -126,8 +129,8 @@ class LateEvents(InvalidUsage):
     def describe(self) -> str:
         least = "NULL" if self.watermark == -(2**63) else self.watermark
         return (
-            f"an event has the watermark {least}, below the late bound {self.bound}: it is late, and nothing of this "
-            "was applied."
+            f"an event has {least} in the first column of order_by, below the late bound {self.bound}: it is late, and "
+            "nothing of this was applied."
         )
 
     remedy = "Leave late events out, or have them collected with {late:option:collect}."

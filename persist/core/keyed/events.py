@@ -34,7 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.evolution import lift
-from persist.codecs.order.arrays import int64_array, int64_values
+from persist.codecs.order.arrays import boolean_values, int64_array, int64_values
 from persist.codecs.order.digits import RowSorter, dense_ranks
 from persist.codecs.order.ordering import combined, order_keys, row_sorter
 from persist.codecs.order.search import SortedKeys
@@ -223,18 +223,35 @@ def resolved(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Tabl
     return machine.step(touched).select(prepared.schema.arrow.names).cast(prepared.schema.arrow)
 
 
-def replace_by_event(prepared: Prepared, machine: Machine, present: pa.Table) -> pa.Table:
-    """Return what `resolved` does where keys may hold several rows: all of these go with the first event of their key.
+def replace_by_event(prepared: Prepared, terms: pa.Table) -> pa.Table:
+    """Return updates that replace the rows of keys by their events, not consolidated.
+
+    All rows of a key go with its first event, and each event with the next one. Events have no watermarks.
 
     Args:
-        present: the rows that the keys hold, and `_diff`, how often.
+        terms: rows of these keys with `_diff`, which add up to the contents.
     """
-    comes = resolved(prepared, machine, prepared.schema.arrow.empty_table())
     groups, times = (int64_values(combined(prepared.events[name])) for name in (GROUP, "_time"))
-    first_times = times[np.searchsorted(groups, np.arange(len(prepared.keys)))]
-    goes_at = int64_array(first_times[number_groups(present, prepared.keys)])
-    columns = [*present.select([*prepared.schema.names]).columns, goes_at, pc.negate(present["_diff"])]
-    return pa.concat_tables([comes, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
+    starts = np.ones(len(groups), np.bool_)
+    np.not_equal(groups[1:], groups[:-1], out=starts[1:])
+    is_row = ~boolean_values(combined(prepared.events[DELETED]))
+    comes, goes = is_row.nonzero()[0], (is_row[:-1] & ~starts[1:]).nonzero()[0]
+    rows, names = prepared.events, [*prepared.schema.names]
+    if len(comes) != len(rows) or len(goes):
+        rows = rows.take(int64_array(np.concatenate([comes, goes])))
+    at, diffs = np.concatenate([times[comes], times[goes + 1]]), np.ones(len(rows), np.int64)
+    diffs[len(comes) :] = -1
+    columns = [*rows.select(names).columns, int64_array(at), int64_array(diffs)]
+    updates = pa.Table.from_arrays(columns, schema=prepared.schema.arrow)
+    if not len(terms):
+        return updates
+    first_times = times[starts]
+    if (first_times == first_times[0]).all():
+        goes_at = np.repeat(first_times[:1], len(terms))
+    else:
+        goes_at = first_times[number_groups(terms, prepared.keys)]
+    columns = [*terms.select(names).columns, int64_array(goes_at), pc.negate(terms["_diff"])]
+    return pa.concat_tables([updates, pa.Table.from_arrays(columns, schema=prepared.schema.arrow)])
 
 
 def _by_value(events: pa.Table, order: Ints, starts: npt.NDArray[np.bool_], names: Sequence[str]) -> Ints:

@@ -28,7 +28,7 @@ Ties = Literal["last", "greatest"]
 
 @dataclass(frozen=True, slots=True)
 class Behind:
-    """A distance behind the greatest watermark that was seen: a number, or a `timedelta` where watermarks are times."""
+    """A distance behind the greatest `order_by` value seen: a number, or a `timedelta` where these are times."""
 
     distance: int | datetime.timedelta
 
@@ -38,14 +38,14 @@ class Keyed:
     """Makes a collection keyed: it takes events, and has one value per key, or the values that its machine computes.
 
     Attributes:
-        order_by: the columns of the watermark. If two events of a key have the same time, the greater watermark counts.
-            An event with a watermark below that of the present row changes nothing at any time. The first column
-            decides first; NULL is below everything, NaN above every number.
+        order_by: the columns that order the events of a key. Of two events, the one with the greater values counts, and
+            an event below the present row changes nothing at any time. The first column decides first; NULL is below
+            everything, NaN above every number.
         tombstone: the column that marks a row as a deletion of its key: a boolean if it is true, a string with
             `tombstone_value` if it equals that, any other value if it is not NULL. Tombstones are kept, and not shown.
         tombstone_value: see there.
-        late_bound: a watermark below which events are late and refused, or `Behind` with a distance from the greatest
-            one seen; for the first column of order_by, which must be an integer, a date, a time or a timestamp. It only
+        late_bound: a value of the first column of order_by, which must be an integer, a date, a time or a timestamp:
+            events below it are late and refused. Or `Behind` with a distance from the greatest value seen. It only
             moves forward.
         ties: which of several events of a key counts that are equal in time and in order_by. "last": the event that
             arrived last, in the order of the log. "greatest": the one with the greatest value, and a deletion only if
@@ -87,7 +87,7 @@ class Keyed:
                 "persist.core.keyed.machine.Machine"
             )
         if self.late_bound is not None and not self.order_by:
-            raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns of the watermark")
+            raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns that order events")
         if not isinstance(self.groups, Mapping) or any(isinstance(columns, str) for columns in self.groups.values()):
             raise InvalidUsage(
                 f"groups={self.groups!r} is not a dict from ordering columns to lists of the columns that they order: "
@@ -202,9 +202,11 @@ def watermark_to_int(value: Any, kind: pa.DataType) -> int:
         if isinstance(value, float) and number != value:
             raise ValueError("it would be rounded")
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
-        raise InvalidUsage(f"late_bound={value!r} is not a watermark: they are of type {kind}") from error
+        raise InvalidUsage(
+            f"late_bound={value!r} is not a value of the first column of order_by, of type {kind}"
+        ) from error
     if number is None:
-        raise InvalidUsage(f"late_bound={value!r} is NULL: give a watermark of type {kind}")
+        raise InvalidUsage(f"late_bound={value!r} is NULL: give a value of type {kind}")
     return int(number)
 
 
@@ -244,14 +246,14 @@ def _distance(distance: Any, kind: pa.DataType) -> int:
     if isinstance(distance, int) and not isinstance(distance, bool):
         return _not_negative(distance, distance)
     raise InvalidUsage(
-        f"Behind({distance!r}) is not a distance of watermarks of type {kind}: give an integer in their unit, or a "
-        "timedelta if they are timestamps or dates"
+        f"Behind({distance!r}) is not a distance in the first column of order_by, of type {kind}: give "
+        "an integer in their unit, or a timedelta if they are timestamps or dates"
     )
 
 
 def _not_negative(number: int, distance: Any) -> int:
     if number < 0:
-        raise InvalidUsage(f"Behind({distance!r}) is negative: the late bound lies behind the greatest watermark")
+        raise InvalidUsage(f"Behind({distance!r}) is negative: the late bound lies behind the greatest value seen")
     return number
 
 

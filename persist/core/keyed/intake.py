@@ -27,7 +27,7 @@ from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.codecs.updates.tuples import is_named, out_of_place
 from persist.codecs.updates.updates import Stamp, stamped, to_updates
-from persist.core.keyed.events import event_fields, events_schema, is_tombstone, marked
+from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, marked
 from persist.core.keyed.form import describe_orders, find_machine, is_counted
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
@@ -48,12 +48,14 @@ class EventTable:
             some are partial, it also has the column without a name of `persist.core.keyed.partial`.
         watermarks: the least and the greatest, where they are integers.
         at_commit: whether they get the time of their commit; until then it is 0.
+        ready: the same events by key, if they were needed before.
     """
 
     schema: CollectionSchema
     table: pa.Table
     watermarks: Watermarks | None
     at_commit: bool = False
+    ready: Prepared | None = None
 
     def __len__(self) -> int:
         return len(self.table)
@@ -68,7 +70,7 @@ class EventTable:
         column = self.table.schema.get_field_index(TIME)
         times = int64_array(np.full(len(self.table), time, np.int64))
         table = self.table.set_column(column, self.table.schema.field(column), times)
-        return replace(self, table=table, at_commit=False)
+        return replace(self, table=table, at_commit=False, ready=None)
 
 
 def to_events(
@@ -97,9 +99,10 @@ def to_events(
         InvalidUpdate: a value does not fit, a key is NULL, or a deletion cannot be marked as one; names the event.
     """
     fields = event_fields(schema, form)
-    # The columns of a deletion are NULL.
-    side = replace(schema.value, fields=fields) if form.fields is None else Side(fields)
-    taken_schema = CollectionSchema(schema.key, side, schema.timeline)
+    if form.fields is None:
+        taken_schema = schema.derived(_with_nullable_values)  # The columns of a deletion are NULL.
+    else:
+        taken_schema = CollectionSchema(schema.key, Side(fields), schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
     if columns is not None:
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
@@ -309,9 +312,9 @@ def _partial_texts(
 def rows_that_delete() -> SchemaMismatch:
     """Return the error of rows with the column `_deleted` where no row deletes."""
     return SchemaMismatch(
-        f"the rows have a column {DELETED!r}, by which events delete keys, and rows that are written by the name of "
-        "their collection never delete."
-    ).with_remedy("Drop the column, or load the collection and give the rows to {upsert:call}.")
+        f"these rows are events, as debezium() and other readers of change data return them: their column {DELETED!r} "
+        "says which of them delete their key. A write of rows deletes nothing."
+    ).with_remedy("Create a keyed collection and give it the events by {upsert:call}, or drop the column.")
 
 
 def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
@@ -380,8 +383,8 @@ def _deleting(
     if form.order_by and (lacking := pc.and_(lacking, pc.is_null(rows[form.order_by[0]]))).to_numpy().any():
         lacks = pc.index(lacking, True).as_py()
         raise InvalidUpdate(
-            f"event {lacks} deletes its key and has no watermark {form.order_by[0]!r}, so it would change nothing: "
-            "give rows with the watermark columns and the tombstone, or _deleted."
+            f"event {lacks} deletes its key and has no value in {form.order_by[0]!r}, by which events are ordered: it "
+            f"would change nothing. Give rows with {', '.join(form.order_by)} and the tombstone, or _deleted."
         )
     if form.tombstone is None or form.tombstone not in rows.column_names:
         return rows
@@ -392,6 +395,11 @@ def _deleting(
             f"does not: give rows in which it is not NULL."
         )
     return rows.set_column(rows.schema.get_field_index(form.tombstone), rows.schema.field(form.tombstone), column)
+
+
+def _with_nullable_values(schema: CollectionSchema) -> CollectionSchema:
+    fields = tuple(field.with_nullable(True) for field in schema.value.fields)
+    return CollectionSchema(schema.key, replace(schema.value, fields=fields), schema.timeline)
 
 
 def joined_events(tables: Sequence[EventTable]) -> EventTable:
@@ -408,4 +416,4 @@ def joined_events(tables: Sequence[EventTable]) -> EventTable:
         if known_watermarks
         else None
     )
-    return replace(first, table=table, watermarks=marks)
+    return replace(first, table=table, watermarks=marks, ready=None)

@@ -45,7 +45,7 @@ from persist.core.errors import (
 from persist.core.keyed.events import prepared, replace_by_event
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import EventTable, check_keys, to_events
-from persist.core.keyed.machine import SEQ, Replacing
+from persist.core.keyed.machine import SEQ
 from persist.core.keyed.partial import Missing, complete_events, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
@@ -334,9 +334,9 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
 def _checked_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
     schema = handle.schema
     check_event_times(handle, events)
-    _, starts = row_sorter(events.table, [*schema.key_names, TIME]).sort()
-    if starts.all():
-        return events
+    ready = prepared(schema, _upsert_form(schema), events.table)
+    if len(ready.keys) == len(events.table):
+        return replace(events, ready=ready)
     names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
@@ -356,7 +356,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
 
     Raises: as `overwrite_steps`, for the first of their times.
     """
-    contents, schema = _settled(handle), handle.schema
+    contents, schema, form = _settled(handle), handle.schema, _upsert_form(handle.schema)
     handle.check_plain("a plain upsert")
     columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
@@ -368,13 +368,16 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     if not len(events.table):
         return [*_creating(handle), request]
     with ExitStack() as stack:
-        present = _present(handle, contents, None, stack)
-        ready = prepared(schema, _upsert_form(schema), events.table)
+        lookup, reader = Lookup(_present(handle, contents, None, stack)), handle.engine.reader()
+        ready, writer = events.ready or prepared(schema, form, events.table), handle.engine.writer("upsert")
         keys_to_replace = Wanted(len(ready.keys), SortedKeys(ready.keys))
-        present_rows = Lookup(present).contents(keys_to_replace, "diff", handle.engine.reader())
-        ready, present_rows = complete_events(ready, present_rows, _upsert_form(schema), handle.name)
-        updates = consolidate(replace_by_event(ready, Replacing(), present_rows), [*schema.names, TIME])
-        step = handle.engine.writer("upsert").write_step(handle.id, schema, updates)
+        if events.is_partial:
+            ready, rows = complete_events(ready, lookup.contents(keys_to_replace, "diff", reader), form, handle.name)
+            step = writer.write_step(handle.id, schema, replace_by_event(ready, rows))
+        else:
+            step = writer.checked_step(
+                handle.id, schema, replace_by_event(ready, lookup.terms(keys_to_replace, reader))
+            )
         return [request, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
 
 

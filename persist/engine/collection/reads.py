@@ -119,7 +119,7 @@ def changes(
     columns: Sequence[str] | None = None,
     where: str | pc.Expression | None = None,
     form: ChangesForm = "updates",
-    times: Times = "int",
+    times: Times | None = "int",
     schema: int | None = None,
     timeout_s: float | None = READ_TIMEOUT_S,
     raw: bool = False,

@@ -168,7 +168,7 @@ class Compactor:
         return next_work(contents, self._tuning, destroy=destroy) is not None
 
     def compact(
-        self, id_: str, name: str, *, full: bool = False, destroy: bool = False, move_out: bool = False
+        self, id_: str, name: str, *, full: bool = False, destroy: bool = False, merge_bytes_max: int | None = None
     ) -> CompactionReport:
         """Do all that is due in one collection; see `persist.engine.compact.planner.next_work`.
 
@@ -189,7 +189,7 @@ class Compactor:
                     self._tuning,
                     full=full,
                     destroy=destroy,
-                    move_out=move_out,
+                    merge_bytes_max=merge_bytes_max,
                     without=frozenset(failed),
                 )
                 if work is None:

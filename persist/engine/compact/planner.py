@@ -90,7 +90,7 @@ def next_work(
     *,
     full: bool = False,
     destroy: bool = False,
-    move_out: bool = False,
+    merge_bytes_max: int | None = None,
     without: "frozenset[Work]" = frozenset(),
 ) -> Work | None:
     """Return what should be done first, None if nothing is due.
@@ -98,17 +98,20 @@ def next_work(
     Args:
         full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
         destroy: what since has passed must be destroyed now.
-        move_out: what lives in the log must become parts now.
+        merge_bytes_max: do nothing but merge runs that are no larger together; None for no limit, and all work.
         without: work that could not be done, and what it merges.
     """
+    if merge_bytes_max is not None:
+        runs = _merge_due(contents, tuning, _merged(without), full=False)
+        merged = contents.list_parts(chain.from_iterable(run for run in contents.history if run[0] in (runs or ())))
+        return MergeRuns(runs) if runs and sum(part.bytes for part in merged) <= merge_bytes_max else None
     if (full or destroy) and (time := must_destroy(contents)) is not None:
         is_made = any(keyframe.as_of == time for keyframe in contents.keyframes)
         if is_made or MakeKeyframe(time) not in without:
             return Forget(time) if is_made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    merged = frozenset(run for work in without if isinstance(work, MergeRuns) for run in work.runs)
-    runs = _merge_due(contents, tuning, merged, move_out=full or move_out)
+    runs = _merge_due(contents, tuning, _merged(without), full=full)
     time = _keyframe_due(contents, tuning, full=full)
     if time is not None and MakeKeyframe(time) in without:
         time = None
@@ -120,6 +123,10 @@ def next_work(
     if thinned := _too_dense(contents, tuning):
         return Thin(thinned)
     return None
+
+
+def _merged(works: "frozenset[Work]") -> frozenset[int]:
+    return frozenset(run for work in works if isinstance(work, MergeRuns) for run in work.runs)
 
 
 def must_destroy(contents: CollectionState) -> int | None:
@@ -205,12 +212,12 @@ def _forgettable(contents: CollectionState) -> int | None:
     return reached[-1] if reached and reached[-1] >= contents.history_from else None
 
 
-def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int], *, move_out: bool) -> Numbers | None:
+def _merge_due(contents: CollectionState, tuning: Tuning, without: frozenset[int], *, full: bool) -> Numbers | None:
     runs = [run for run in contents.history if run[0] not in without]
     inline = [run for run in runs if contents.numbered[run[0]].inline]
     inline_bytes = sum(len(part.inline) for part in contents.numbered.values())  # Not of pending events.
     is_many = inline_bytes >= tuning.inline_bytes or len(inline) >= tuning.inline_runs
-    if inline and (is_many or move_out):
+    if inline and (is_many or full):
         # All that lives in the log, so that it becomes one part: but not across keyframes.
         groups = _intervals(contents, inline)
         return tuple(run[0] for run in max(groups, key=len)[:SMALL_RUNS_MAX])

@@ -35,6 +35,7 @@ class KnownCollections(AwaitedLog):
         self._blob = blob
         self._levels = KnownLevels(pool, cache)
         self.tokens = TokenMemory(blob, cache)
+        self._loaded: tuple[State | None, dict[str, CollectionState]] = None, {}  # Of one state, without a lock.
 
     @abstractmethod
     def _replay(self) -> None:
@@ -46,13 +47,21 @@ class KnownCollections(AwaitedLog):
 
     def load(self, id_: str) -> CollectionState | None:
         """Return the contents of a collection in the newest known state; None if it does not exist."""
+        state, loaded = self._loaded
+        if state is self._state and (contents := loaded.get(id_)) is not None:
+            return contents
         with self._lock:
             try:
-                return self._load(id_)
+                contents = self._load(id_)
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to is collected after a while.
                 self._replay()
-                return self._load(id_)
+                contents = self._load(id_)
+            if contents is not None:
+                if self._loaded[0] is not self._state:
+                    self._loaded = self._state, {}
+                self._loaded[1][id_] = contents
+            return contents
 
     def find_id(self, name: str) -> str | None:
         """Return the id of the collection of a name in the newest known state; None if there is none."""
@@ -60,7 +69,10 @@ class KnownCollections(AwaitedLog):
 
     def entry(self, id_: str) -> CollectionEntry | None:
         """Return the newest known entry of a collection; None if it is gone. Waits for no other thread."""
-        return self.over_all(lambda state: state.entries.get(id_))
+        try:
+            return self._state.entries.get(id_)
+        except MissingBlob:
+            return self.over_all(lambda state: state.entries.get(id_))
 
     def over_all(self, look: Callable[[State], T]) -> T:
         """Return the result of look on the newest known state; it may read all collections of that state.

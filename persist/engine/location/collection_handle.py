@@ -407,12 +407,17 @@ class CollectionHandle(CollectionTimes):
         """Return a time for people: the number, and the moment that it is, if there is a timeline."""
         return format_time(time, self.timeline)
 
-    def moments(self, times: Times) -> Timeline | None:
+    def moments(self, times: Times | None) -> Timeline | None:
         """Return the converter of `_time` to timestamps; None for numbers.
+
+        Args:
+            times: None means timestamps if the collection has a timeline.
 
         Raises:
             InvalidUsage: times is not a form of a time, or the collection has no timeline.
         """
+        if times is None:
+            return self.timeline
         if times not in get_args(Times):
             raise InvalidUsage(f'times={times!r} is not a form of a time: give "int" or "timestamp"')
         if times == "timestamp" and self.timeline is None:

@@ -25,7 +25,7 @@ from persist.blob.options import check_values
 from persist.blob.url import without_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
-from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
+from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch, Superseded
 from persist.core.keyed.form import check_same, find_machine
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
@@ -34,6 +34,7 @@ from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
+from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
@@ -45,6 +46,7 @@ from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
+from persist.engine.write.write_options import WriteMode, choose_mode
 
 # By process and origin: the clients that `Origin.open_shared` has opened, as long as something refers to them.
 _shared: "weakref.WeakValueDictionary[tuple[int, Hashable], Engine]" = weakref.WeakValueDictionary()
@@ -244,6 +246,8 @@ def target_of_rows(
     """
     engine.writer("write")
     check_free_name(name)
+    if isinstance(key, str):
+        raise InvalidUsage(f"key={key!r} is one text: give the list of the key columns, such as key=[{key!r}]")
     if engine.find_newest_id(name) is None:
         columns = columns_like(rows)
         if key is ...:
@@ -259,8 +263,8 @@ def target_of_rows(
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
         raise SchemaMismatch(
-            f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: leave "
-            "key out, or use another name"
+            f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: give "
+            "that key, or use another name"
         )
     if timeline is not ... and timeline != handle.schema.timeline:
         raise InvalidUsage(
@@ -268,6 +272,27 @@ def target_of_rows(
             "timeline out, or use another name"
         )
     return handle
+
+
+def choose_mode_for(handle: CollectionHandle, mode: WriteMode | None, *, names_key: bool, has_diffs: bool) -> WriteMode:
+    """Return how rows are written to a collection, or to the one that the next commit creates; see `choose_mode`.
+
+    A plain collection with a key may hold one row or several for a key, and only the caller knows which. So a caller
+    that says nothing is refused: rows are neither doubled nor replaced in silence.
+
+    Args:
+        names_key: whether the caller names key columns.
+
+    Raises:
+        InvalidUsage: the mode has to be said; or as for `choose_mode`.
+    """
+    chosen = choose_mode(mode, has_key=names_key or handle.keyed is not None, has_diffs=has_diffs)
+    key = handle.schema.key_names
+    if mode is None and chosen == "append" and key and not has_diffs and handle.contents().view is None:
+        raise InvalidUsage(
+            f"the collection {handle.name!r} has the key {[*key]}, and may already hold rows of the same keys."
+        ).with_remedy("Say {mode:option:upsert} to replace these rows, or {mode:option:append} to add to them.")
+    return chosen
 
 
 def create_target_of_rows(engine: Engine, name: str, rows: Any, **options: Any) -> None:
@@ -349,8 +374,19 @@ def open_handle(
 def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
-    engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    return engine.submit("drop", *steps_to_drop(engine, [handle.known()]))
+    may_wait = engine.writer("drop").committer.may_wait()
+
+    def plan() -> CommitFuture:
+        engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
+        contents = handle.known()
+        steps, names = steps_to_drop(engine, [contents])
+        future = engine.submit("drop", [ExpectDerived(handle.id, derived_holds(contents)), *steps], names)
+        if may_wait and isinstance(error := future.peek_error(), Superseded):
+            future.exception()  # It is dealt with.
+            raise error
+        return future
+
+    return commit_with_retry(plan, action="drop", clock=engine.clock, conflicts=(Superseded,))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.

@@ -14,6 +14,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, get_args
 
+import pyarrow as pa
+
 from persist.blob.errors import Indeterminate, InvalidUsage
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock, Pool, SystemClock
@@ -154,6 +156,12 @@ class Writer:
         if self.committer.may_wait():
             self.compaction.relieve(collection)
         return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
+
+    def checked_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write | None:
+        """Return the step that adds a table of `schema.arrow`, all of whose rows were checked; as `write_step`."""
+        if self.committer.may_wait():
+            self.compaction.relieve(collection)
+        return self.committer.write_steps.of_checked(collection, schema, table) if len(table) else None
 
     def allow_compaction(self, step: kinds.AllowCompaction, name: str) -> CommitFuture:
         """Commit that since may advance, after this client's own hold has moved to where its reads need it."""

@@ -30,6 +30,7 @@ from persist.engine.hold import ConsumerLeases, Leases
 # Does the due work of a collection. Returns true if more may become due without a change of the collection.
 LookAfter = Callable[[CollectionState], bool | None]
 
+RELIEF_SHARE = 8  # Writers wait for merges of at most this fraction of a part.
 COMMITS_MAX = 16  # After this many commits, a collection is looked at before the interval ends.
 
 logger = logging.getLogger(__name__)
@@ -60,6 +61,7 @@ class CompactionSchedule:
         self._follower = follower
         self._clock = clock
         self._runs_max = settings.tuning.runs_max
+        self._relief_bytes = settings.tuning.part_bytes // RELIEF_SHARE
         self._sweep_interval_s = settings.gc_interval_s
         # Clients that were opened together should not compact together.
         self._sweep_at_s = clock.monotonic_s() + settings.gc_interval_s * _chance.uniform(0.25, 0.75)
@@ -181,7 +183,10 @@ class CompactionSchedule:
         return self._commits[collection] >= COMMITS_MAX
 
     def relieve(self, collection: str) -> None:
-        """Merge runs before a write, if the collection has too many of them."""
+        """Merge small runs before a write, if the collection has too many runs.
+
+        So a history stays short if no client lives long enough to compact in the background.
+        """
         entry = self._follower.entry(collection)
         if entry is None or entry.contents is None or len(entry.contents.history) < self._runs_max:
             return
@@ -190,7 +195,7 @@ class CompactionSchedule:
             return
         self._relieved_at[collection] = drawn
         try:
-            self._compactor.compact(collection, entry.name, move_out=True)
+            self._compactor.compact(collection, entry.name, merge_bytes_max=self._relief_bytes)
         except PersistError as error:
             logger.warning("%r has too many runs, and compaction failed: %s", entry.name, error)
 

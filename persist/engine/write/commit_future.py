@@ -88,7 +88,7 @@ class CommitFuture(Completed, Future[int]):
     """
 
     _INTERNAL = frozenset(
-        {"cancel", "cancelled", "committed", "fail", "running", "set_exception", "set_result", "succeed"}
+        {"cancel", "cancelled", "committed", "fail", "peek_error", "running", "set_exception", "set_result", "succeed"}
         | {"set_running_or_notify_cancel"}
     )
     _numbers = itertools.count()
@@ -156,13 +156,17 @@ class CommitFuture(Completed, Future[int]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Return the error of the commit, or None when it is durable; TimeoutError after timeout seconds."""
+        error = self.peek_error(timeout)
+        self._unobserved.remove(self._number)
+        return error
+
+    def peek_error(self, timeout: float | None = None) -> BaseException | None:
+        """Do what `exception` does for the library itself: the error still waits for its caller to look at it."""
         if self._seqno is not None:
             return None
         if not self.done():
             self._on_wait()
-        error = super().exception(timeout)
-        self._unobserved.remove(self._number)
-        return error
+        return super().exception(timeout)
 
     def __repr__(self) -> str:
         """Say how far it is, without looking at its error."""

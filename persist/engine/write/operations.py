@@ -343,7 +343,7 @@ class Change:
         elif isinstance(step, kinds.Destroy):
             self.destroy = step
         else:
-            assert isinstance(step, Condition | Asked), f"callers cannot ask for {step!r}"
+            assert isinstance(step, Condition | Asked), f"callers cannot ask for {step!r:.200}"
 
     def mutations(
         self, contents: CollectionState | None, encoded: Sequence[kinds.Append | kinds.Pend]

@@ -69,6 +69,10 @@ class WriteSteps:
             write = self._of_table(collection, schema, table, by) if len(table) else None
         return replace(write, at_commit=True) if at_commit and write is not None else write
 
+    def of_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
+        """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""
+        return self._of_table(collection, schema, table, (), is_ours=True)
+
     def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
     ) -> tuple[pa.Table | tuple[Part, ...], int]:

@@ -1,4 +1,6 @@
-"""Collections that hold what a query gave of erased records, and that no erasure follows into.
+"""Relatives of a collection, which share records with it, and collections that hold what a query gave of records.
+
+An erasure follows into the relatives: clones, and what they were cloned from. It follows into no others.
 
 A view begins anew when something is erased from its inputs, because its definition determines its contents. A clone of
 a view only has its rows, under columns of its own: their origin in an erased record cannot be determined. So an erasure
@@ -9,22 +11,50 @@ A view that begins anew gets a new id, and a view may be dropped before its clon
 property `DERIVED_FROM`: the ids of the view and of all that the view depended on. Clones of the clone have it as well.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from contextlib import suppress
 
 from persist.compute.sql import load_dependents
 from persist.core.antichain import END
 from persist.core.errors import CollectionNotFound
 from persist.core.names import DERIVED_FROM, OWN_PREFIX
+from persist.core.state_rules.state import State
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded_by_id
-from persist.services.erase.relatives import find_relatives, related
 
 WHY = (
     "it holds what a query gave of these records, and no erasure follows there: erase from it, or drop it. A search "
     "for texts looks in it, too"
 )
+
+
+def related(handle: CollectionHandle) -> list[CollectionHandle]:
+    """Return a collection with all its direct and indirect clones and origins.
+
+    Views are not included: their inputs determine their contents.
+    """
+    engine = handle.engine
+    engine.follower.refresh()
+    others = sorted(engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - {handle.id})
+    relatives = [handle.newest()]
+    for id_ in others:
+        with suppress(CollectionNotFound):  # It was dropped just now.
+            relative = loaded_by_id(engine, id_, id_)
+            if relative.known().view is None:
+                relatives.append(relative)
+    return relatives
+
+
+def find_relatives(state: State, collection: str) -> Set[str]:
+    """Return the ids of a collection and its relatives that a state has."""
+    shares = {id_: entry.folders for id_, entry in state.entries.each() if entry.folders}
+    ids, new = {collection}, {collection}
+    while new:
+        folders = {folder for id_ in new for folder in (id_, *shares.get(id_, ()))}
+        new = (folders | {id_ for id_, shared in shares.items() if not folders.isdisjoint((id_, *shared))}) - ids
+        ids |= new
+    return {id_ for id_ in ids if state.entries.get(id_) is not None}
 
 
 def unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:

@@ -39,14 +39,7 @@ from persist.blob.errors import MissingBlob
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql import load_dependents, views_anew
 from persist.core.closing import note_on_error
-from persist.core.errors import (
-    AsOfCompacted,
-    CollectionNotFound,
-    InvalidUsage,
-    PersistError,
-    Superseded,
-    UploadExpired,
-)
+from persist.core.errors import AsOfCompacted, CollectionNotFound, InvalidUsage, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, published_hold
 from persist.core.progress import task
@@ -64,9 +57,8 @@ from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.results.snapshot import checked_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
-from persist.services.erase.derived import longer_views, unfollowed
+from persist.services.erase.derived import find_relatives, longer_views, related, unfollowed
 from persist.services.erase.pending_erasures import Owed, OwedTable, settle_all, steps_to_owe
-from persist.services.erase.relatives import find_relatives, related
 from persist.services.publish import REPLACES, delete_abandoned
 
 logger = logging.getLogger(__name__)

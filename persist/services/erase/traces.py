@@ -63,9 +63,8 @@ from persist.engine.compact import ErasedRecords, load_events_schema, without_de
 from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.upkeep import Ages, checkpoint_marks
-from persist.services.erase.derived import WHY, unfollowed
+from persist.services.erase.derived import WHY, related, unfollowed
 from persist.services.erase.erasure import select_records
-from persist.services.erase.relatives import related
 
 BEYOND = (
     "backups and copies of the location, and versions that the store keeps by itself",

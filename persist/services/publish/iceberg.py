@@ -70,12 +70,7 @@ class IcebergTable:
     """A collection as an Iceberg table; see `persist.services.publish.publication.TableFormat`."""
 
     def __init__(
-        self,
-        handle: CollectionHandle,
-        options: Mapping[str, str],
-        catalog: Any = None,
-        *,
-        pinned: int | None = None,
+        self, handle: CollectionHandle, options: Mapping[str, str], catalog: Any = None, *, pinned: int | None = None
     ) -> None:
         """Make the writer of a table.
 

@@ -105,11 +105,7 @@ class _Routes:
     """The endpoints, each as a function of a request that returns JSON and runs on a thread of its own."""
 
     def __init__(
-        self,
-        catalog: IcebergCatalog,
-        tokens: Tokens,
-        checks_host: bool,
-        properties: Mapping[str, str],
+        self, catalog: IcebergCatalog, tokens: Tokens, checks_host: bool, properties: Mapping[str, str]
     ) -> None:
         self._catalog = catalog
         self._tokens = tokens

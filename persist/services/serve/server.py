@@ -29,14 +29,7 @@ import pyarrow.flight as flight
 from persist.blob.served import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.compute.query import Queries
 from persist.core.closing import Closes
-from persist.core.errors import (
-    AsOfNotSealed,
-    ClientClosed,
-    CollectionNotFound,
-    InvalidUsage,
-    PersistError,
-    Unavailable,
-)
+from persist.core.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
 from persist.engine.follow.follower import Follower
 from persist.engine.write.committer import Committer
 from persist.services.serve.commits import CommitsForOthers, Room
@@ -460,9 +453,9 @@ def _opened(face: Face, request: Get, hub: _Hub, context: Any) -> Opened:
         return result.schema, result.close, _sliced(result.to_batches())
     after = request.as_of
     if request.contents:
-        listen = _once_sealed(lambda: collection.subscribe(after, timeout_s=0.0), hub, context)
+        listen = _once_sealed(lambda: collection.subscribe(after, times="int", timeout_s=0.0), hub, context)
     else:
-        listen = collection.listen(after)
+        listen = collection.listen(after, times="int")
     schema = collection.schema.arrow
     return schema, listen.close, _steps(listen, schema, hub, context)
 

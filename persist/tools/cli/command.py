@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -66,6 +66,11 @@ class SectionedGroup(TyperGroup):
                 formatter.write_dl(
                     [(f"{name:{width}}", self.commands[name].get_short_help_str(whole)) for name in names]
                 )
+
+
+METAVARS_OF_TIMES = {"TIME", "[NAME=]TIME", "START", "UNTIL", "FIRST", "SECOND", "AS_OF"}
+TIMES = """A time is a number, or, on a timeline, a moment such as 2026-11-21T12:00Z, "now", "yesterday" or "-1d", a day
+ago. What is read may also be named by "latest" or by a tag."""
 
 
 class TimesCommand(TyperCommand):
@@ -227,5 +232,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
             for name, kind in kinds.items()
         ]
     )
-    app.command(function.__name__.removesuffix("_").replace("_", "-"), cls=TimesCommand)(run)
+    metavars = {getattr(info, "metavar", None) for kind in kinds.values() for info in get_args(kind)[1:]}
+    epilog = TIMES if metavars & METAVARS_OF_TIMES else None
+    app.command(function.__name__.removesuffix("_").replace("_", "-"), cls=TimesCommand, epilog=epilog)(run)
     return function

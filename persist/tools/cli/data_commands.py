@@ -172,8 +172,7 @@ def publish(
         str, typer.Option(help="How changed rows are left out: vectors, or none for readers that know no vectors.")
     ] = "vectors",
     every: Annotated[
-        str | None,
-        typer.Option(metavar="WHEN", help='Keep it current: seal, keyframe, or "10 minutes".'),
+        str | None, typer.Option(metavar="WHEN", help='Keep it current: seal, keyframe, or "10 minutes".')
     ] = None,
     feed: Annotated[bool, typer.Option("--feed", help="Of Delta: with a change feed.")] = False,
     digest: Annotated[bool, typer.Option("--digest", help="Say the digest of the rows with the version.")] = False,
@@ -419,8 +418,7 @@ def ingest(
 def egress(
     at: Place,
     sink: Annotated[
-        str,
-        typer.Argument(metavar="SINK", help="A TOML file that describes a target, or its URL: docs/use/egress.md."),
+        str, typer.Argument(metavar="SINK", help="A TOML file that describes a target, or its URL: docs/use/egress.md.")
     ],
     collection: Annotated[
         list[str] | None, typer.Option(metavar="NAME", help="A collection or view to send; may be repeated.")

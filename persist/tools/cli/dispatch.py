@@ -16,35 +16,15 @@ from typing import Any
 import typer
 
 import persist
-from persist.tools.cli import (
-    copy_commands as copying,
-)
-from persist.tools.cli import (
-    data_commands as moving,
-)
-from persist.tools.cli import (
-    doctor,
-    shell,
-    status,
-)
-from persist.tools.cli import (
-    erase_command as erasing,
-)
-from persist.tools.cli import (
-    inspect_commands as looking,
-)
-from persist.tools.cli import (
-    name_commands as naming,
-)
-from persist.tools.cli import (
-    read_commands as reading,
-)
-from persist.tools.cli import (
-    upkeep_commands as upkeep,
-)
-from persist.tools.cli import (
-    write_commands as writing,
-)
+from persist.tools.cli import copy_commands as copying
+from persist.tools.cli import data_commands as moving
+from persist.tools.cli import doctor, shell, status
+from persist.tools.cli import erase_command as erasing
+from persist.tools.cli import inspect_commands as looking
+from persist.tools.cli import name_commands as naming
+from persist.tools.cli import read_commands as reading
+from persist.tools.cli import upkeep_commands as upkeep
+from persist.tools.cli import write_commands as writing
 from persist.tools.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
 from persist.tools.cli.text import escape_text, word_error
 

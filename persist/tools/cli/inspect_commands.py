@@ -186,8 +186,7 @@ def cost(
     at: Place,
     hours: Annotated[int, typer.Option(min=1, max=24, help="How many hours back new objects count as PUTs.")] = 24,
     prices: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …"),
+        str | None, typer.Option(metavar="FILE", help="A JSON object of dollars: puts_1000, gets_1000, lists_1000, …")
     ] = None,
     format: Format = None,
     output: Output = None,

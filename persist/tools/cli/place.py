@@ -94,7 +94,8 @@ class Place:
         problem = f"nothing is stored at {url}"
         is_far = any(mark in self.location for mark in FAR)
         if not is_far and not os.path.exists(os.path.expanduser(self.location)):
-            problem += ": there is no such folder. Check the path, or make a collection with persist create"
+            problem += ": there is no such folder. Check the path, or make a collection with persist create, or by"
+            problem += " persist write --key"
         elif (foreign := self.foreign()) is not None:
             problem += f": the folder holds something else, such as {foreign!r}, and no log of persist. Check the path"
         elif self.has_parts():

@@ -10,7 +10,7 @@ import typer
 import persist
 from persist.tools.cli.command import OK, PROBLEMS, Name, Terminated, command
 from persist.tools.cli.place import Place, tell_done
-from persist.tools.cli.text import cell, say, tell
+from persist.tools.cli.text import cell, say, tell, word_error
 from persist.tools.reports.times import make_time_format
 
 if TYPE_CHECKING:
@@ -177,7 +177,7 @@ def wait(
         try:
             handle.snapshot(time, timeout_s=timeout).close()
         except AsOfNotSealed as error:
-            tell(str(error))
+            tell(f"persist: {word_error(error)}")
             return PROBLEMS
         except AsOfCompacted:
             tell(f"{collection} was complete up to {until} long ago: history that old is no longer kept")
@@ -228,11 +228,11 @@ def follow(
 
 def _begun(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
     if contents:
-        return collection.subscribe(as_of, timeout_s=None)
+        return collection.subscribe(as_of, times="int", timeout_s=None)
     if as_of is not None:
-        return collection.listen(as_of)
+        return collection.listen(as_of, times="int")
     upper = collection.upper.time
-    return collection.listen(None if not upper else upper - 1)
+    return collection.listen(None if not upper else upper - 1, times="int")
 
 
 def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:

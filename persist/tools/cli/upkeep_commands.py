@@ -218,8 +218,7 @@ def gc(
 
 @command
 def upgrade(
-    at: Place,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False,
+    at: Place, dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False
 ) -> int:
     """Raise the number of the location's format to the newest that this release writes; older releases stop then."""
     with at.reading() if dry_run else at.writing() as client:

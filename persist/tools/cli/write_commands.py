@@ -33,13 +33,7 @@ At = Annotated[
     ),
 ]
 TimeOfAll = Annotated[
-    str | None,
-    typer.Option(
-        "--time",
-        "-t",
-        metavar="TIME",
-        help="Of all rows, if not that of the commit.",
-    ),
+    str | None, typer.Option("--time", "-t", metavar="TIME", help="Of all rows, if not that of the commit.")
 ]
 TimeColumn = Annotated[str | None, typer.Option(metavar="COLUMN", help="The column with the time of each row.")]
 Future = Annotated[bool, typer.Option("--allow-future", help="Take times that are more than a day ahead of the clock.")]
@@ -138,7 +132,9 @@ def write(
     no_key: Annotated[bool, typer.Option("--no-key", help="Create it if there is none, without a key.")] = False,
     mode: Annotated[
         str | None,
-        typer.Option(metavar="MODE", help="upsert, append, overwrite or error; else upsert with --key, or append."),
+        typer.Option(
+            metavar="MODE", help="upsert, append, overwrite or error; else upsert with --key, or append without a key."
+        ),
     ] = None,
     timeline: Annotated[
         str | None,
@@ -226,7 +222,7 @@ def _load(
     With a key, the collection is created if there is none.
     """
     from persist.connect.ingest.row_files import read_names
-    from persist.engine.write.write_options import choose_mode
+    from persist.engine.location.opening import choose_mode_for
     from persist.tools.cli.loading import load, open_input, was_begun
 
     is_events = plan.late is not None
@@ -237,7 +233,7 @@ def _load(
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
         if not is_events:
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
-            plan = replace(plan, mode=choose_mode(mode, has_key=bool(key), has_diffs=has_diffs))
+            plan = replace(plan, mode=choose_mode_for(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
         if plan.mode == "update":
             raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
         if mode == "error" and target.handle.create is None and not was_begun(target, rows, plan, plan.token):

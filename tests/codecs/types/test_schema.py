@@ -174,8 +174,8 @@ def test_a_name_may_not_be_on_both_sides() -> None:
 @pytest.mark.parametrize(
     ("key", "message"),
     [
-        ({}, "the key has no fields: give at least one, or None"),
-        (pa.schema([]), "the key has no fields"),
+        ({}, "the key has no columns: give at least one, or None"),
+        (pa.schema([]), "the key has no columns"),
         ("id", "the key is 'id': give a dict of names and types"),
         (int, "the key is <class 'int'>: give a dict"),
         ({"id": object}, "key field 'id' has <class 'object'> for a type"),

@@ -2,7 +2,7 @@
 
 import pickle
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -507,3 +507,40 @@ def test_an_index_is_made_anew_though_it_alone_keeps_history_readable(client: pe
     client.load("orders").seal(4).result()
     with indexes_that_always_pay():
         assert client.load("orders").get(where="c = 5").to_pylist() == [{"id": 1, "c": 5, "note": None}]
+
+
+class Overtaken(persist.MemoryBlob):
+    """A store in which something else happens just before the next record of the log is made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: Callable[[], object] | None = None
+
+    def create(self, key: str, value: Any) -> bool:
+        if key.startswith("log/") and self.before is not None:
+            before, self.before = self.before, None
+            before()
+        return super().create(key, value)
+
+
+WAYS_TO_DROP: dict[str, Callable[[persist.Client], object]] = {
+    "drop": lambda client: client["late"].drop().result(),
+    "sql": lambda client: client.sql("DROP VIEW late"),
+    "redefine": lambda client: client.view("late").redefine(start="now"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_DROP)
+def test_an_index_that_another_client_makes_during_a_drop_goes_with_its_collection(way: str) -> None:
+    blob = Overtaken()
+    with persist.open(blob) as client, persist.open(blob) as other:
+        flights = client.create_or_load("flights", key={"id": int}, value={"delay": int})
+        flights.write([(1, 30), (2, 0)]).result()
+        client.create_view("late", "SELECT id, delay FROM flights WHERE delay > 15")
+        blob.before = lambda: other["late"].index("delay")
+        WAYS_TO_DROP[way](client)
+        assert blob.before is None
+        client.engine.follower.refresh()
+        names = client.engine.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(".index.")])
+        assert names == []
+        assert ("late" in client) == (way == "redefine")

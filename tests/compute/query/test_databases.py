@@ -110,3 +110,27 @@ def test_a_forked_process_uses_no_database_of_its_parent(client: persist.Client)
     assert os.read(reading, 10) == b"own"
     assert os.waitpid(pid, 0)[1] == 0
     os.close(reading)
+
+
+def test_statements_one_after_another_use_one_database(client: persist.Client) -> None:
+    keyed = client.create_or_load("keyed", key={"k": int}, value={"v": int}, keyed=persist.Keyed())
+    keyed.upsert([(1, 1)]).result()
+    for n in range(3):
+        client.sql("UPDATE t SET v = v + 1 WHERE k = 1")
+        client.sql(f"INSERT OR REPLACE INTO keyed VALUES (1, {n}), (2, {n})")
+        client.sql("MERGE INTO t USING keyed s ON t.k = s.k WHEN MATCHED THEN UPDATE SET v = t.v + s.v")
+        assert len(idle()) == 1
+    assert client.sql("FROM t").to_arrow()["v"].to_pylist() == [20 + 3 + 0 + 1 + 2]
+    with lend_database() as lent:
+        remains = "SELECT count(*) FROM duckdb_tables() WHERE NOT internal"
+        assert lent.connection.execute(remains).fetchone() == (0,)
+
+
+def test_a_statement_that_fails_leaves_its_database_to_nobody(client: persist.Client) -> None:
+    with pytest.raises(persist.InvalidUsage):
+        client.sql("UPDATE t SET v = 'word' WHERE k = 1")
+    assert idle() == []
+    for several in ("UPDATE t SET v = 1; CREATE TABLE more (a INT)", "UPDATE t SET v = 1; UPDATE t SET v = 2"):
+        with pytest.raises(persist.InvalidUsage):
+            client.sql(several)
+        assert idle() == []

@@ -177,8 +177,6 @@ def test_what_does_not_fit_is_refused_and_no_password_is_told(
         persist.egress(client, {**place, "sink": "kafka://127.0.0.1:1/orders"}, once=True)
     with pytest.raises(persist.InvalidUsage, match="'other' is not one of the collections"):
         persist.egress(client, {**place, "topics": {"other": "x"}}, once=True)
-    with pytest.raises(persist.InvalidUsage, match="leave out rows"):
-        persist.egress(client, {**place, "format": "debezium", "rows": "multiset"}, once=True)
     monkeypatch.setattr(import_module("persist.connect.egress.kafka"), "ASK_S", 0.5)
     with pytest.raises(persist.Unavailable, match="does not answer") as error:
         persist.egress(client, {**place, "client": {"security.protocol": "plaintext"}}, once=True)

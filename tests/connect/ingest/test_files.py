@@ -123,6 +123,22 @@ def test_a_file_that_has_changed_is_refused_or_read_again_or_ignored(
     assert contents(tmp_path)[0] == {"id": 1, "amount": 100.5}
 
 
+@pytest.mark.parametrize("keyed", [True, False])
+def test_a_file_that_is_read_again_is_logged_with_its_effect(
+    tmp_path: Path, folder: Path, options: dict[str, Any], caplog: Any, keyed: bool
+) -> None:
+    (folder / "b.csv").write_text("id,amount\n1,77.5\n")
+    ingested(tmp_path, options, keyed=keyed, changed="again")
+    assert "read again" not in caplog.text
+    (folder / "a.csv").write_text("id,amount\n1,100.5\n2,2.5\n")
+    ingested(tmp_path, options, changed="again")
+    effect = "all of its rows are added once more"
+    if keyed:
+        effect = "its rows replace the rows of their keys, also where one of 1 later files brought them"
+    assert f"a.csv has changed and is read again: {effect}" in caplog.text
+    assert len(contents(tmp_path)) == (2 if keyed else 5)
+
+
 def test_a_new_column_is_refused_added_or_left_out(tmp_path: Path, folder: Path, options: dict[str, Any]) -> None:
     ingested(tmp_path, options)
     (folder / "b.csv").write_text("id,amount,note\n3,3.5,new\n")
@@ -216,6 +232,14 @@ def test_a_config_says_what_is_wrong_with_it(tmp_path: Path, folder: Path) -> No
         persist.ingest(str(tmp_path / "location"), config, once=True)
     config.write_text(f'source = "{folder}"\ncollection = 7\n')
     with pytest.raises(persist.InvalidUsage, match=r"orders\.toml: collection: Expected `str`, got `int`"):
+        persist.ingest(str(tmp_path / "location"), config, once=True)
+    config.write_text(f'source = "{folder}"\ncollection = "orders"\nformat = "debezium"\n')
+    with pytest.raises(
+        persist.InvalidUsage, match=r"format: there is no value 'debezium'; it is one of \"csv\", \"json"
+    ):
+        persist.ingest(str(tmp_path / "location"), config, once=True)
+    config.write_text(f'source = "{folder}"\ncollection = "orders"\nkey = "id"\n')
+    with pytest.raises(persist.InvalidUsage, match=r"key: Expected a list, got `str`"):
         persist.ingest(str(tmp_path / "location"), config, once=True)
     config.write_text("source = \n")
     with pytest.raises(persist.InvalidUsage, match="is not TOML"):

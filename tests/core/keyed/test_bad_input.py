@@ -32,7 +32,7 @@ def keyed(client: persist.Client, name: str = "users", **declared: Any) -> persi
         ([(None, (1, "a", None), 0)], persist.errors.InvalidUpdate, "NULL in the key column 'k'"),
         ([(1, (1, "a", None), 0), (2, (1, "a", None))], persist.errors.InvalidUpdate, "looks like"),
         ([(1, ("x", "a", None), 0)], persist.errors.InvalidUpdate, "update 0|at"),
-        ("text", persist.errors.InvalidUpdate, "give tuples"),
+        ("text", persist.errors.InvalidUpdate, "the rows are 'text', a text"),
         (pa.table({"k": [1], "_time": [0]}), persist.errors.SchemaMismatch, "missing"),
         (
             pa.table({"k": [1], "at": [1], "v": ["a"], "gone": [None], "_time": [0], "_diff": [1]}),
@@ -80,7 +80,7 @@ def test_events_without_key_watermark_or_tombstone_are_refused(client: persist.C
         ({"tombstone": "gone", "tombstone_value": "x"}, persist.errors.SchemaMismatch, "strings"),
         ({"tombstone_value": "x"}, persist.InvalidUsage, "tombstone="),
         ({"late_bound": 3}, persist.InvalidUsage, "order_by"),
-        ({"late_bound": "x", "order_by": ["at"]}, persist.InvalidUsage, "watermark"),
+        ({"late_bound": "x", "order_by": ["at"]}, persist.InvalidUsage, "not a value of the first column of order_by"),
         ({"late_bound": persist.Behind(-1), "order_by": ["at"]}, persist.InvalidUsage, "negative"),
         ({"late_bound": 3, "order_by": ["v"]}, persist.errors.SchemaMismatch, "string"),
         ({"resolve": "later"}, persist.InvalidUsage, "give .seal. or .background."),
@@ -196,7 +196,7 @@ def test_events_that_were_late_belong_to_their_token_too(client: persist.Client)
 def test_a_deletion_that_a_late_row_would_undo_is_refused(client: persist.Client) -> None:
     with pytest.raises(persist.errors.InvalidUpdate, match="tombstone"):
         keyed(client, "a", order_by=["at"]).upsert([(1, None, 0)])
-    with pytest.raises(persist.errors.InvalidUpdate, match="watermark"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="by which events are ordered"):
         keyed(client, "b", order_by=["at"], tombstone="gone").upsert([(1, None, 0)])
     with pytest.raises(persist.errors.InvalidUpdate, match="NULL"):
         keyed(client, "c", tombstone="v").upsert([(1, None, 0)])
@@ -210,7 +210,7 @@ def test_keys_are_deleted_by_themselves_or_with_their_watermark(client: persist.
     users.delete(pa.table({"k": [3]}), time=1)
     users.seal(2).result()
     assert users.snapshot().to_arrow()["k"].to_pylist() == [0]
-    with pytest.raises(persist.errors.InvalidUpdate, match="watermark"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="by which events are ordered"):
         ordered.delete([1], time=1)
     ordered.delete([{"k": 1, "at": 5}, {"k": 2, "at": 1}], time=1)
     ordered.seal(2).result()

@@ -110,7 +110,7 @@ def test_tombstones_without_a_watermark_find_their_way_back(client: persist.Clie
     users.upsert([(1, (None, True), 0), (2, (None, False), 0), (1, (None, False), 1)], seal=2).result()
     copy.upsert(users.upserts(0, 2).to_arrow(), seal=2).result()
     assert [*copy.changes(0).updates()] == [*users.changes(0).updates()]
-    with pytest.raises(persist.errors.InvalidUpdate, match="event 1 deletes its key and has no watermark"):
+    with pytest.raises(persist.errors.InvalidUpdate, match="event 1 deletes its key and has no value in"):
         users.upsert(
             [{"k": 1, "gone": True, "at": None, "_time": 3}, {"k": 1, "at": None, "_time": 3, "_deleted": True}]
         )
@@ -146,7 +146,7 @@ def test_a_late_bound_may_be_below_and_above_what_watermarks_are(
     [
         ({"order_by": 5}, "order_by=5 is not a list"),
         ({"machine": InsertIfAbsent}, "give an instance"),
-        ({"order_by": ["at"], "late_bound": 1.5}, "late_bound=1.5 is not a watermark"),
+        ({"order_by": ["at"], "late_bound": 1.5}, "late_bound=1.5 is not a value of the first"),
     ],
 )
 def test_a_declaration_that_is_nearly_right_is_refused(

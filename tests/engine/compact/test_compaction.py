@@ -444,7 +444,7 @@ def test_a_client_compacts_in_the_background_unless_told_not_to() -> None:
 
 
 def test_writers_wait_for_a_merge_when_there_are_too_many_runs() -> None:
-    policy = Tuning(runs_max=16, merge_runs=4, inline_runs=1000, inline_bytes=1 << 30)
+    policy = Tuning(runs_max=16, merge_runs=4, inline_runs=4, inline_bytes=1 << 30)
     with opened(MemoryBlob(), tuning=policy) as client:
         c = client.create_or_load("c", key=KEY, value=VALUE)
         for at in range(64):

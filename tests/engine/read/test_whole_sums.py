@@ -41,7 +41,7 @@ def test_the_sum_of_a_query_is_an_integer_too(client: persist.Client) -> None:
 
 
 def test_a_sum_that_no_int64_holds_stays_as_it_is_stored(client: persist.Client) -> None:
-    client.write("orders", [(4, ("b", 2**62)), (5, ("b", 2**62))]).result()
+    client.write("orders", [(4, ("b", 2**62)), (5, ("b", 2**62))], mode="append").result()
     client.view("totals").refresh()
     totals = client["totals"].snapshot()
     assert totals.to_pandas()["total"].tolist() == [Decimal(3), Decimal(3 * 2**62)]

@@ -91,7 +91,7 @@ def test_who_writes_waits_for_a_merge_from_so_many_runs_on_and_not_again_at_once
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """It is tried again, whether it failed or not, when a fourth as many runs have come."""
-    with scheduled(ImpatientClock(), runs_max=16) as (client, schedule):
+    with scheduled(ImpatientClock(), runs_max=16, inline_runs=16) as (client, schedule):
         id_ = client["a"].id
         schedule.relieve("0" * 32)
 
@@ -115,6 +115,27 @@ def test_who_writes_waits_for_a_merge_from_so_many_runs_on_and_not_again_at_once
             counts += [history_of(client, "a")] if "'a' has too many runs, and compaction failed" in caplog.text else []
             client["a"].write([((time, None), time, 1)], seal=time + 1).result()
         assert counts == [16, 20, 24, 28, 32, 36, 40, 44]
+
+
+def test_a_history_of_clients_that_live_for_one_write_stays_short() -> None:
+    blob, settings = MemoryBlob(), tuned(background=False)
+    for day in range(140):
+        with persist.open(blob, settings=settings) as client:
+            days = client.create_or_load("days", key={"k": pa.int64()})
+            days.write([((day, None), day, 1)], seal=day + 1).result()
+            assert len(days.handle.contents().history) <= 128
+            assert days.snapshot(min(day, 5)).count() == min(day, 5) + 1
+    with persist.open(blob, settings=settings) as client:
+        assert len(client["days"].snapshot().get([*range(140)])) == 140
+
+
+def test_who_writes_waits_for_no_merge_of_large_runs() -> None:
+    with scheduled(ImpatientClock(), runs_max=16, inline_runs=2, part_bytes=800) as (client, schedule):
+        for time in range(20):
+            client["a"].write([((time, None), time, 1)], seal=time + 1).result()
+        seqno = client.engine.follower.state.seqno
+        schedule.relieve(client["a"].id)
+        assert client.engine.follower.state.seqno == seqno
 
 
 def test_a_collection_is_due_after_so_many_commits_since_it_was_looked_at() -> None:

@@ -54,7 +54,7 @@ STATEMENTS: dict[str, Way] = {
     "insert": lambda client, c: client.sql("INSERT INTO c VALUES (2, 'b')"),
     "update": lambda client, c: client.sql("UPDATE c SET v = 'c' WHERE k = 1"),
     "delete": lambda client, c: client.sql("DELETE FROM c WHERE k = 1"),
-    "client.write": lambda client, c: client.write("c", pa.table({"k": [2], "v": ["b"]})).result(),
+    "client.write": lambda client, c: client.write("c", pa.table({"k": [2], "v": ["b"]}), mode="append").result(),
 }
 
 

@@ -37,7 +37,7 @@ from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.log_identity import Past
 from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.write.commit_future import CommitFuture
-from persist.services.erase.relatives import related
+from persist.services.erase.derived import related
 
 Patch = tuple[Any, str, Any]
 

@@ -169,7 +169,7 @@ def test_rows_for_codecs_are_given_as_they_are_stored_and_ask_for_no_codec(
     shop: persist.Client, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "notes.csv").write_text('key,value\nb,"{""x"":2}"\n')
-    assert main(["write", "shop", "notes", "notes.csv", "--time", "6", "--seal", "7"]) == 0
+    assert main(["write", "shop", "notes", "notes.csv", "--time", "6", "--seal", "7", "--mode", "append"]) == 0
     with persist.open("shop", mode="read") as client:
         notes = client.create_or_load("notes", key=persist.Utf8(), value=persist.Json())
         assert sorted(notes.snapshot().rows()) == [("a", {"x": 1}), ("b", {"x": 2})]

@@ -87,7 +87,7 @@ FORMATS: dict[str, Callable[[pa.Table], bytes]] = {
 @pytest.mark.parametrize("name", FORMATS)
 def test_rows_of_every_format_arrive_as_they_are(place: str, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes(FORMATS[name](ROWS))
-    assert main(["write", place, "orders", str(tmp_path / name), "--time", "1", "--seal", "2"]) == 0
+    assert main(["write", place, "orders", str(tmp_path / name), "--time", "1", "--seal", "2", "--mode", "append"]) == 0
     assert contents(place) == ROWS.to_pylist()
 
 
@@ -95,7 +95,7 @@ def test_rows_of_every_format_arrive_as_they_are(place: str, tmp_path: Path, nam
 def test_updates_bring_their_own_times_and_diffs(place: str, tmp_path: Path, name: str) -> None:
     updates = ROWS.append_column("_time", pa.array([4, 5, 5])).append_column("_diff", pa.array([2, 1, 1]))
     (tmp_path / name).write_bytes(FORMATS[name](updates))
-    assert main(["write", place, "orders", str(tmp_path / name), "--seal", "6"]) == 0
+    assert main(["write", place, "orders", str(tmp_path / name), "--seal", "6", "--mode", "append"]) == 0
     assert len(contents(place, 4)) == 2
     assert len(contents(place, 5)) == 4
 
@@ -103,9 +103,11 @@ def test_updates_bring_their_own_times_and_diffs(place: str, tmp_path: Path, nam
 def test_a_file_comes_from_standard_input(place: str, monkeypatch: pytest.MonkeyPatch, capsys: Printed) -> None:
     data = io.TextIOWrapper(io.BytesIO(as_csv(ROWS)))
     monkeypatch.setattr(sys, "stdin", data)
-    assert main(["write", place, "orders", "-", "--time", "1"]) == 2
+    assert main(["write", place, "orders", "-", "--time", "1", "--mode", "append"]) == 2
     assert "give --format" in capsys.readouterr().err
-    assert main(["write", place, "orders", "-", "--time", "1", "--seal", "2", "--format", "csv"]) == 0
+    assert (
+        main(["write", place, "orders", "-", "--time", "1", "--seal", "2", "--format", "csv", "--mode", "append"]) == 0
+    )
     assert contents(place) == ROWS.to_pylist()
 
 
@@ -165,7 +167,7 @@ def test_rows_that_do_not_fit_are_named_by_line_and_nothing_is_written(
 ) -> None:
     file = tmp_path / name
     file.write_text(text)
-    command = ["write", place, "orders", str(file), "--time", "1", "--seal", "2"]
+    command = ["write", place, "orders", str(file), "--time", "1", "--seal", "2", "--mode", "append"]
     assert main(command) == 2
     err = capsys.readouterr().err
     for each in says:
@@ -180,7 +182,7 @@ def test_rows_that_do_not_fit_are_named_by_line_and_nothing_is_written(
 def test_a_compressed_file_that_is_cut_off_is_named(place: str, tmp_path: Path, capsys: Printed) -> None:
     file = tmp_path / "cut.csv.gz"
     file.write_bytes(gzip.compress(b"id,name\n" + bytes(range(48, 58)) * 5000)[:40])
-    assert main(["write", place, "orders", str(file), "--time", "1"]) == 2
+    assert main(["write", place, "orders", str(file), "--time", "1", "--mode", "append"]) == 2
     err = capsys.readouterr().err
     assert "cut.csv.gz" in err
     assert err.count("\n") == 1
@@ -189,7 +191,7 @@ def test_a_compressed_file_that_is_cut_off_is_named(place: str, tmp_path: Path, 
 def test_only_the_first_ten_reasons_are_shown(place: str, tmp_path: Path, capsys: Printed) -> None:
     file = tmp_path / "bad.csv"
     file.write_text("id,name,amount,at\n" + "x,,,\n" * 5000)
-    assert main(["write", place, "orders", str(file), "--time", "1"]) == 2
+    assert main(["write", place, "orders", str(file), "--time", "1", "--mode", "append"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith("persist: 5,000 of the 5,000 rows")
     assert [line.split(":")[0] for line in lines[1:-1]] == [f"line {n}" for n in range(2, 12)]
@@ -199,7 +201,7 @@ def test_only_the_first_ten_reasons_are_shown(place: str, tmp_path: Path, capsys
 def test_rows_of_parquet_that_do_not_fit_are_named_by_number(place: str, tmp_path: Path, capsys: Printed) -> None:
     file = tmp_path / "bad.parquet"
     pq.write_table(ROWS.set_column(0, "id", pa.array([1, 2**63, 3], pa.uint64())), file)
-    assert main(["write", place, "orders", str(file), "--time", "1"]) == 2
+    assert main(["write", place, "orders", str(file), "--time", "1", "--mode", "append"]) == 2
     assert "row 2: column 'id'" in capsys.readouterr().err
 
 
@@ -223,7 +225,7 @@ def test_a_file_with_other_columns_is_refused(
     place: str, tmp_path: Path, capsys: Printed, head: str, arguments: list[str], says: str
 ) -> None:
     (tmp_path / "file.csv").write_text(head)
-    assert main(["write", place, "orders", str(tmp_path / "file.csv"), *arguments]) == 2
+    assert main(["write", place, "orders", str(tmp_path / "file.csv"), *arguments, "--mode", "append"]) == 2
     assert says in capsys.readouterr().err
 
 
@@ -238,7 +240,8 @@ def test_a_column_can_be_left_out_and_another_one_give_the_times(place: str, tmp
         ("b.jsonl", JSON_WITH_MORE),
     ):
         (tmp_path / name).write_text(text)
-        command = ["write", place, "orders", str(tmp_path / name), "--time-column", "when", "--ignore", "more"]
+        options = ["--time-column", "when", "--ignore", "more", "--mode", "append"]
+        command = ["write", place, "orders", str(tmp_path / name), *options]
         assert main(command) == 0
     assert main(["seal", place, "orders", "9"]) == 0
     assert [row["id"] for row in contents(place, 3)] == [1]
@@ -248,7 +251,7 @@ def test_a_column_can_be_left_out_and_another_one_give_the_times(place: str, tmp
 def test_a_row_at_a_sealed_time_does_not_fit(place: str, tmp_path: Path, capsys: Printed) -> None:
     assert main(["seal", place, "orders", "5"]) == 0
     (tmp_path / "late.csv").write_text("id,name,amount,at,_time\n1,,,,5\n2,,,,4\n3,,,,\n")
-    assert main(["write", place, "orders", str(tmp_path / "late.csv")]) == 2
+    assert main(["write", place, "orders", str(tmp_path / "late.csv"), "--mode", "append"]) == 2
     err = capsys.readouterr().err
     assert "line 3: its time 4 is sealed: times from 5 on can be written" in err
     assert "line 4: column '_time' is empty" in err
@@ -258,7 +261,8 @@ def test_a_load_goes_on_where_it_was_and_happens_once(place: str, tmp_path: Path
     """The first commits are there, as after a crash; the same command writes the others, and a third time nothing."""
     rows = pa.table({"id": range(95), "name": ["x"] * 95, "amount": [None] * 95, "at": [None] * 95})
     pq.write_table(rows, tmp_path / "many.parquet")
-    command = ["write", place, "orders", str(tmp_path / "many.parquet"), "--time", "1", "--seal", "2"]
+    options = ["--time", "1", "--seal", "2", "--mode", "append"]
+    command = ["write", place, "orders", str(tmp_path / "many.parquet"), *options]
     command += ["--commit-rows", "10", "--json"]
     from persist.engine.write.commit_future import CommitFuture
 
@@ -295,7 +299,7 @@ def test_who_interrupts_a_load_is_told_how_it_goes_on(
     file = tmp_path / "rows.csv"
     file.write_text("k,v\n1,a\n")
     monkeypatch.setattr("persist.tools.cli.loading.load", interrupted)
-    assert main(["write", place, "orders", str(file), "--time", "9"]) == 130
+    assert main(["write", place, "orders", str(file), "--time", "9", "--mode", "append"]) == 130
     assert "The same command goes on" in capsys.readouterr().err
 
 
@@ -444,9 +448,23 @@ def test_a_file_without_rows_creates_its_collection(tmp_path: Path, times: list[
     assert written(location, "orders", str(file), "--key", "id", *times) == 0
     file.write_text("id,t\n" if form == "csv" else "")
     assert main(["overwrite", location, "old", str(file), "--format", form]) == 0
-    assert written(location, "old", str(file), "--format", form) == 0
+    assert written(location, "old", str(file), "--format", form, "--mode", "append") == 0
     with persist.open(location, mode="read") as client:
         assert [[*client[name].snapshot().rows()] for name in ("orders", "old")] == [[], []]
+
+
+def test_a_file_for_a_collection_with_a_key_needs_the_key_or_the_mode(tmp_path: Path, capsys: Printed) -> None:
+    location, file = str(tmp_path / "shop"), tmp_path / "orders.csv"
+    file.write_text("id,t\n1,1\n")
+    assert written(location, "orders", str(file), "--key", "id") == 0
+    assert written(location, "log", str(file), "--no-key") == 0
+    assert written(location, "orders", str(file)) == 2
+    assert "the key ['id']" in (said := capsys.readouterr().err)
+    assert "--mode upsert to replace these rows, or --mode append to add" in said
+    for name, options in (("orders", ["--key", "id"]), ("log", ["--token", "again"])):
+        assert written(location, name, str(file), *options) == 0
+    with persist.open(location, mode="read") as client:
+        assert [client[name].snapshot().count() for name in ("orders", "log")] == [1, 2]
 
 
 def test_a_file_in_pieces_creates_its_collection_with_the_first(tmp_path: Path) -> None:
@@ -503,7 +521,7 @@ def test_write_and_ingest_reject_the_same_rows_for_the_same_reasons(
     place: str, tmp_path: Path, capsys: Printed
 ) -> None:
     (tmp_path / "bad.csv").write_text(BAD_CSV)
-    assert main(["write", place, "orders", str(tmp_path / "bad.csv"), "--time", "1"]) == 2
+    assert main(["write", place, "orders", str(tmp_path / "bad.csv"), "--time", "1", "--mode", "append"]) == 2
     written = capsys.readouterr().err
     (tmp_path / "orders.toml").write_text(f'source = "{tmp_path}/*.csv"\ncollection = "orders"\nsettle_s = 0.0\n')
     assert main(["ingest", place, str(tmp_path / "orders.toml"), "--once"]) == 2

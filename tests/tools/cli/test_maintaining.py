@@ -62,7 +62,7 @@ def test_maintain_goes_on_until_it_is_ended(shop: Path) -> None:
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["views refreshed"] == 1
         with persist.open(shop) as client:
-            client.write("orders", [{"id": 100, "amount": 100}])
+            client.write("orders", [{"id": 100, "amount": 100}], mode="append")
         assert json.loads(process.stdout.readline())["views refreshed"] == 1
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=WAIT_S)

@@ -112,7 +112,7 @@ def test_events_of_a_keyed_collection_come_from_a_file(tmp_path: Path, capsys: P
     assert sorted(read, key=lambda row: int(row["id"])) == [{"id": 1, "name": "a"}, {"id": 2, "name": "b"}]
     assert main(["read", place, "users", "--columns", "id", "--json"]) == 0
     assert told(capsys) == {"id": 1}
-    assert main(["write", place, "users", str(file), "--ignore", "_deleted"]) == 2
+    assert main(["write", place, "users", str(file), "--ignore", "_deleted", "--mode", "append"]) == 2
     assert "its time 1 is sealed" in capsys.readouterr().err
 
 
@@ -266,7 +266,10 @@ def test_one_time_goes_out_as_parquet_and_comes_back(place: str, tmp_path: Path,
     columns = ["--key", "id:int64", "--value", "status:string", "--value", "amount:float64"]
     assert main(["create", place, "copy", *columns]) == 0
     [file] = os.listdir(folder)
-    assert main(["write", place, "copy", os.path.join(folder, file), "--time", "1", "--seal", "2"]) == 0
+    assert (
+        main(["write", place, "copy", os.path.join(folder, file), "--time", "1", "--seal", "2", "--mode", "append"])
+        == 0
+    )
     capsys.readouterr()
     assert main(["read", place, "copy", "--columns", "id", "--json"]) == 0
     assert [json.loads(line)["id"] for line in capsys.readouterr().out.splitlines()] == [1, 2]

@@ -175,7 +175,10 @@ def test_a_program_waits_until_a_time_is_sealed(place: str, capsys: Printed) -> 
     assert main(["wait", place, "shop.items", "--until", "2026-01-01T23:00Z", "--json"]) == 0
     assert lines(capsys) == [{"collection": "shop.items", "upper": 1767312000}]
     assert main(["wait", place, "orders", "--until", "13", "--timeout", "0.05"]) == 1
-    assert "13" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("persist: ")
+    assert "13" in said
+    assert said.endswith("wait for it with --timeout.\n")
     with persist.open(place, settings=persist.Settings(background=False)) as client:
         orders = client["orders"]
         sealing = threading.Timer(0.1, lambda: orders.seal(14).result())
@@ -466,7 +469,7 @@ def test_a_stream_that_is_closed_is_like_one_that_leads_nowhere(place: str, clos
 
 
 def test_standard_input_that_is_closed_is_an_empty_file(place: str) -> None:
-    command = '"$0" -m persist write "$1" orders - --format csv --time 90 <&-'
+    command = '"$0" -m persist write "$1" orders - --format csv --time 90 --mode append <&-'
     done = subprocess.run(["sh", "-c", command, sys.executable, place], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.startswith("persist: ")

@@ -128,3 +128,12 @@ def test_spark_s_options_are_the_parameters_of_the_calls_that_do_the_same() -> N
 def test_each_option_of_a_command_says_what_it_does() -> None:
     silent = {(name, parameter.name) for name in COMMANDS for parameter in COMMANDS[name].params if not parameter.help}
     assert not silent
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_help_of_each_command_that_takes_a_time_has_the_words_for_times(name: str) -> None:
+    command = COMMANDS[name]
+    metavars = {getattr(parameter, "metavar", None) for parameter in command.params}
+    takes_time = bool(metavars & {"TIME", "[NAME=]TIME", "START", "UNTIL", "FIRST", "SECOND", "AS_OF"})
+    text = command.get_help(typer.Context(command, info_name=name))
+    assert [word in text for word in ('"now"', '"yesterday"', '"-1d"', '"latest"')] == [takes_time] * 4

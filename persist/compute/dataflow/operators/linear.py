@@ -37,10 +37,9 @@ from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import coordinates
 from persist.core.errors import OperatorFailed
-from persist.core.expression.evaluation import as_array, conjuncts, evaluate, may_raise, together
+from persist.core.expression.evaluation import as_array, conjuncts, evaluate, together
 from persist.core.expression.term import Col, Lit, Term
 
-FEW_ROWS = 1024  # Up to so many updates, a filter costs by its calls and not by its rows.
 Shape = Callable[[Ints], Ints]
 
 
@@ -227,35 +226,19 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
 class _Sieve:
     """Keeps the updates for which a condition is true.
 
-    Each part sees the updates that the parts before it left, because a part may guard the next one against errors. If
-    updates are few, a part that cannot raise sees the same updates as the part before it: to take a subset would cost
-    more.
+    Each part sees the updates that the parts before it left, because a part may guard the next one against errors.
     """
 
     def __init__(self, condition: Term, operator: str) -> None:
         self._parts = conjuncts(condition)
         self._operator = operator
-        self._together: list[list[Term]] | None = None
 
     def __call__(self, frame: Frame) -> Frame:
-        for parts in self._of_few(frame) if len(frame) <= FEW_ROWS else [[part] for part in self._parts]:
+        for part in self._parts:
             if not len(frame):
                 return frame
-            keep = _true(parts[0], frame, self._operator)
-            for part in parts[1:]:
-                keep = keep & _true(part, frame, self._operator)
-            frame = frame.where(keep)
+            frame = frame.where(_true(part, frame, self._operator))
         return frame
-
-    def _of_few(self, frame: Frame) -> list[list[Term]]:
-        if self._together is None:
-            kinds = {name: column.kind for name, column in frame.columns.items()} | {TIME: pa.int64()}
-            self._together = []
-            for part in self._parts:
-                if not self._together or may_raise(part, kinds):
-                    self._together.append([])
-                self._together[-1].append(part)
-        return self._together
 
 
 def _picks(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
@@ -557,12 +540,7 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
 
 
 def _parts(
-    stage: FlatMap,
-    returned: Any,
-    times: list[tuple[int, ...]],
-    diffs: list[int],
-    record: Any,
-    operator: str,
+    stage: FlatMap, returned: Any, times: list[tuple[int, ...]], diffs: list[int], record: Any, operator: str
 ) -> Any:
     """Take the time and the diff off what a function returned, and return the record."""
     shape = "pairs (record, diff)" if stage.gives == "diffs" else "triples (record, time, diff)"

@@ -21,12 +21,7 @@ import pyarrow as pa
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.plan.draft import Captured, Probed, to_table
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import (
-    Keys,
-    Layout,
-    to_batch,
-    uncancelled,
-)
+from persist.compute.dataflow.updates.batch import Keys, Layout, to_batch, uncancelled
 from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given

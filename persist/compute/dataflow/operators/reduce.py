@@ -468,11 +468,7 @@ class PartialReduce(ReduceOperator):
             self.out = self.shape_batch(batch)
 
     def _at(
-        self,
-        items: Ints,
-        keys: Ints,
-        records: tuple[Ints, Ints, Ints, Ints],
-        given: tuple[Ints, Ints, Ints, Ints],
+        self, items: Ints, keys: Ints, records: tuple[Ints, Ints, Ints, Ints], given: tuple[Ints, Ints, Ints, Ints]
     ) -> Ints:
         """Return how the output changes at items, one time for each key: [item, values …, diff]."""
         # The item of each key; -1 for none.

@@ -158,10 +158,7 @@ class Partial:
 
 
 def requested_columns(
-    plan: Plan,
-    operators: Sequence[Operator],
-    entries: Mapping[int, EntryOperator],
-    accumulated: Set[Operator],
+    plan: Plan, operators: Sequence[Operator], entries: Mapping[int, EntryOperator], accumulated: Set[Operator]
 ) -> set[tuple[str, tuple[str, ...]]]:
     """Return the collections of a plan, each with columns by which its refreshes may request records of it.
 

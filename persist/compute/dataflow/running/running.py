@@ -116,11 +116,7 @@ class Running(Closes):
     """
 
     def __init__(
-        self,
-        program: Draft,
-        engine: Engine | None,
-        options: Options,
-        known: Mapping[int, Statistics] | None = None,
+        self, program: Draft, engine: Engine | None, options: Options, known: Mapping[int, Statistics] | None = None
     ) -> None:
         """Open a program; known has statistics of inputs and sources, in place of statistics of collections."""
         self.program = program

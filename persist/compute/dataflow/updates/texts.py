@@ -9,7 +9,7 @@ A tag is the upper half of a hash of the text. It distinguishes nearly all texts
 larger table needs. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash stays in
 one process, and need not be the same in the next version.
 
-Cost: about 0.1 µs for a text of 16 bytes in a call of many, 3 µs for one alone. Memory: its bytes, and 30 to 60 more;
+Cost: about 0.1 µs for a text of 16 bytes, and 0.1 ms for a call. Memory: its bytes, and 30 to 60 more;
 as values of Python in a dictionary they took about 130. Texts of more than `LANES_BYTES` bytes are hashed one by one.
 """
 
@@ -27,14 +27,11 @@ from persist.compute.dataflow.updates.times import Flags, Ints
 Words: TypeAlias = npt.NDArray[np.uint64]
 
 LANES_BYTES = 256  # Longer texts are taken one by one: what a call costs is little beside their bytes.
-FEW = 40  # Up to so many texts are taken one by one, too: then it is much beside everything.
 AT_ONCE = 1 << 16  # So many are looked up together, so that what is worked on stays in the processor's caches.
 SAMPLE = 1024
 TEXTS_MAX = (1 << 32) - 2
-_MULTIPLIER = 0x9E3779B97F4A7C15
-_FULL = 0xFFFFFFFFFFFFFFFF
 _MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Masks of the first bytes of a word.
-_HALF, _SHIFT, _FACTOR = np.uint64(32), np.uint64(29), np.uint64(_MULTIPLIER)
+_HALF, _SHIFT, _FACTOR = np.uint64(32), np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
 _BYTES = pa.large_binary()
 
@@ -58,7 +55,7 @@ class Given:
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
     def tags(self) -> Words:
-        """Return the tags of all: what `make_tag` makes of each."""
+        """Return the tags of all; a tag depends on its text alone."""
         all_hashes = self.lengths.astype(np.uint64) * _FACTOR
         # A word of eight bytes from each byte on: one view of the same memory.
         eights: Words = np.ndarray((len(self.bytes) - 7,), np.dtype("<u8"), self.bytes.data, strides=(1,))
@@ -84,18 +81,6 @@ class Given:
         return all_hashes >> _HALF
 
 
-def make_tag(text: bytes) -> int:
-    size = len(text)
-    if size > LANES_BYTES:
-        mixed = xxhash.xxh3_64_intdigest(text)
-    else:
-        mixed = size * _MULTIPLIER & _FULL
-        for first in range(0, size, 8):
-            mixed ^= mixed >> 29
-            mixed = (mixed + int.from_bytes(text[first : first + 8], "little")) * _MULTIPLIER & _FULL
-    return ((mixed ^ (mixed >> 32)) * _MULTIPLIER & _FULL) >> 32
-
-
 class Texts:
     """Texts as bytes, and their numbers. Numbers keep their meaning until they are forgotten."""
 
@@ -119,8 +104,6 @@ class Texts:
 
     def numbers(self, array: pa.Array) -> Ints:
         """Return the numbers of an array of texts without NULL, new ones for those not seen before. `int64[n]`."""
-        if len(array) <= FEW:
-            return np.array([self.number(text) for text in array.cast(_BYTES).to_pylist()], np.int64)
         if _repeats(array):
             coded = array.dictionary_encode()
             return self._of_many(coded.dictionary).take(coded.indices.to_numpy())
@@ -141,33 +124,6 @@ class Texts:
             firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
             numbers[absent] = self._added(texts, tags, absent.take(firsts)).take(codes)
         return numbers
-
-    def number(self, text: bytes) -> int:
-        """Return the number of one text, a new one if it was not seen before."""
-        tag = make_tag(text)
-        table, last = self._table, len(self._table) - 1
-        at = tag >> int(self._shift)
-        while entry := int(table[at]):
-            if entry >> 32 == tag and self.text((entry & 0xFFFFFFFF) - 1) == text:
-                return (entry & 0xFFFFFFFF) - 1
-            at = (at + 1) & last
-        self._make_room(1, len(text))
-        if len(self._free) or self._end == len(self._rows):
-            number = int(self._new_numbers(1)[0])
-        else:
-            number, self._end = self._end, self._end + 1
-        row, end = self._count, int(self._ends[self._count])
-        self._data[end : end + len(text)] = np.frombuffer(text, np.uint8)
-        self._ends[row + 1] = end + len(text)
-        self._rows[number] = row
-        self._count += 1
-        if table is not self._table:
-            table, last = self._table, len(self._table) - 1
-            at = tag >> int(self._shift)
-            while table[at]:
-                at = (at + 1) & last
-        table[at] = tag << 32 | number + 1
-        return number
 
     def text(self, number: int) -> bytes:
         """Return the text of a number."""

@@ -29,7 +29,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.order.arrays import int64_values
 from persist.codecs.order.ordering import canonical, combined, order_keys
 from persist.codecs.types.arrow_types import is_text
-from persist.compute.dataflow.updates.texts import FEW, Texts
+from persist.compute.dataflow.updates.texts import Texts
 from persist.compute.dataflow.updates.times import Ints
 from persist.core.expression.sql_numbers import of_unscaled, unscaled
 
@@ -187,16 +187,11 @@ class TextInterner(Interner):
 
     def number_values(self, values: list[Any]) -> Ints:
         """Return the words of Python values."""
-        number = self._texts.number
-        if len(values) > FEW:
-            return self.encode(pa.array(values, self.kind))
-        words = [NULL if v is None else number(v.encode() if self._is_utf8 else v) for v in values]
-        return np.array(words, np.int64)
+        return self.encode(pa.array(values, self.kind))
 
     def decode(self, words: Ints) -> pa.Array:
-        if len(words) <= FEW:
-            return pa.array([None if word == NULL else self.value(word) for word in words.tolist()], self.kind)
-        return self._texts.array(words, self.kind, words == NULL if words.min() == NULL else None)
+        is_null = words == NULL
+        return self._texts.array(words, self.kind, is_null if is_null.any() else None)
 
     def value(self, number: int) -> Any:
         text = self._texts.text(number)

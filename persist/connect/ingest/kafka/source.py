@@ -7,17 +7,20 @@ Beside the collections of rows, a source has two of its own, which are sealed wi
                         The first such message creates it
 
 Each commit stores positions as properties of `NAME.transactions`. These are the next offsets of each topic that moved
-(`ingest.next TOPIC`), and the newest timestamp of all (`ingest.newest_ms`). So the state has them without a read of any
-part. Earlier versions used a collection `NAME.offsets`; without a newer property, reading continues there.
+(`ingest.next TOPIC`, JSON: by partition, null without one yet), and the newest timestamp of all, in ms since 1970
+(`ingest.newest_ms`). So the state has them without a read of any part. Earlier versions used a collection
+`NAME.offsets`; without a newer property, reading continues there.
 
 A time is a number that only counts. Messages of one key stay in order: Kafka keeps it within a partition, and a
 collection takes events of one time in the order of their arrival.
 """
 
 import logging
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,8 +34,7 @@ from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, w
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.drift import find_drift
-from persist.connect.ingest.kafka.positions import Positions
-from persist.connect.ingest.kafka.topics import MESSAGE, Poll, Topics
+from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Topics
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
@@ -46,6 +48,46 @@ DELETED = "_deleted"
 NUMBER = "\tnumber"  # No column of a collection has a control character in its name.
 _REJECTED_VALUE = {"reason": pa.string(), "key": pa.binary(), "value": pa.binary(), "timestamp": MESSAGE.field(5).type}
 _REJECTED_KEY = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
+NEXT = "ingest.next "
+NEWEST = "ingest.newest_ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Positions:
+    """The next offset of each partition, and the newest timestamp before these, or -1."""
+
+    next: Mapping[Place, int] = field(default_factory=dict)
+    newest_ms: int = -1
+
+    @classmethod
+    def from_properties(cls, properties: Mapping[str, str]) -> "Positions":
+        """Read the positions from the properties of a collection."""
+        offsets_by_place: dict[Place, int] = {}
+        for name, text in properties.items():
+            if name.startswith(NEXT):
+                topic, offsets = name.removeprefix(NEXT), msgspec.json.decode(text, type=list[int | None])
+                offsets_by_place |= {(topic, at): offset for at, offset in enumerate(offsets) if offset is not None}
+        return cls(offsets_by_place, int(properties.get(NEWEST, -1)))
+
+    @classmethod
+    def of_rows(cls, rows: list[dict[str, Any]]) -> "Positions":
+        """Return the positions in the rows of a collection of offsets, which earlier versions kept."""
+        newest = [int(row["newest"].timestamp() * 1000) for row in rows if row["newest"] is not None]
+        return cls({(row["topic"], row["partition"]): row["next"] for row in rows}, max(newest, default=-1))
+
+    def after(self, poll: Poll) -> "Positions":
+        """Return the positions after what a poll brought."""
+        return Positions({**self.next, **poll.next}, max([self.newest_ms, poll.newest_ms]))
+
+    def properties(self, topics: Iterable[str]) -> dict[str, str]:
+        """Return the properties of some topics."""
+        offsets: dict[str, list[int | None]] = {topic: [] for topic in topics}
+        for topic, partition in sorted(place for place in self.next if place[0] in offsets):
+            of_topic = offsets[topic]
+            of_topic += [None] * (partition - len(of_topic))
+            of_topic.append(self.next[topic, partition])
+        properties = {NEXT + topic: msgspec.json.encode(next_).decode() for topic, next_ in offsets.items()}
+        return properties | {NEWEST: str(self.newest_ms)}
 
 
 class Kafka:

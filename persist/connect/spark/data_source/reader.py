@@ -65,10 +65,7 @@ class PersistReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
         options = self._options
-        with (
-            surfaced_errors(),
-            read_engine(options.location, options.storage) as engine,
-        ):
+        with surfaced_errors(), read_engine(options.location, options.storage) as engine:
             handle = loaded(engine, options.collection)
             result = planned(handle, options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow

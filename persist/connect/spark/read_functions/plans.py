@@ -177,9 +177,7 @@ def plan(
     if not scan.columns and native is not False and form == "rows" and _tells_count(scan, tail):
         return by(Route("count", "no columns are asked for"))
     source = _source_route(
-        native,
-        lambda: _why_not(spark, scan, form, tail, address, tombstoned),
-        lambda: _why_slow(scan, tail),
+        native, lambda: _why_not(spark, scan, form, tail, address, tombstoned), lambda: _why_slow(scan, tail)
     )
     if source is not None:
         return by(source)

@@ -21,31 +21,13 @@ from persist.codecs.order.ordering import canonical
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.tasks.planned_write import PlannedWrite, Target
 from persist.connect.spark.data_source.source import register
-from persist.connect.spark.data_source.writers import (
-    DataFrameWrite,
-    commit_difference,
-    create_target,
-    present_time,
-)
-from persist.connect.spark.frames import (
-    cast_exactly,
-    ignores_case,
-    map_in_tasks,
-    rename,
-    spell,
-)
+from persist.connect.spark.data_source.writers import DataFrameWrite, commit_difference, create_target, present_time
+from persist.connect.spark.frames import cast_exactly, ignores_case, map_in_tasks, rename, spell
 from persist.connect.spark.options import write_options
 from persist.connect.spark.read_functions.locations import snapshot
 from persist.connect.spark.read_functions.store import holds_map, unused
 from persist.connect.spark.types import as_collection_expects, quoted
-from persist.connect.spark.uploads import (
-    RESERVED,
-    Rows,
-    UploadTask,
-    is_ranged_by_key,
-    ranged,
-    upload_by_tasks,
-)
+from persist.connect.spark.uploads import RESERVED, Rows, UploadTask, is_ranged_by_key, ranged, upload_by_tasks
 from persist.connect.spark.workers import surfaced_errors, writable
 from persist.connect.spark.write_functions.conditions import Condition
 from persist.connect.spark.write_functions.upserting import update, upsert

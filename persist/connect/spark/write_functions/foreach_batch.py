@@ -13,14 +13,7 @@ from pyspark.sql import functions as F
 
 from persist.codecs.types.schema import TIME_MAX
 from persist.compute.tasks.batch_times import BatchTimes
-from persist.compute.tasks.batches import (
-    Mark,
-    Share,
-    commit_batch,
-    commit_keyed_batch,
-    commit_large_batch,
-    report_late,
-)
+from persist.compute.tasks.batches import Mark, Share, commit_batch, commit_keyed_batch, commit_large_batch, report_late
 from persist.compute.tasks.keyed_work import KeyedWork, Stored
 from persist.compute.tasks.planned_write import SinkOptions, Target, writing
 from persist.connect.spark.frames import ignores_case, rename

@@ -18,14 +18,7 @@ from pyspark.sql import functions as F
 from persist.blob.threads import SystemClock
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.batch_times import check_choice
-from persist.compute.tasks.keyed_work import (
-    KeyedWork,
-    Stored,
-    commit_events,
-    commit_pended,
-    commit_resolved,
-    seal_done,
-)
+from persist.compute.tasks.keyed_work import KeyedWork, Stored, commit_events, commit_pended, commit_resolved, seal_done
 from persist.compute.tasks.planned_write import writing
 from persist.connect.spark.data_source.source import register
 from persist.connect.spark.frames import ignores_case, map_in_tasks, rename, spell

@@ -281,11 +281,16 @@ class Lookup:
         """Return the updates with a requested key of a scan of changes: its columns, `_time`, `_diff`, consolidated."""
         assert self._keeps_time
         columns = [*self.scan.columns, "_time", "_diff"]
+        return self.scan.cast_to_result(consolidate(self._join(columns, request, reader), columns[:-1]))
+
+    def terms(self, request: Wanted, reader: PartReader) -> pa.Table:
+        """Return rows with a requested key: the scan's columns and `_diff`, which add up to its records."""
+        return self.scan.cast_to_result(self._join([*self.scan.columns, "_diff"], request, reader))
+
+    def _join(self, columns: list[str], request: Wanted, reader: PartReader) -> pa.Table:
         source_tables = self._read_updates(request, reader)
         tables = [with_diff(table, source.diff or 1).select(columns) for source, table in source_tables]
-        return self.scan.cast_to_result(
-            consolidate(pa.concat_tables([self.scan.empty(columns), *tables]), columns[:-1])
-        )
+        return pa.concat_tables([self.scan.empty(columns), *tables])
 
     def _read_updates(self, request: Wanted, reader: PartReader) -> list[Found]:
         """Return the updates with a requested key by part, first of the parts in memory."""

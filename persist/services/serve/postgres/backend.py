@@ -5,13 +5,18 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.codecs.types.schema import TIME_MAX
 from persist.compute.query import ServedSql
+from persist.core.errors import InvalidUsage
+from persist.core.timeline import Timeline, begins_with_a_day, parse_time, parse_time_word
 from persist.services.serve.postgres.catalog import Catalog, Session
+from persist.services.serve.postgres.settings import AS_OF
 from persist.services.serve.postgres.statements import Subscribe
 from persist.services.serve.postgres.values import describe_listed_column
 from persist.services.serve.postgres.wire import Column, Failure
 
 DATABASES = ("latest", "persist", "postgres")
+_SECONDS = Timeline("s")  # Any unit tells whether a text is a moment.
 
 
 class Backend:
@@ -36,12 +41,36 @@ class Backend:
     def check_database(self, database: str, user: str) -> None:
         """Raise Failure if a database is not a time of the location."""
         catalogs = self.queries.catalogs()
-        if database in (*DATABASES, user, *catalogs) or (len(database) > 1 and database.startswith("@")):
+        if database in (*DATABASES, user, *catalogs):
+            return
+        if len(database) > 1 and database.startswith("@"):
+            self.check_time(database)
             return
         examples = ", ".join(catalogs[:20])
         raise Failure(
             "3D000",
             f'there is no database "{database}": a database is a time, such as {examples}, or "@2026-11-23T12:00Z"',
+        )
+
+    def check_time(self, as_of: str) -> None:
+        """Raise Failure if a text is neither a number, a moment, a word for a time nor the tag of a collection."""
+        bare = as_of.strip().removeprefix("@")
+        if bare in (catalogs := self.queries.catalogs()):
+            return
+        why = "it is not a time"
+        try:
+            time = parse_time(bare, _SECONDS)
+            if begins_with_a_day(bare) and time is bare:
+                time = _SECONDS.time_of(bare)
+            if (isinstance(time, int) and time <= TIME_MAX) or parse_time_word(bare, 0) is not None:
+                return
+        except InvalidUsage as error:
+            why = str(error)
+        raise Failure(
+            "22023",
+            f'{AS_OF} = "{as_of:.60}": {why}',
+            'Give a number, a moment such as "2026-11-23T12:00Z", "now", "yesterday", "-1d", or one of '
+            f"{', '.join(catalogs[:20])}.",
         )
 
     def catalog(self, sql: str, session: Session, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
@@ -66,7 +95,11 @@ class Backend:
         as_of = None if subscribe.as_of is None else handle.as_time("as_of", _time(subscribe.as_of))
         end = None if subscribe.up_to is None else handle.as_time("until", _time(subscribe.up_to))
         schema = pa.schema([collection.schema.arrow.field(column) for column in collection.schema.columns])
-        listen = collection.subscribe(as_of, timeout_s=0.0) if subscribe.snapshot else collection.listen(as_of)
+        listen = (
+            collection.subscribe(as_of, times="int", timeout_s=0.0)
+            if subscribe.snapshot
+            else collection.listen(as_of, times="int")
+        )
         return listen, end, schema
 
 

@@ -81,7 +81,8 @@ class SessionOfClient:
         self._session = session
         self._may_write = may_write
         is_time = session.database not in (*DATABASES, session.user)
-        self._settings = Settings(session.settings, session.user, session.database if is_time else "")
+        as_of = session.database if is_time else ""
+        self._settings = Settings(session.settings, session.user, as_of, backend.check_time)
         self.block = Block(self._queries)
         self._skips = False
         self._waiting: Portal | None = None  # A change that waits for the next message.

@@ -2,7 +2,7 @@
 
 import re
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from persist.services.serve.postgres.catalog import SERVER_VERSION
 from persist.services.serve.postgres.wire import Failure
@@ -62,10 +62,12 @@ class Settings:
     Args:
         user: the name by which the client has connected.
         as_of: the time that statements read, if the database is one.
+        check_time: raises Failure if a text is not a time.
     """
 
-    def __init__(self, values: dict[str, str], user: str, as_of: str) -> None:
+    def __init__(self, values: dict[str, str], user: str, as_of: str, check_time: Callable[[str], None]) -> None:
         self.values = values
+        self._check_time = check_time
         values |= {name: value for name, (value, _) in _SETTINGS.items()}
         values |= {"session_authorization": user, AS_OF: as_of}
         self._defaults: dict[str, str] = {}
@@ -104,6 +106,8 @@ class Settings:
             raise Failure("22023", f'{name} = "{value}": {possible}', "Moments are sent in UTC, and texts in UTF8.")
         if name == TIMEOUT:
             _parse_timeout(value)
+        if name == AS_OF and value.strip():
+            self._check_time(value)
         if name.endswith("read_only"):
             value = "on" if value.lower() in ("on", "true", "yes", "1") else "off"
         if name.endswith("isolation"):

@@ -137,6 +137,26 @@ def test_a_session_reads_a_time_by_its_database_or_setting(served: tuple[persist
         connect(servers, dbname="nonsense")
 
 
+@pytest.mark.parametrize("wrong", ["rubbish", "2026-13-45", "-1x", "9" * 30])
+def test_a_time_that_is_none_is_refused_at_once(served: tuple[persist.Client, Servers], wrong: str) -> None:
+    client, servers = served
+    client["orders"].tag("before", client["orders"].snapshot().as_of)
+    with connect(servers, autocommit=True) as connection:
+        for fine in ("before", "5", "@5", "2026-11-23T12:00Z", "2026-11-23", "now", "yesterday", "-1d", "latest", ""):
+            connection.execute(f"SET persist.as_of = '{fine}'")
+        with pytest.raises(psycopg.Error, match=r"persist\.as_of = ") as refused:
+            connection.execute(f"SET persist.as_of = '{wrong}'")
+        assert (refused.value.sqlstate, refused.value.diag.message_hint) == (
+            "22023",
+            'Give a number, a moment such as "2026-11-23T12:00Z", "now", "yesterday", "-1d", or one of latest, before.',
+        )
+        assert connection.execute("SELECT count(*) FROM orders").fetchone() == (2,)  # The setting is as before.
+    with pytest.raises(psycopg.OperationalError, match=r"persist\.as_of = "):
+        connect(servers, dbname=f"@{wrong}")
+    with pytest.raises(psycopg.OperationalError, match=r"persist\.as_of = "):
+        connect(servers, options=f"-c persist.as_of={wrong}")
+
+
 def test_a_subscription_streams_contents_and_changes(served: tuple[persist.Client, Servers]) -> None:
     client, servers = served
     with connect(servers, autocommit=True) as connection:
