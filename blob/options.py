@@ -24,7 +24,7 @@ def check_fields(options: Any, *, but: tuple[str, ...] = ()) -> None:
         if field.name not in but:
             value = getattr(options, field.name)
             option = f"{field.name}={value!r}" if field.repr else field.name
-            _converted(value, kinds[field.name], f"{option} is not allowed", strict=True)
+            _convert_options(value, kinds[field.name], f"{option} is not allowed", strict=True)
 
 
 def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
@@ -36,7 +36,7 @@ def check_values(values: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     for name, value in values.items():
         if name not in kinds:
             raise InvalidUsage(f"{name}={value!r} is not known: give one of {', '.join(kinds)}")
-        _converted(value, kinds[name], f"{name}={value!r} is not allowed", strict=True)
+        _convert_options(value, kinds[name], f"{name}={value!r} is not allowed", strict=True)
 
 
 def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], store: str) -> dict[str, Any]:
@@ -53,13 +53,13 @@ def read_options(options: Mapping[str, Any] | None, kinds: Mapping[str, Any], st
         raise InvalidUsage(f"storage option {unknown[0]!r} is not an option of {store}; it takes: {allowed}")
     problem = "storage option {!r} of {} has a value that does not fit"
     return {
-        name: _converted(value, kinds[name], problem.format(name, store), strict=False)
+        name: _convert_options(value, kinds[name], problem.format(name, store), strict=False)
         for name, value in values.items()
         if value is not None
     }
 
 
-def _converted(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
+def _convert_options(value: Any, kind: Any, problem: str, *, strict: bool) -> Any:
     try:
         if isinstance(value, float) and not math.isfinite(value):
             raise msgspec.ValidationError("Expected a finite number")

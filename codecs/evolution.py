@@ -183,7 +183,7 @@ def _newest_types(schema: CollectionSchema) -> CollectionSchema:
     keys = len(schema.key_names)
     has_default = dict(schema.defaults)
     defaults = [
-        (column.id, scalar_to_json(_widened_default(column.name, read_default(schema, column.name), column.kind)))
+        (column.id, scalar_to_json(_widen_default(column.name, read_default(schema, column.name), column.kind)))
         for column in columns
         if column.id in has_default
     ]
@@ -289,7 +289,7 @@ def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: 
     name = after.names[after.ids.index(id_)]
     if has and is_kept:
         now = read_default(after, name)
-        then = _widened_default(name, read_default(before, before.names[before.ids.index(id_)]), now.type)
+        then = _widen_default(name, read_default(before, before.names[before.ids.index(id_)]), now.type)
         is_kept = scalar_to_json(then) == scalar_to_json(now)
     if not is_kept:
         raise SchemaMismatch(f"column {name!r} keeps the default that it has")
@@ -428,7 +428,7 @@ def evolved(
     _check_names([column.name for column in columns])
     keys, values = columns[: len(schema.key_names)], columns[len(schema.key_names) :]
     if reorder is not None:
-        values = _reordered(values, reorder)
+        values = _reorder(values, reorder)
     after = CollectionSchema(
         _side(schema.key, keys),
         _side(schema.value, values),
@@ -474,7 +474,7 @@ def _check_names(names: list[str]) -> None:
         )
 
 
-def _reordered(values: list[Column], reorder: Sequence[str]) -> list[Column]:
+def _reorder(values: list[Column], reorder: Sequence[str]) -> list[Column]:
     named = {column.name: column for column in values}
     new_order = None if isinstance(reorder, str) or not isinstance(reorder, Iterable) else [*reorder]
     if new_order is None or not all(isinstance(name, str) for name in new_order) or sorted(new_order) != sorted(named):
@@ -504,7 +504,7 @@ def _defaults(
     old_defaults = dict(schema.defaults)
     for id_, name, kind, _ in columns:
         if id_ in old_defaults:
-            defaults[id_] = _widened_default(name, read_default(schema, schema.names[schema.ids.index(id_)]), kind)
+            defaults[id_] = _widen_default(name, read_default(schema, schema.names[schema.ids.index(id_)]), kind)
         elif id_ in added and given.get(name) is not None:
             defaults[id_] = _default(name, given[name], kind)
     written = tuple(
@@ -549,7 +549,7 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         ) from error
 
 
-def _widened_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+def _widen_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
     """Return the default that a column has with a wider type. Never through Python, which holds less than Arrow."""
     if old.type == (kind := stored_type(kind)):
         return old

@@ -180,7 +180,7 @@ class ObjectErrorMap:
 
     def cause(self, error: Exception) -> Exception | None:
         """Return error as the cause of what is raised instead; None when its text would show a secret."""
-        return error if self._redacted(text := str(error)) == text else None
+        return error if self._redact(text := str(error)) == text else None
 
     def _unavailable(self, what: str, error: Exception, advice: str) -> Unavailable:
         if limit := _limit_behind(error):
@@ -237,15 +237,15 @@ class ObjectErrorMap:
 
     def _text(self, error: Exception) -> str:
         if answer := self.answer(error).text:
-            return self._redacted(answer).rstrip(".")
+            return self._redact(answer).rstrip(".")
         if no_token := _NO_TOKEN.search(str(error)):
-            return self._redacted(no_token[1]).rstrip(".")
+            return self._redact(no_token[1]).rstrip(".")
         message, _, structure = str(error).partition("\n\nDebug source")
         reasons = [named or plain for named, plain in _REASON.findall(structure)]
         text = f"{message.strip()} ({'; '.join(reasons)})" if reasons else f"{type(error).__name__}: {message.strip()}"
-        return self._redacted(text).rstrip(".")
+        return self._redact(text).rstrip(".")
 
-    def _redacted(self, text: str) -> str:
+    def _redact(self, text: str) -> str:
         for secret in self.secrets:
             text = text.replace(secret, "***")
         return text

@@ -89,12 +89,12 @@ def _nested_keys(array: pa.Array) -> list[pa.Array]:
     is_null = array.is_null()
     if pt.is_struct(array.type):
         fields = [array.field(i) for i in range(array.type.num_fields)]
-        return [is_null, *(_masked(_order_key(field), is_null) for field in fields)]
+        return [is_null, *(_mask_nulls(_order_key(field), is_null) for field in fields)]
     if pt.is_map(array.type):
         elements = dense_ranks([_order_key(array.keys), _order_key(array.items)])
     else:
         elements = dense_ranks([_order_key(array.values)])
-    return [is_null, _masked(_as_bytes(array, elements), is_null)]
+    return [is_null, _mask_nulls(_as_bytes(array, elements), is_null)]
 
 
 def _as_bytes(array: pa.Array, element_ranks: Rows) -> pa.Array:
@@ -107,7 +107,7 @@ def _as_bytes(array: pa.Array, element_ranks: Rows) -> pa.Array:
     return pa.Array.from_buffers(pa.large_binary(), len(array), [None, pa.py_buffer(offsets), data])
 
 
-def _masked(array: pa.Array, is_null: pa.Array) -> pa.Array:
+def _mask_nulls(array: pa.Array, is_null: pa.Array) -> pa.Array:
     """Array with NULL where its parent is NULL, whatever the child holds there."""
     if is_null.true_count == 0:
         return array

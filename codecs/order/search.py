@@ -280,7 +280,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
         rows[:, at] = is_null
     start, end = at + 1, at + 1 + width
     if is_text(column.type):
-        padded, lengths = _padded(column, width)
+        padded, lengths = _pad_texts(column, width)
         rows[:, start:end], rows[:, end] = padded, lengths
         end += 1
     elif _is_number_or_time(column.type):
@@ -295,7 +295,8 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
     return end
 
 
-def _padded(column: pa.Array, width: int) -> tuple[Packed, Packed]:
+def _pad_texts(column: pa.Array, width: int) -> tuple[Packed, Packed]:
+    """Return texts padded with zero bytes to a width, and their capped lengths."""
     lengths = stored_values(pc.binary_length(column).fill_null(0))
     if not len(column):
         return np.zeros((0, width), np.uint8), np.zeros(0, np.uint8)

@@ -109,12 +109,12 @@ def read_footer(tail: pa.Buffer, part: Part, schema: pa.Schema) -> CheckedFooter
         ValueError: the footer disagrees.
         pa.ArrowException, OSError: it cannot be decoded.
     """
-    (stored, _), rows = _stored(schema), part.rows
+    (stored, _), rows = _to_stored_schema(schema), part.rows
     # Arrow finds the footer from the end of its input, wherever that begins.
     with _open(pa.BufferReader(tail)) as file:
         schema_found, metadata = file.schema_arrow, file.metadata
     if schema_found.names != stored.names or schema_found.types != stored.types:
-        raise ValueError(f"it holds the columns {_listed(schema_found)} where {_listed(schema)} belong")
+        raise ValueError(f"it holds the columns {_list_names(schema_found)} where {_list_names(schema)} belong")
     if metadata.num_rows != rows:
         raise ValueError(f"it holds {metadata.num_rows} rows, and its descriptor says {rows}")
     if metadata.num_row_groups > (most := groups_max(rows)):
@@ -159,7 +159,7 @@ class GroupFile:
             raise ValueError(f"it holds {table.num_rows} rows where its footer says {rows}")
         if chosen is not None:
             table = table.take(chosen)
-        return from_storage(table, self._schema, _stored(self._schema)[1], columns, self._coded)
+        return from_storage(table, self._schema, _to_stored_schema(self._schema)[1], columns, self._coded)
 
     def scan(
         self, groups: Sequence[int], columns: Sequence[str], filter: pc.Expression, *, use_threads: bool
@@ -248,8 +248,8 @@ def _rows_that_pass(table: pa.Table, filter: pc.Expression) -> npt.NDArray[np.in
 
 
 @lru_cache(maxsize=256)
-def _stored(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
-    """Return the schema of a file of these columns, and the names of those whose values `from_storage` looks at."""
+def _to_stored_schema(schema: pa.Schema) -> tuple[pa.Schema, frozenset[str]]:
+    """Return the schema of a file, and the names of its checked columns."""
     stored = pa.schema([field.with_type(storage_type(field.type)) for field in schema])
     return stored, frozenset(field.name for field in schema if any(map(_is_checked, leaf_types(field.type))))
 
@@ -282,7 +282,7 @@ def groups_within(group_rows: Sequence[int], within: tuple[int, int]) -> list[in
     return groups
 
 
-def _listed(schema: pa.Schema) -> str:
+def _list_names(schema: pa.Schema) -> str:
     return "[" + ", ".join(f"{field.name}: {field.type}" for field in schema) + "]"
 
 

@@ -87,7 +87,9 @@ class FileWriter:
         self._sorted_by = sorted_by
         self._compression: dict[str, Any] = {"compression": "zstd", "compression_level": 1}
         if len(first) >= _PROBED_MIN:
-            self._compression = self._probed(to_storage(first.slice((len(first) - _PROBE_ROWS) // 2, _PROBE_ROWS)))
+            self._compression = self._choose_compression(
+                to_storage(first.slice((len(first) - _PROBE_ROWS) // 2, _PROBE_ROWS))
+            )
         self._begin()
 
     def _begin(self) -> None:
@@ -106,7 +108,7 @@ class FileWriter:
         self.groups = []
         self._end = len(MAGIC)
 
-    def _probed(self, stored: pa.Table) -> dict[str, Any]:
+    def _choose_compression(self, stored: pa.Table) -> dict[str, Any]:
         """Return the compression of each leaf: none for leaves whose sampled rows hardly shrink."""
         sink = io.BytesIO()
         options = _column_options(self._schema, self._dictionaries, ())

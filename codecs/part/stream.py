@@ -223,7 +223,7 @@ class PartStream:
         """After how many rows of the next row group the part in progress should end, 0 for none; None if not in it."""
         if self._writer is None:
             if not self._row_bytes and group.nbytes > self._part_bytes_target:
-                self._row_bytes = self._probed(group)
+                self._row_bytes = self._measure_row_bytes(group)
             encoded, row_bytes = 0, self._row_bytes
         else:
             if self._summary.memory >= GROUPS_MAX * self._row_group_bytes_max:
@@ -239,7 +239,7 @@ class PartStream:
             return 0
         return min(max(rows, 1), len(group))
 
-    def _probed(self, group: pa.Table) -> float:
+    def _measure_row_bytes(self, group: pa.Table) -> float:
         """Bytes that a row takes when it is encoded, from the middle of a row group."""
         probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
         writer = FileWriter(self._schema.derived(file_schema), probe, sorted_by=0)

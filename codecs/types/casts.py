@@ -50,7 +50,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
     column = _without_extension(column)
     source = column.type
     if source.equals(target, check_metadata=True):
-        return _checked(column, name)
+        return _check_values(column, name)
     if not _fits(source, target, True):
         raise SchemaMismatch(
             f"column {name!r} has type {source}, and the collection stores {target}: only conversions within a family "
@@ -58,7 +58,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
             "wider type, there is evolve(widen=…)."
         )
     try:
-        return _checked(_cast(column, target), name)
+        return _check_values(_cast(column, target), name)
     except pa.ArrowException as error:
         row = first_failing(column, lambda part: _cast(part, target))
         raise InvalidUpdate(
@@ -131,30 +131,30 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 def decoded_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column without views, dictionaries and the like, at whatever depth, in `stored_type` of its type."""
-    return pa.chunked_array([_decoded(chunk) for chunk in column.chunks], stored_type(column.type))
+    return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], stored_type(column.type))
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def _undo_encodings(array: pa.Array) -> pa.Array:
     """Return an array whose encodings are undone at whatever depth: its type is `stored_type` of what it was."""
     kind = array.type
     plain = stored_type(kind)
     if plain == kind:
         return array
     if isinstance(kind, pa.BaseExtensionType):
-        return _decoded(array.storage)
+        return _undo_encodings(array.storage)
     if pat.is_dictionary(kind):
-        return _decoded(array.dictionary).take(array.indices)
+        return _undo_encodings(array.dictionary).take(array.indices)
     if pat.is_run_end_encoded(kind):
-        return _decoded(pc.run_end_decode(array))
+        return _undo_encodings(pc.run_end_decode(array))
     if pat.is_list_view(kind) or pat.is_large_list_view(kind):
         offsets = np.zeros(len(array) + 1, np.int64)
         np.cumsum(pc.list_value_length(array).fill_null(0), out=offsets[1:])
         places = pa.array(offsets, pa.int64() if pat.is_large_list(plain) else pa.int32())
         lists = pa.LargeListArray if pat.is_large_list(plain) else pa.ListArray
-        return lists.from_arrays(places, _decoded(array.flatten()), plain, mask=array.is_null())
+        return lists.from_arrays(places, _undo_encodings(array.flatten()), plain, mask=array.is_null())
     if is_flat(plain):
         return array.cast(plain)
-    return rebuilt(array, plain, [_decoded(inner) for inner in inner_arrays(array)])
+    return rebuilt(array, plain, [_undo_encodings(inner) for inner in inner_arrays(array)])
 
 
 def _check_bounds(column: pa.ChunkedArray, target: pa.DataType) -> None:
@@ -228,7 +228,7 @@ _FAMILIES: tuple[Callable[[Any], bool], ...] = (
 )
 
 
-def _checked(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+def _check_values(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """Return the column, or raise InvalidUpdate for a value that its type has not, or that Parquet would change."""
     if _needs_check(column.type):
         try:

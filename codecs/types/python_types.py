@@ -67,7 +67,7 @@ def field_types(spec: Any, side: str) -> list[tuple[Any, pa.DataType, bool]]:
     Raises:
         SchemaMismatch: spec does not describe fields, or a field's type is not supported.
     """
-    pairs = _described(spec)
+    pairs = _describe_fields(spec)
     if pairs is None:
         if side == "schema":
             raise SchemaMismatch(
@@ -101,7 +101,7 @@ def arrow_type(value: Any, where: str) -> pa.DataType:
         SchemaMismatch: it is not a type; `check_type` decides whether an Arrow type is supported.
     """
     try:
-        converted = _converted(value)
+        converted = _convert_type(value)
         is_json = getattr(converted, "extension_name", None) == JSON.extension_name
         return JSON if is_json else stored_type(converted)
     except _Unknown as error:
@@ -132,7 +132,7 @@ def stored_type(t: pa.DataType) -> pa.DataType:
     return t if stored == inner else with_children(t, stored)
 
 
-def _described(spec: Any) -> list[tuple[Any, Any]] | None:
+def _describe_fields(spec: Any) -> list[tuple[Any, Any]] | None:
     """Return the names, each with something that is a type, of whatever describes fields; None if nothing does."""
     if isinstance(spec, pa.Schema):
         return [(f.name, f) for f in spec]
@@ -155,7 +155,7 @@ def _annotations(kind: type) -> dict[str, Any]:
     return {f.name: hints[f.name] for f in dataclasses.fields(kind)} if dataclasses.is_dataclass(kind) else hints
 
 
-def _converted(value: Any) -> pa.DataType:
+def _convert_type(value: Any) -> pa.DataType:
     if isinstance(value, pa.DataType):
         return value
     if isinstance(value, str):
@@ -179,7 +179,7 @@ def _of_class(given: type) -> pa.DataType:
     if given is Decimal:
         raise _Unknown(', which says nothing of its digits (write "decimal128(38, 10)")')
     if dataclasses.is_dataclass(given) or is_typeddict(given):
-        return pa.struct([(name, _converted(inner)) for name, inner in _annotations(given).items()])
+        return pa.struct([(name, _convert_type(inner)) for name, inner in _annotations(given).items()])
     if issubclass(given, Enum) and issubclass(given, (str, int)):
         return pa.string() if issubclass(given, str) else pa.int64()
     return _no_type()
@@ -189,14 +189,14 @@ def _generic(origin: Any, inner: tuple[Any, ...]) -> pa.DataType:
     if origin is Annotated:
         return next(
             (inner_type for inner_type in inner[1:] if isinstance(inner_type, pa.DataType)), None
-        ) or _converted(inner[0])
+        ) or _convert_type(inner[0])
     if origin in (Union, UnionType):
         kinds = [inner_type for inner_type in inner if inner_type is not NoneType]
-        return _converted(kinds[0]) if len(kinds) == 1 else _no_type(", which may be any of several types")
+        return _convert_type(kinds[0]) if len(kinds) == 1 else _no_type(", which may be any of several types")
     if origin is list and len(inner) == 1:
-        return pa.list_(_converted(inner[0]))
+        return pa.list_(_convert_type(inner[0]))
     if origin is dict and len(inner) == 2:
-        return pa.map_(_converted(inner[0]), _converted(inner[1]))
+        return pa.map_(_convert_type(inner[0]), _convert_type(inner[1]))
     return _no_type()
 
 

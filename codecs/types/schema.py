@@ -322,7 +322,7 @@ class CollectionSchema:
             written = msgspec.json.encode(j)
         except RecursionError:
             raise ValueError("the schema is nested too deep") from None
-        return _shared(written) if len(written) <= SHARED_BYTES_MAX else _decode_schema(j)
+        return _intern_schema(written) if len(written) <= SHARED_BYTES_MAX else _decode_schema(j)
 
     def reconcile(self, stored: "CollectionSchema", collection: str) -> "CollectionSchema":
         """Return the stored schema with the caller's codec objects, if both agree.
@@ -359,7 +359,7 @@ def _reading(schema: CollectionSchema) -> str:
 
 
 @lru_cache(maxsize=256)
-def _shared(written: bytes) -> CollectionSchema:
+def _intern_schema(written: bytes) -> CollectionSchema:
     return _decode_schema(msgspec.json.decode(written))
 
 
@@ -479,7 +479,7 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
     if given == stored:
         return []
     if given.codec_name != stored.codec_name or not (given.fields and stored.fields):
-        return [f"the {side} is stored as {_described(stored)}, given as {_described(given)}"]
+        return [f"the {side} is stored as {_describe_side(stored)}, given as {_describe_side(given)}"]
     ours = {f.name: type_name(f.type) for f in given.fields}
     stored_types = {f.name: type_name(f.type) for f in stored.fields}
     differences = [f"{side} field {n!r} ({stored_types[n]}) is missing" for n in stored_types if n not in ours]
@@ -500,7 +500,7 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
     return [f"the {side} fields are stored in the order {list(stored_types)}, given in the order {list(ours)}"]
 
 
-def _described(side: Side) -> str:
+def _describe_side(side: Side) -> str:
     if not side.fields:
         return "unit (no column)"
     if side.codec_name is not None:

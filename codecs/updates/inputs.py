@@ -57,13 +57,13 @@ def opened(data: Any) -> Any:
     if isinstance(data, (TableStream, pa.Table, pa.RecordBatch, Mapping, bytes)):
         return data
     if isinstance(data, (list, tuple)):
-        return _streamed(data) if data and _is_table(data[0]) else data
+        return _to_stream(data) if data and _is_table(data[0]) else data
     if _is_arrow(data):
         return data if _is_in_memory(data) else TableStream(lambda schema: _batches(data, schema))
     # The first is of a Dataset or Scanner of PyArrow; the second of a LazyFrame of Polars.
     for method in ("to_batches", "collect_batches"):
         if hasattr(data, method):
-            return _streamed(getattr(data, method)())
+            return _to_stream(getattr(data, method)())
     if not isinstance(data, Iterable):
         return data
     if isinstance(data, GeneratorType) and data.gi_frame is None:
@@ -72,7 +72,7 @@ def opened(data: Any) -> Any:
     first = [*itertools.islice(values, 1)]
     values = itertools.chain(first, values)
     if first and _is_table(first[0]):
-        return _streamed(values)
+        return _to_stream(values)
     values = map(owned, values)
     if first and (isinstance(first[0], Mapping) or is_object(first[0])):
         return TableStream(lambda schema: _of_dicts(values, schema))
@@ -145,7 +145,7 @@ def is_repeatable(data: Any) -> bool:
     return isinstance(data, (list, tuple, Mapping)) or (_is_arrow(data) and _is_in_memory(data))
 
 
-def _streamed(values: Iterable[Any]) -> TableStream:
+def _to_stream(values: Iterable[Any]) -> TableStream:
     def tables(schema: CollectionSchema | None) -> Iterator[pa.Table]:
         for value in values:
             table = as_table(value, schema) if _is_table(value) else None
@@ -189,7 +189,7 @@ def _from_frame(frame: Any, schema: CollectionSchema | None) -> pa.Table:
         return _from_columns({name: frame[name] for name in frame.columns}, schema)
     for name in _object_columns(frame):
         at = table.schema.get_field_index(str(name))
-        if at >= 0 and not _is_of_one_kind(_listed(frame[name]), table.schema.field(at).type):
+        if at >= 0 and not _is_of_one_kind(_list_values(frame[name]), table.schema.field(at).type):
             table = table.set_column(at, str(name), _column(str(name), frame[name], schema))
     return table
 
@@ -419,14 +419,14 @@ def _column(name: Any, values: Any, schema: CollectionSchema | None) -> pa.Chunk
     if isinstance(values, pa.Array) or _is_arrow(values) or isinstance(values, np.ndarray):
         try:
             array = pa.array(values) if isinstance(values, (pa.Array, np.ndarray)) else pa.chunked_array(values)
-            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_listed(values), array.type):
+            if str(getattr(values, "dtype", None)) != "object" or _is_of_one_kind(_list_values(values), array.type):
                 return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
             pass  # One by one, then, by the type that is wanted.
-    return pa.chunked_array([_converted(name, _listed(values), schema)])
+    return pa.chunked_array([_convert_values(name, _list_values(values), schema)])
 
 
-def _listed(values: Any) -> list[Any]:
+def _list_values(values: Any) -> list[Any]:
     """Return Python values, where what pandas takes for missing is None."""
     if hasattr(values, "isna"):
         missing = values.isna().tolist()
@@ -434,7 +434,7 @@ def _listed(values: Any) -> list[Any]:
     return [*(values.tolist() if hasattr(values, "tolist") else values)]
 
 
-def _converted(name: str, values: list[Any], schema: CollectionSchema | None) -> pa.Array:
+def _convert_values(name: str, values: list[Any], schema: CollectionSchema | None) -> pa.Array:
     timeline = None if schema is None else schema.timeline
     if name == TIME and timeline is not None:
         return _times(values, timeline, name)

@@ -100,8 +100,8 @@ def to_tuples(table: pa.Table, schema: CollectionSchema) -> Iterator[tuple[Any, 
 
 def _columns(rows: Sequence[Any], schema: CollectionSchema) -> list[list[Any]]:
     """Transpose updates: one list per key field, per value field, of times, of diffs."""
-    pairs, times, diffs = _transposed(rows, 3)
-    keys, values = _transposed(pairs, 2)
+    pairs, times, diffs = _transpose(rows, 3)
+    keys, values = _transpose(pairs, 2)
     if out_of_place(rows, _UPDATE) or out_of_place(pairs, _PAIR):
         raise _Malformed
     return [*_side_columns(keys, schema.key), *_side_columns(values, schema.value), times, diffs]
@@ -116,7 +116,7 @@ def _side_columns(values: list[Any], side: Side) -> list[list[Any]]:
         named = by_name(values, side.names)
         if named is None:
             raise _Malformed
-        return _transposed(named, len(side.fields))
+        return _transpose(named, len(side.fields))
     if {*map(type, values)} != _NONE:
         raise _Malformed
     return []
@@ -141,7 +141,7 @@ def _dict_columns(values: list[Any], side: Side) -> list[list[Any]]:
     return [[value[name] for value in values] for name in side.names]
 
 
-def _transposed(rows: Sequence[Any], width: int) -> list[list[Any]]:
+def _transpose(rows: Sequence[Any], width: int) -> list[list[Any]]:
     kinds = {*map(type, rows)}
     if kinds != _TUPLE and not all(issubclass(k, (tuple, list)) for k in kinds):
         raise _Malformed
@@ -161,14 +161,14 @@ def _table(columns: list[list[Any]], schema: CollectionSchema) -> pa.Table:
 
 def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Array]:
     if side.codec_name is not None:
-        return [_encoded(columns[0], side, name)]
+        return [_encode_values(columns[0], side, name)]
     return [
         to_field(values, stored_type(f.type), f"{name} field {f.name!r}")
         for values, f in zip(columns, side.fields, strict=True)
     ]
 
 
-def _encoded(values: list[Any], side: Side, name: str) -> pa.Array:
+def _encode_values(values: list[Any], side: Side, name: str) -> pa.Array:
     column = _require_codec(side, name).encode_all(values)
     if len(column) != len(values) or column.type != side.fields[0].type:
         raise CodecMismatch(
@@ -288,11 +288,11 @@ def owned(value: Any) -> Any:
     try:
         hash(value)
     except Exception:  # A value's own methods may raise anything.
-        return _copied(value)
+        return _copy_value(value)
     return value
 
 
-def _copied(value: Any) -> Any:
+def _copy_value(value: Any) -> Any:
     if is_named(value):
         return type(value)._make(map(owned, value))
     if type(value) in (tuple, list):

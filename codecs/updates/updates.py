@@ -91,7 +91,7 @@ def to_updates(
             table = _without_zero_diffs(table)
     else:
         table = _with_times(table, moments)
-        table = canonical(_conformed(table, schema, {TIME: default_time, DIFF: default_diff}))
+        table = canonical(_conform(table, schema, {TIME: default_time, DIFF: default_diff}))
         _check_times(table.column(TIME))
         check_declared(table, schema)
         _check_encoded(table, schema)
@@ -210,7 +210,7 @@ def _without_zero_diffs(table: pa.Table) -> pa.Table:
     return table if pc.all(keep).as_py() else table.filter(keep)
 
 
-def _conformed(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int | None]) -> pa.Table:
+def _conform(table: pa.Table, schema: CollectionSchema, defaults: dict[str, int | None]) -> pa.Table:
     """Return the table with the schema's columns in its order and types, defaults filled in."""
     for name, limits in ((TIME, (0, TIME_MAX)), (DIFF, (-_DIFF_MAX - 1, _DIFF_MAX))):
         _check_default(name, defaults[name], *limits)
@@ -302,10 +302,10 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
     data = opened(data)
     if isinstance(data, TableStream):
         tables = data.tables
-        return TableStream(lambda _: (_stamped_table(table, stamp, schema) for table in tables(schema)))
+        return TableStream(lambda _: (_stamp_table(table, stamp, schema) for table in tables(schema)))
     table = as_table(data, schema)
     if table is not None:
-        return _stamped_table(table, stamp, schema)
+        return _stamp_table(table, stamp, schema)
     if isinstance(stamp.time, str):
         raise SchemaMismatch(
             f"time={stamp.time!r} names a column, and these rows are not a table: give dicts or a frame, or "
@@ -343,7 +343,7 @@ def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
     return chain(first_rows, values), is_plain
 
 
-def _stamped_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
+def _stamp_table(table: pa.Table, stamp: Stamp, schema: CollectionSchema) -> pa.Table:
     for name, is_set in ((TIME, True), (DIFF, stamp.diff is not None)):
         if is_set and name in table.column_names:
             value = getattr(stamp, name[1:])

@@ -351,10 +351,10 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             InvalidUsage: it is not a view, or a value is not allowed.
         """
         self.engine.check_open("view")
-        from persist.compute.sql import collect_options, live_view  # As above.
+        from persist.compute.sql import collect_options, load_view_by_name  # As above.
 
         with self.engine.follower.looks.once():
-            return View(live_view(self.engine, name, collect_options(memory_budget, spill_folder)))
+            return View(load_view_by_name(self.engine, name, collect_options(memory_budget, spill_folder)))
 
     def publish(
         self,

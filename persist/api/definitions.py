@@ -199,14 +199,14 @@ def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int
 def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> None:
     from persist.compute.sql import (  # Here: the dataflow takes long to load.
         collect_options,
-        live_view,
         load_or_create_view,
+        load_view_by_name,
     )
 
     options = collect_options(None, None)
     with client.engine.follower.looks.once():
         if exists:
-            view = View(live_view(client.engine, name, options))
+            view = View(load_view_by_name(client.engine, name, options))
             view.redefine(query)
             view.refresh()
             return
@@ -222,11 +222,11 @@ def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> Non
 def _change(collection: Collection, statement: Definition) -> None:
     """Do to a collection what a statement does to its table."""
     if statement.verb == "REFRESH":
-        from persist.compute.sql import collect_options, live_view  # As above.
+        from persist.compute.sql import collect_options, load_view_by_name  # As above.
 
         if statement.rest.strip(" \n\t;"):
             raise InvalidUsage(f"REFRESH VIEW … {statement.rest:.40}: write REFRESH VIEW and the name alone")
-        View(live_view(collection.handle.engine, collection.name, collect_options(None, None))).refresh()
+        View(load_view_by_name(collection.handle.engine, collection.name, collect_options(None, None))).refresh()
         return
     change = statement.change_table(collection.handle.contents())
     if change.name is not None:

@@ -175,6 +175,6 @@ class View(Collection):
 
 
 def _reopen(origin: Origin, name: str) -> View:
-    from persist.compute.sql import collect_options, live_view  # Here: the dataflow takes long to load.
+    from persist.compute.sql import collect_options, load_view_by_name  # Here: the dataflow takes long to load.
 
-    return View(live_view(origin.open_shared(), name, collect_options(None, None)))
+    return View(load_view_by_name(origin.open_shared(), name, collect_options(None, None)))

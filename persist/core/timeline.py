@@ -345,7 +345,7 @@ def _to_seconds(moment: Any) -> Fraction:
     if isinstance(moment, pa.Scalar):
         return _seconds_of_scalar(moment)
     if isinstance(moment, str):
-        return _parsed(moment)
+        return _parse_iso(moment)
     if isinstance(moment, np.datetime64):
         raise _naive(moment, 'pandas.Timestamp(moment, tz="UTC")')
     if not isinstance(moment, date):
@@ -390,7 +390,7 @@ def _format_value(value: pa.Scalar) -> str:
     return str(value.cast(pa.string()).as_py())
 
 
-def _parsed(text: str) -> Fraction:
+def _parse_iso(text: str) -> Fraction:
     """Return the seconds since 1970 of ISO 8601 text. `datetime` would drop the digits after the sixth."""
     match = _FRACTION.match(whole := text.strip())
     digits = match.group(3) if match else ""

@@ -352,7 +352,7 @@ def test_a_clone_is_planned_again_when_a_compaction_comes_first(
     orders = filled(client)
     orders.write(pa.concat_tables([rows(4, 100_000), rows(5, 200_000)]), seal=6).result()
     with opened(dated) as other:
-        rewritten = cloning._rewritten
+        rewritten = cloning._rewrite_straddling_parts
         tries: list[Any] = []
 
         def meanwhile(*args: Any) -> Any:
@@ -363,7 +363,7 @@ def test_a_clone_is_planned_again_when_a_compaction_comes_first(
             tries.append(made)
             return made
 
-        monkeypatch.setattr(cloning, "_rewritten", meanwhile)
+        monkeypatch.setattr(cloning, "_rewrite_straddling_parts", meanwhile)
         clone = client.clone("orders", "orders-test", as_of=4)
     assert len(tries) == 2
     assert clone.snapshot().to_arrow().equals(orders.snapshot(4).to_arrow())

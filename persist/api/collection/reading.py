@@ -281,7 +281,7 @@ class ReadingCalls(CollectionBase):
         `Progress`.
 
         Args:
-            as_of: the last time of which nothing is wanted; None leaves nothing out, from the very first time on.
+            as_of: updates after this time are returned; None returns all, from the first time on.
             times: as in `changes`.
 
         Raises:

@@ -31,7 +31,7 @@ from persist.compute.dataflow.plan.stages import (
     TemporalFilter,
     Unnest,
     check_function,
-    record_schema,
+    to_record_schema,
 )
 from persist.compute.dataflow.plan.types import Columns, as_names
 from persist.core.expression.term import Col, Expression, Term, to_term
@@ -42,7 +42,7 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True)
 class LinearStep:
-    """One linear operator, before it is known what columns it gets.
+    """One linear operator, before its input columns are known.
 
     Attributes:
         operator: how messages call it.
@@ -56,32 +56,32 @@ class LinearStep:
 
 
 class LinearMethods(ABC, Generic[Made]):
-    """The linear operators. Each returns what it is called on, with the operator behind it."""
+    """The linear operators. Each returns the stream or logic after it."""
 
     @abstractmethod
     def then(self, step: LinearStep) -> Made:
-        """Return this with a linear operator behind it."""
+        """Return the stream or logic after a linear operator."""
 
     def map(self, function: Function | None = None, *, schema: Columns | None = None, **outputs: Any) -> Made:
         """Return one record for each: `map(total=col("a") + 1)`, or `map(function, schema={…})` on Python records."""
         if function is None:
             if not outputs:
                 raise InvalidUsage('map() needs what to compute: map(total=col("a") + 1), or map(function, schema={…})')
-            return self._always("map", Map(tuple((name, to_term(term)) for name, term in outputs.items())))
+            return self._then_stage("map", Map(tuple((name, to_term(term)) for name, term in outputs.items())))
         check_function(function, "map")
         if outputs or schema is None:
             raise InvalidUsage(
                 "map(function, schema={…}) needs the columns that the function returns, and nothing else"
             )
-        return self._always("map", MapFunction(function, record_schema(schema, "map")))
+        return self._then_stage("map", MapFunction(function, to_record_schema(schema, "map")))
 
     def map_batches(self, function: Function, *, schema: Columns) -> Made:
         """Return the columns that a function of record batches returns: as many records, in the same order."""
         check_function(function, "map_batches")
-        return self._always("map_batches", BatchFunction(function, record_schema(schema, "map_batches")))
+        return self._then_stage("map_batches", BatchFunction(function, to_record_schema(schema, "map_batches")))
 
     def extend(self, **outputs: Any) -> Made:
-        """Return the same columns, and some that are computed; one of the same name is replaced."""
+        """Return the columns with computed ones added; equal names are replaced."""
         computed = {name: to_term(term) for name, term in outputs.items()}
 
         def stage(input_schema: pa.Schema) -> Stage:
@@ -90,7 +90,7 @@ class LinearMethods(ABC, Generic[Made]):
         return self.then(LinearStep("extend", stage))
 
     def project(self, *names: str) -> Made:
-        """Return some of the columns. Records that look alike then add up."""
+        """Return some of the columns. Equal records add up."""
         return self.then(
             LinearStep(
                 "project", lambda given: Map(tuple((name, Col(name)) for name in as_names("project", names, given)))
@@ -98,7 +98,7 @@ class LinearMethods(ABC, Generic[Made]):
         )
 
     def rename(self, names: Mapping[str, str]) -> Made:
-        """Return the columns under other names: `{old: new}`."""
+        """Rename columns: `{old: new}`."""
         given_names = dict(names)
 
         def stage(input_schema: pa.Schema) -> Stage:
@@ -110,46 +110,46 @@ class LinearMethods(ABC, Generic[Made]):
     def filter(self, condition: Expression | Term | bool | Function) -> Made:
         """Return the records for which a condition, or a Python function, is true."""
         if isinstance(condition, Expression | Term | bool):
-            return self._always("filter", Filter(to_term(condition)))
+            return self._then_stage("filter", Filter(to_term(condition)))
         check_function(condition, "filter")
-        return self._always("filter", FilterFunction(condition))
+        return self._then_stage("filter", FilterFunction(condition))
 
     def flat_map(self, function: Function, *, schema: Columns) -> Made:
-        """Return all records that a Python function returns for each."""
+        """Return all records that a Python function returns for each record."""
         check_function(function, "flat_map")
-        return self._always("flat_map", FlatMap(function, record_schema(schema, "flat_map")))
+        return self._then_stage("flat_map", FlatMap(function, to_record_schema(schema, "flat_map")))
 
     def explode(self, by: Expression | Term | Function, *, schema: Columns | None = None) -> Made:
         """Multiply diffs by an integer expression; or return the pairs (record, diff) that a function returns."""
         if isinstance(by, Expression | Term):
-            return self._always("explode", Explode(to_term(by)))
+            return self._then_stage("explode", Explode(to_term(by)))
         check_function(by, "explode")
         if schema is None:
             raise InvalidUsage(
                 "explode(function, schema={…}) needs the columns of the records that the function returns"
             )
-        return self._always("explode", FlatMap(by, record_schema(schema, "explode"), "diffs"))
+        return self._then_stage("explode", FlatMap(by, to_record_schema(schema, "explode"), "diffs"))
 
     def unnest(self, **lists: Expression | Term) -> Made:
-        """Return each record as often as a list of it has elements, with the element: `unnest(word=col("words"))`.
+        """Repeat each record for each element of a list: `unnest(word=col("words"))`.
 
         If there are several lists, a record gets their elements of one place, and NULL beyond the end of a shorter
         list. A record whose lists are all NULL or empty is left out.
         """
         if not lists:
             raise InvalidUsage('unnest() needs a list, and a name for its elements: unnest(word=col("words"))')
-        return self._always("unnest", Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
+        return self._then_stage("unnest", Unnest(tuple((name, to_term(term)) for name, term in lists.items())))
 
     def join_function(self, function: Function, *, schema: Columns) -> Made:
         """Return the updates (record, time, diff) that a function returns for each record. Their times are joined with
         the record's time, and their diffs multiplied with its diff. The times have no coordinates of iterations."""
         check_function(function, "join_function")
-        flattened = FlatMap(function, record_schema(schema, "join_function"), "updates")
+        flattened = FlatMap(function, to_record_schema(schema, "join_function"), "updates")
         return self.then(LinearStep("join_function", lambda _: flattened))
 
     def negate(self) -> Made:
         """Return the same records with the opposite multiplicities."""
-        return self._always("negate", Negate())
+        return self._then_stage("negate", Negate())
 
     def temporal_filter(self, lower: Any = None, upper: Any = None, *, dimension: int = 0) -> Made:
         """Let each record be there while time is in `[lower, upper)`, integer expressions of the record; None: no
@@ -164,7 +164,7 @@ class LinearMethods(ABC, Generic[Made]):
         return self.then(LinearStep("temporal_filter", lambda _: stage, dimension))
 
     def delay(self, to: Any, *, dimension: int = 0) -> Made:
-        """Let each update come at an integer expression's value: `delay((col("_time") // 60 + 1) * 60)`.
+        """Move each update to the time of an expression: `delay((col("_time") // 60 + 1) * 60)`.
 
         An update whose value is before its time is an error when the program runs. Inside an iteration it does not go
         with a program that both reads and writes collections, which could not resume from what it has written.
@@ -172,7 +172,7 @@ class LinearMethods(ABC, Generic[Made]):
         stage = Delay(to_term(to), dimension)
         return self.then(LinearStep("delay", lambda _: stage, dimension))
 
-    def _always(self, operator: str, stage: Stage) -> Made:
+    def _then_stage(self, operator: str, stage: Stage) -> Made:
         return self.then(LinearStep(operator, lambda _: stage))
 
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.dataflow.plan.draft import Draft, hold_name
+from persist.compute.dataflow.plan.draft import Draft, make_hold_name
 from persist.compute.dataflow.plan.plan import (
     ROOT,
     Consolidate,
@@ -30,7 +30,7 @@ from persist.compute.dataflow.plan.plan import (
     Variable,
     edges_into,
 )
-from persist.compute.dataflow.plan.stages import record_schema
+from persist.compute.dataflow.plan.stages import to_record_schema
 from persist.compute.dataflow.plan.types import Columns, format_schema
 from persist.compute.dataflow.ports.output import list_kept, make_kept_name
 from persist.compute.dataflow.ports.sources import writable
@@ -103,14 +103,14 @@ class Program(Draft):
             if not isinstance(value, bool):
                 raise InvalidUsage(f"source {collection!r}: {name}={value!r} is neither True nor False")
         if written:
-            return self._written(collection, is_plain=schema is None and as_of is None and not unsealed)
+            return self._add_written_source(collection, is_plain=schema is None and as_of is None and not unsealed)
         if schema is None:
             schema = self._look_up_columns(collection)
-        fields = record_schema(schema, f"source {collection!r}")
+        fields = to_record_schema(schema, f"source {collection!r}")
         columns = pa.schema([pa.field(field.name, field.type) for field in fields])
         return Stream(self, self.plan.add(Source(collection, as_of, unsealed), (), columns).number)
 
-    def _written(self, collection: str, *, is_plain: bool) -> Stream:
+    def _add_written_source(self, collection: str, *, is_plain: bool) -> Stream:
         """Return a source that the program writes: it is an output as well."""
         if not is_plain:
             raise InvalidUsage(
@@ -142,7 +142,7 @@ class Program(Draft):
         """Return records that are there from the first time on, and never change."""
         if not isinstance(records, pa.Table):
             raise InvalidUsage(f"constant: {records!r:.100} is not a pyarrow Table of records")
-        columns = record_schema(records.schema, "constant")
+        columns = to_record_schema(records.schema, "constant")
         return Stream(self, self.plan.add(Constant(records), (), columns).number)
 
     def using(self, client: OnEngine | Engine) -> "Program":
@@ -204,7 +204,7 @@ class Program(Draft):
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
-                    take_hold(loaded(engine, node.operator.collection), None, hold_name(self.name)).release()
+                    take_hold(loaded(engine, node.operator.collection), None, make_hold_name(self.name)).release()
         for name in self.list_kept_names(engine):
             with suppress(CollectionNotFound):
                 drop(loaded(engine, name)).result()
@@ -240,11 +240,11 @@ class Scope:
         self.number = number
 
     def enter(self, stream: Stream) -> Stream:
-        """Return a stream of an enclosing scope inside this one; of this one as it is."""
+        """Return a stream of an enclosing scope inside this one."""
         return stream.enter_scope(self.number)
 
     def enter_at(self, stream: Stream, expression: Expression) -> Stream:
-        """Return a stream of the scope around inside this one, where each record is there from an iteration on.
+        """Return a stream of the enclosing scope; each record enters at an iteration.
 
         Late records find the results of earlier ones settled. If labels spread and the least ones enter first, a
         greater label never spreads past a lesser one. (`propagate_at` of differential dataflow's graph algorithms.) The
@@ -267,7 +267,7 @@ class Scope:
         if (initial is None) == (schema is None):
             raise InvalidUsage(f"variable {name!r}: give either an initial stream, or the columns with schema={{…}}")
         start = None if initial is None else self.enter(initial)
-        columns = start.schema if start is not None else record_schema(schema, f"variable {name!r}")
+        columns = start.schema if start is not None else to_record_schema(schema, f"variable {name!r}")
         node = self.program.plan.add(Variable(name), (), columns, self.number)
         whole = Stream(self.program, node.number)
         if start is not None:
@@ -313,13 +313,13 @@ class Looped(Stream):
             )
         whole = result if self._initial is None else result.concat(self._initial.negate())
         plan.change(self._variable, operator=Variable(variable.operator.name, whole.number))
-        cycle = _cycle_without_consolidation(plan, self._variable)
+        cycle = _find_unconsolidated_cycle(plan, self._variable)
         if cycle:
             plan.change(self._variable, operator=variable.operator)
             raise NotConsolidated(plan.scopes[variable.scope].name, [plan.nodes[number].title for number in cycle])
 
 
-def _cycle_without_consolidation(plan: Plan, variable: int) -> list[int]:
+def _find_unconsolidated_cycle(plan: Plan, variable: int) -> list[int]:
     """Return the nodes of a cycle through a variable on which nothing consolidates; [] if there is none."""
     paths = [[variable]]
     visited: set[int] = set()
@@ -340,7 +340,7 @@ def engine_or_none(client: OnEngine | Engine | None) -> Engine | None:
 
 
 class Together(Draft):
-    """Programs as one.
+    """Several programs as one, with common sources read once.
 
     Raises:
         InvalidUsage: they differ in dimensions, or share the name of a program, an input or an output; or one reads
@@ -360,8 +360,8 @@ class Together(Draft):
         self._kept: dict[int, str] = {}
         for program in programs:
             program.check()
-            self._add(program)
-        self._check_apart()
+            self._add_program(program)
+        self._check_disjoint()
 
     def holders(self, collection: str) -> list[str]:
         names = []
@@ -379,8 +379,8 @@ class Together(Draft):
     def list_kept_names(self, engine: Engine) -> list[str]:
         return [name for program in self._programs for name in program.list_kept_names(engine)]
 
-    def _add(self, program: Program) -> None:
-        """Take a program's nodes over, under numbers of their own."""
+    def _add_program(self, program: Program) -> None:
+        """Add a program's nodes under new numbers; equal sources are shared."""
         common = [name for name in program.input_schemas if name in self.input_schemas]
         if common:
             raise InvalidUsage(f"open_together: two programs have an input {common[0]!r}; rename one of them")
@@ -401,7 +401,8 @@ class Together(Draft):
         self.captures |= {numbers[number]: observer for number, observer in program.captures.items()}
         self.probes |= {numbers[number]: observer for number, observer in program.probes.items()}
 
-    def _check_apart(self) -> None:
+    def _check_disjoint(self) -> None:
+        """Raise InvalidUsage if a program uses what another one writes."""
         written = [node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Persist)]
         read = {
             node.operator.collection for node in self.plan.nodes.values() if isinstance(node.operator, Source | Upper)

@@ -44,14 +44,14 @@ from persist.compute.dataflow.plan.plan import (
     WindowFunction,
 )
 from persist.compute.dataflow.plan.plan import Logic as ReduceLogic
-from persist.compute.dataflow.plan.stages import FlatMap, Map, Stage, check_function, record_schema, through
+from persist.compute.dataflow.plan.stages import FlatMap, Map, Stage, check_function, derive_schema, to_record_schema
 from persist.compute.dataflow.plan.types import (
     Columns,
     On,
     as_names,
-    concatenated,
-    distinct_columns,
-    joined_schema,
+    check_column_names,
+    check_same_schema,
+    join_schemas,
     pair_join_columns,
     pick,
 )
@@ -90,7 +90,7 @@ class Stream(LinearMethods["Stream"]):
     # Linear operators; most are methods of `LinearMethods`.
 
     def linear(self, logic: Logic) -> "Stream":
-        """Return what a logic makes of each record: `linear(one.chain(other))`. It is one operator of the plan.
+        """Return the records after a logic, as one operator: `linear(one.chain(other))`.
 
         Raises:
             InvalidUsage, SchemaMismatch: it does not fit the columns.
@@ -102,18 +102,18 @@ class Stream(LinearMethods["Stream"]):
             self._check_dimension(step.operator, step.dimension)
             stage = step.stage(schema)
             stages.append(replace(stage, dimensions=self.program.dimensions) if isinstance(stage, FlatMap) else stage)
-            schema = self._through(stages[-1], schema, step.operator)
-        return self._add(Linear(tuple(stages)), [self], schema) if stages else self
+            schema = self._derive_schema(stages[-1], schema, step.operator)
+        return self._add_node(Linear(tuple(stages)), [self], schema) if stages else self
 
     def then(self, step: LinearStep) -> "Stream":
-        """Return this with a linear operator behind it."""
+        """Return the stream after a linear operator."""
         return self.linear(Logic(step))
 
     def concat(self, *others: "Stream") -> "Stream":
         """Return the records of this and of others: multiplicities add up."""
-        streams = self._together(others)
-        schema = concatenated([(stream.schema, stream.node.title) for stream in streams])
-        return self._add(Concat(), streams, schema)
+        streams = self._enter_common_scope(others)
+        schema = check_same_schema([(stream.schema, stream.node.title) for stream in streams])
+        return self._add_node(Concat(), streams, schema)
 
     def __add__(self, other: "Stream") -> "Stream":
         return self.concat(other)
@@ -135,18 +135,18 @@ class Stream(LinearMethods["Stream"]):
         streams = [
             self.program.add_upper(condition) if isinstance(condition, str) else condition for condition in others
         ]
-        first, *conditions = self._together(streams)
-        return self._add(SealedWith(), [first, *conditions], self.schema)
+        first, *conditions = self._enter_common_scope(streams)
+        return self._add_node(SealedWith(), [first, *conditions], self.schema)
 
     # Operators that keep state.
 
     def consolidate(self) -> "Stream":
         """Return the same collection with its updates summed per record and time, once they are complete."""
-        return self._add(Consolidate(), [self], self.schema)
+        return self._add_node(Consolidate(), [self], self.schema)
 
     def arrange_by_key(self, *keys: str) -> "Stream":
         """Keep an index by key, which every join and reduction by this key on the result shares."""
-        return self._add(Arrange(as_names("arrange_by_key", keys, self.schema)), [self], self.schema)
+        return self._add_node(Arrange(as_names("arrange_by_key", keys, self.schema)), [self], self.schema)
 
     def join(self, other: "Stream", on: On, *, null_equals: bool = False) -> "Stream":
         """Return the pairs of records that agree in key: this one's columns, then the other's that are not its key.
@@ -155,25 +155,25 @@ class Stream(LinearMethods["Stream"]):
             on: column names, or `{this one's: the other's}`.
             null_equals: NULL equals NULL; else it equals nothing.
         """
-        this_side, other_side = self._together([other])
+        this_side, other_side = self._enter_common_scope([other])
         pairs = pair_join_columns("join", on, this_side.schema, other_side.schema)
         operator = Join((pairs,), null_equals=null_equals)
-        return self._add(
-            operator, [this_side, other_side], joined_schema("join", this_side.schema, other_side.schema, pairs)
+        return self._add_node(
+            operator, [this_side, other_side], join_schemas("join", this_side.schema, other_side.schema, pairs)
         )
 
     def cross(self, other: "Stream") -> "Stream":
         """Return all pairs of records. Cost: each change meets all of the other side."""
-        this_side, other_side = self._together([other])
-        return self._add(
-            Join(((),)), [this_side, other_side], joined_schema("cross", this_side.schema, other_side.schema, ())
+        this_side, other_side = self._enter_common_scope([other])
+        return self._add_node(
+            Join(((),)), [this_side, other_side], join_schemas("cross", this_side.schema, other_side.schema, ())
         )
 
     def semijoin(self, other: "Stream", on: On) -> "Stream":
         """Return the records whose key the other one has, however often."""
-        this_side, other_side = self._together([other])
+        this_side, other_side = self._enter_common_scope([other])
         pairs = pair_join_columns("semijoin", on, this_side.schema, other_side.schema)
-        keys = other_side._mapped({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
+        keys = other_side._map_terms({this_name: Col(other_name) for this_name, other_name in pairs}).distinct()
         return this_side.join(keys, [this_name for this_name, _ in pairs])
 
     def antijoin(self, other: "Stream", on: On) -> "Stream":
@@ -182,7 +182,7 @@ class Stream(LinearMethods["Stream"]):
 
     def left_join(self, other: "Stream", on: On) -> "Stream":
         """Return what join returns, and the records without partner, with NULL for the other's columns."""
-        this_side, other_side = self._together([other])
+        this_side, other_side = self._enter_common_scope([other])
         pairs = pair_join_columns("left_join", on, this_side.schema, other_side.schema)
         joined = this_side.join(other_side, dict(pairs))
         missing = [field for field in joined.schema if field.name not in this_side.columns]
@@ -196,17 +196,17 @@ class Stream(LinearMethods["Stream"]):
 
     def distinct(self) -> "Stream":
         """Return each record of positive multiplicity once."""
-        return self._add(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
+        return self._add_node(Reduce(tuple(self.columns), (), Distinct()), [self], self.schema)
 
     def threshold(self, function: Callable[[int], int]) -> "Stream":
         """Return each record with a multiplicity that a function computes from its multiplicity, which is not 0."""
         check_function(function, "threshold")
-        return self._add(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
+        return self._add_node(Reduce(tuple(self.columns), (), Threshold(function)), [self], self.schema)
 
     def upsert(
         self, key: str | Sequence[str], *, order_by: str | Sequence[str], tombstone: str | None = None
     ) -> "Stream":
-        """Return of each key the last record in an order, unless it is deleted: this stream is a log of events.
+        """Return the last event of each key, unless it is a tombstone.
 
         An event that comes late changes nothing if a later one is there, and does not bring back what was deleted.
 
@@ -233,7 +233,7 @@ class Stream(LinearMethods["Stream"]):
         schema: Columns,
         initial: Any = None,
     ) -> "Stream":
-        """Return the records of a state machine of each key for its events in an order.
+        """Return the records that a state machine emits for each key's events.
 
         Args:
             function: `function(state, event)` returns the next state and the records for this event; an event of
@@ -262,7 +262,7 @@ class Stream(LinearMethods["Stream"]):
     # Iteration.
 
     def scope(self, name: str = "scope", *, limit: int = 1000) -> Any:
-        """Return a new `Scope` of iteration where this stream is."""
+        """Return a new `Scope` of iteration inside this stream's scope."""
         return self.program.scope(name, limit=limit, inside=self.node.scope)
 
     def iterate(self, body: Callable[["Stream"], "Stream"], *, limit: int = 1000, name: str = "") -> "Stream":
@@ -296,17 +296,17 @@ class Stream(LinearMethods["Stream"]):
     def inspect(self, function: Callable[[pa.Table], object]) -> "Stream":
         """Call a function with each table of updates that passes (columns, `_time` or `_times`, `_diff`)."""
         check_function(function, "inspect")
-        return self._add(Inspect(function), [self], self.schema)
+        return self._add_node(Inspect(function), [self], self.schema)
 
     def probe(self) -> Probed:
         """Return a probe of how far this stream is complete in the running program."""
         self._check_root("probe")
-        return self.program.add_probe(self._add(Probe("probe"), [self], self.schema).number)
+        return self.program.add_probe(self._add_node(Probe("probe"), [self], self.schema).number)
 
     def capture(self) -> Captured:
         """Return a capture of the complete updates of this stream while the program runs. Memory: all of them."""
         self._check_root("capture")
-        return self.program.add_capture(self._add(Capture("capture"), [self], self.schema).number)
+        return self.program.add_capture(self._add_node(Capture("capture"), [self], self.schema).number)
 
     def early(self) -> Captured:
         """Return a capture of the complete updates of this stream, which also shows early ones.
@@ -316,7 +316,9 @@ class Stream(LinearMethods["Stream"]):
         complete updates only. Memory: all of it.
         """
         self._check_root("early")
-        return self.program.add_capture(self._add(Capture("early", early=True), [self], self.schema).number, early=True)
+        return self.program.add_capture(
+            self._add_node(Capture("early", early=True), [self], self.schema).number, early=True
+        )
 
     def persist(self, collection: str, *, key: Sequence[str]) -> "Stream":
         """Keep a collection of that name, with these columns for a key, equal to this stream at every time."""
@@ -329,27 +331,27 @@ class Stream(LinearMethods["Stream"]):
         keys = as_names("persist", tuple([key] if isinstance(key, str) else key), self.schema)
         check_name(collection)
         self.program.check_output(collection)
-        self._add(Persist(collection, keys), [self], self.schema)
+        self._add_node(Persist(collection, keys), [self], self.schema)
         return self
 
     # Inside.
 
-    def _mapped(self, outputs: Mapping[str, Term]) -> "Stream":
+    def _map_terms(self, outputs: Mapping[str, Term]) -> "Stream":
         """Return the results of expressions, which may be none."""
         return self.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
-    def _through(self, stage: Stage, input_schema: pa.Schema, operator: str) -> pa.Schema:
-        schema = through((stage,), input_schema, operator, has_time=self.program.dimensions == 1)
-        distinct_columns(operator, schema)
+    def _derive_schema(self, stage: Stage, input_schema: pa.Schema, operator: str) -> pa.Schema:
+        schema = derive_schema((stage,), input_schema, operator, has_time=self.program.dimensions == 1)
+        check_column_names(operator, schema)
         return schema
 
-    def _add(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
+    def _add_node(self, operator: Operator, streams: Iterable["Stream"], schema: pa.Schema) -> "Stream":
         inputs = list(streams)
         numbers = tuple(stream.number for stream in inputs)
         return Stream(self.program, self.program.plan.add(operator, numbers, schema, inputs[0].node.scope).number)
 
-    def _together(self, others: Iterable["Stream"]) -> list["Stream"]:
-        """Return this and others in the innermost of their scopes."""
+    def _enter_common_scope(self, others: Iterable["Stream"]) -> list["Stream"]:
+        """Return this and other streams, all inside the innermost of their scopes."""
         streams = [self, *others]
         for stream in streams:
             if not isinstance(stream, Stream):
@@ -450,7 +452,7 @@ class Grouped:
         return self.aggregated(aggregates)
 
     def aggregated(self, aggregates: Mapping[str, Aggregate], *, is_complete: bool = False) -> Stream:
-        """Return what `agg` does; or, of counts and totals, complete ones, see `persist.compute.dataflow.plan`."""
+        """Do what `agg` does; or, for counts and totals, keep empty groups too."""
         if not aggregates:
             raise InvalidUsage('agg() needs what to aggregate: agg(total=col("amount").sum())')
         values: dict[str, Term] = {}
@@ -465,7 +467,7 @@ class Grouped:
             column = self._free_name(len(values))
             values[column] = aggregate.of
             outputs.append((name, aggregate.kind, column))
-        mapped = self._mapped(values)
+        mapped = self._map_terms(values)
         kinds = [(name, result_type(kind, mapped.schema.field(of).type, name)) for name, kind, of in outputs]
         return self._reduce(mapped, tuple(values), Aggregates(tuple(outputs), is_complete), pa.schema(kinds))
 
@@ -506,7 +508,7 @@ class Grouped:
             raise InvalidUsage(
                 f"top_k: {len(down)} directions for {len(names)} columns: give one for each, or one for all"
             )
-        mapped, values = self._whole()
+        mapped, values = self._map_all_columns()
         return self._reduce(
             mapped,
             values,
@@ -516,48 +518,48 @@ class Grouped:
 
     def windows(self, calls: Sequence[WindowFunction]) -> Stream:
         """Return the records, each with the results of window functions over its key."""
-        mapped, values = self._whole()
+        mapped, values = self._map_all_columns()
         added = [pa.field(call.name, call.result) for call in calls]
         columns = pa.schema([*pick(mapped.schema, values), *added])
         return self._reduce(mapped, values, Windowed(tuple(calls)), columns)
 
     def fold(self, calls: Sequence[WindowFunction]) -> Stream:
         """Return a record per key with aggregates of its records in an order."""
-        mapped, values = self._whole()
+        mapped, values = self._map_all_columns()
         columns = pa.schema([pa.field(call.name, call.result) for call in calls])
         return self._reduce(mapped, values, Folded(tuple(calls)), columns)
 
     def reduce(self, function: Function, *, schema: Columns) -> Stream:
-        """Return what a function makes of each group that is not empty.
+        """Return the records that a function returns for each non-empty group.
 
         It is called with the key and a list of pairs (record, multiplicity), and returns pairs of a record with the
         columns of schema and its multiplicity. It must give the same for the same multiset, in whatever order.
         """
         check_function(function, "reduce")
-        columns = record_schema(schema, "reduce")
-        mapped, values = self._whole()
+        columns = to_record_schema(schema, "reduce")
+        mapped, values = self._map_all_columns()
         return self._reduce(mapped, values, UserReduce(function, columns), columns)
 
     def distinct(self) -> Stream:
         """Return each key of records with positive multiplicity in sum, once."""
-        return self._mapped({}).distinct()
+        return self._map_terms({}).distinct()
 
     def _free_name(self, number: int) -> str:
-        """Return a name for a column that is aggregated, which no column of the key has."""
+        """Return a column name that the key does not have."""
         name = f"_{number}"
         while name in self._keys:
             name = f"_{name}"
         return name
 
-    def _whole(self) -> tuple[Stream, tuple[str, ...]]:
+    def _map_all_columns(self) -> tuple[Stream, tuple[str, ...]]:
         values: dict[str, Term] = {name: Col(name) for name in self._stream.columns if name not in self._keys}
-        return self._mapped(values), tuple(values)
+        return self._map_terms(values), tuple(values)
 
-    def _mapped(self, values: dict[str, Term]) -> Stream:
-        return self._stream._mapped({**self._keys, **values})
+    def _map_terms(self, values: dict[str, Term]) -> Stream:
+        return self._stream._map_terms({**self._keys, **values})
 
     def _reduce(self, mapped: Stream, values: tuple[str, ...], logic: ReduceLogic, columns: pa.Schema) -> Stream:
         keys = tuple(self._keys)
         schema = pa.schema([*(mapped.schema.field(name) for name in keys), *columns])
-        distinct_columns("reduce", schema)
-        return mapped._add(Reduce(keys, values, logic), [mapped], schema)
+        check_column_names("reduce", schema)
+        return mapped._add_node(Reduce(keys, values, logic), [mapped], schema)

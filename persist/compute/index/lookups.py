@@ -27,7 +27,7 @@ from persist.core.state_rules.erasures import erasure_number
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
-from persist.engine.read.merging import Form, read_snapshot, repeated
+from persist.engine.read.merging import Form, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader, collected
 from persist.engine.read.planning.scan import Scan, narrowed_scan, negated
 from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
@@ -175,7 +175,7 @@ class FoundByIndex:
         return self.scan.schema
 
     def tables(self, form: Form, reader: PartReader) -> Iterator[pa.Table]:
-        """Yield what `read_snapshot` does of the scan; it is in memory then.
+        """Yield the rows of the scan in a form, from memory.
 
         Raises:
             LeaseExpired: a part of the index was collected meanwhile: nothing holds it, so reads of it are short.
@@ -184,7 +184,7 @@ class FoundByIndex:
             table = self._matching_rows(reader)
         except MissingBlob as error:
             raise collected(error) from error
-        return iter([table]) if form == "diff" else repeated(table, self.scan)
+        return iter([table]) if form == "diff" else repeat_rows(table, self.scan)
 
     def _matching_rows(self, reader: PartReader) -> pa.Table:
         path, scan = self.path, self.scan
@@ -242,7 +242,7 @@ def _plan_find(path: Path, scan: Scan) -> FoundByIndex | None:
         if len(finer) == len(pieces):
             break
         pieces = _pieces(path, scan, finer)
-    return FoundByIndex(scan, path, tuple(_joined(path.contents, pieces)), changes)
+    return FoundByIndex(scan, path, tuple(_join_slices(path.contents, pieces)), changes)
 
 
 def _pieces(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
@@ -251,7 +251,7 @@ def _pieces(path: Path, scan: Scan, pieces: Sequence[Scan]) -> list[Scan]:
     return [pieces[at] for at in ranges_that_may_match(bounds, scan.filter, scan.schema, path.columns)]
 
 
-def _joined(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
+def _join_slices(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
     """Merge adjacent slices, in order."""
     at = 0
     while at < len(pieces):

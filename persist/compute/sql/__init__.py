@@ -22,14 +22,14 @@ from persist.compute.sql.creating import load_or_create_view
 from persist.compute.sql.definition import Definition, InputBehind, Start
 from persist.compute.sql.lower import answer
 from persist.compute.sql.reasons import UnboundedState
-from persist.compute.sql.redefine import load_dependents, views_anew
+from persist.compute.sql.redefine import load_dependents, recreate_views
 from persist.compute.sql.view import (
     LiveView,
     OnView,
     ViewsTogether,
     collect_options,
-    live_view,
     load_live_view,
+    load_view_by_name,
     open_together,
 )
 

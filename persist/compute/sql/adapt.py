@@ -39,10 +39,10 @@ from persist.compute.sql.algebra import (
     walk,
 )
 from persist.compute.sql.by_duckdb import read_function_name
-from persist.compute.sql.by_place import by_place, is_by_place
+from persist.compute.sql.by_place import add_positional_windows, is_by_place
 from persist.compute.sql.duck import Columns
 from persist.compute.sql.members import check_members
-from persist.compute.sql.temporal import bounded, check_without_now, reads_now
+from persist.compute.sql.temporal import apply_now_bounds, check_without_now, reads_now
 from persist.compute.sql.types import Unreadable, constant, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import conjuncts, join_with_and
@@ -113,7 +113,7 @@ class Adapter:
     def scan(self, plan: Json) -> Node:
         """Translate the scan of a table or of a table function."""
         if read_function_name(plan) in _SERIES:
-            return self._series(plan)
+            return self._add_table_function(plan)
         table = plan["function_data"]["table"]
         columns = self._tables[table]
         numbers = [column_index["index"] for column_index in plan.get("column_indexes", ())]
@@ -126,8 +126,8 @@ class Adapter:
         node = Scan(table, tuple(name for name, _ in picked), tuple(kind for _, kind in picked))
         return node if requested else Project(node, (TRUE,))
 
-    def _series(self, plan: Json) -> Node:
-        """Return the rows of a table function on each row: the requested columns of both."""
+    def _add_table_function(self, plan: Json) -> Node:
+        """Return the rows with the columns of a table function computed for each."""
         rows = self._child(plan) if plan.get("children") else Values(("boolean",), ((TRUE,),))
         width = count_columns(rows)
         numbers = [column["index"] for column in plan.get("column_indexes", ())]
@@ -159,7 +159,7 @@ class Adapter:
         ]
         timed = [condition for condition in conditions if reads_now(condition)]
         untimed = [condition for condition in conditions if condition not in timed]
-        node = bounded(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
+        node = apply_now_bounds(Filter(node, join_with_and(untimed)) if untimed else node, timed, self._unit, self._sql)
         return _pick_columns(node, plan.get("projection_map"))
 
     def cross(self, plan: Json) -> Node:
@@ -203,7 +203,7 @@ class Adapter:
         return Project(join, tuple(map(Place, picked)))
 
     def asof(self, plan: Json) -> Node:
-        """Return each row of the left with the row of the right that is next to it in an order, and not beyond it.
+        """Translate an ASOF join: each left row with the nearest right row.
 
         Both sides are sorted together, and each left row gets the values of the last right row before it. Rows that
         agree with it stand before it or behind it, as the comparison wants. A row of the right is found if the next row
@@ -270,14 +270,14 @@ class Adapter:
         alone = Project(Filter(rows, is_alone), tuple(map(Place, range(first))))
         has_none = sql_call("distinct_from", pa.bool_(), has_right_key, Lit(pa.scalar(True)))
         keyless = Project(Filter(right, has_none), (*nulls[:width], *map(Place, range(right_width))))
-        return _united([pairs, alone, keyless])
+        return _union_all([pairs, alone, keyless])
 
     def aggregate(self, plan: Json) -> Node:
         """Translate a GROUP BY, with its grouping sets."""
         node = self._child(plan)
         keys = self._of.translate_all(plan.get("groups"))
         nodes = plan.get("expressions") or []
-        aggregates = _in_one_order(tuple(map(self._of.aggregation, nodes)))
+        aggregates = _share_order(tuple(map(self._of.aggregation, nodes)))
         if not keys and not aggregates:
             raise InvalidUsage(
                 "a HAVING without a GROUP BY and without an aggregate in the query makes one row of no column, which "
@@ -290,11 +290,10 @@ class Adapter:
         aggregated = Aggregate(
             node, keys, aggregates, tuple(tuple(sorted(grouping_set)) for grouping_set in sets), groupings
         )
-        return self._with_lists(aggregated, nodes, len(keys))
+        return self._add_list_aggregates(aggregated, nodes, len(keys))
 
-    def _with_lists(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
-        """Return a relation with the aggregates that DuckDB computes of lists, of which columns from the first one
-        on are."""
+    def _add_list_aggregates(self, made: Node, nodes: Sequence[Json], first: int) -> Node:
+        """Replace collected lists by the aggregates that DuckDB computes of them."""
         if not any(map(is_of_list, nodes)):
             return made
         outputs: list[Term] = [Place(at) for at in range(count_columns(made))]
@@ -326,10 +325,10 @@ class Adapter:
             ordered = ordered["children"][0]
         is_distinct = ordered["type"] == "LOGICAL_DISTINCT"
         node = self.distinct(ordered, order) if is_distinct else self.adapted(ordered)
-        limit, offset = self._count(plan, "limit_val"), self._count(plan, "offset_val") or 0
+        limit, offset = self._read_limit(plan, "limit_val"), self._read_limit(plan, "offset_val") or 0
         return _pick_columns(TopK(node, order, limit, offset), map_)
 
-    def _count(self, plan: Json, which: str) -> int | None:
+    def _read_limit(self, plan: Json, which: str) -> int | None:
         value = plan.get(which, {"type": "UNSET"})
         if value["type"] == "UNSET":
             return None
@@ -340,17 +339,19 @@ class Adapter:
         raise InvalidUsage("LIMIT of a percentage is not supported in a view: give a number of rows")
 
     def union(self, plan: Json) -> Node:
-        node = _united(self._parts(plan, bool(plan.get("setop_all"))))
+        node = _union_all(self._list_union_parts(plan, bool(plan.get("setop_all"))))
         return node if plan.get("setop_all") else Distinct(node)
 
-    def _parts(self, plan: Json, is_all: bool) -> list[Node]:
+    def _list_union_parts(self, plan: Json, is_all: bool) -> list[Node]:
         """Return the parts of a UNION, including those of nested ones with the same result."""
         below = [child for child in plan["children"] if child["type"] == "LOGICAL_UNION"]
         through = [child for child in below if bool(child.get("setop_all")) or not is_all]
         for child in through:
             check_members(child)
         every = [
-            self._parts(child, is_all) if any(child is branch for branch in through) else [self.adapted(child)]
+            self._list_union_parts(child, is_all)
+            if any(child is branch for branch in through)
+            else [self.adapted(child)]
             for child in plan["children"]
         ]
         return [part for parts in every for part in parts]
@@ -375,9 +376,9 @@ class Adapter:
     def window(self, plan: Json) -> Node:
         child, nodes = self._child(plan), plan["expressions"]
         if any(map(is_by_place, nodes)):
-            windowed = by_place(child, nodes, plan["window_index"], self._of, self._of.window)
-            return self._with_lists(windowed, nodes, count_columns(child))
-        return self._with_lists(Window(child, tuple(map(self._of.window, nodes))), nodes, count_columns(child))
+            windowed = add_positional_windows(child, nodes, plan["window_index"], self._of, self._of.window)
+            return self._add_list_aggregates(windowed, nodes, count_columns(child))
+        return self._add_list_aggregates(Window(child, tuple(map(self._of.window, nodes))), nodes, count_columns(child))
 
     def let(self, plan: Json) -> Node:
         return Let(plan["table_index"], self._child(plan), self._child(plan, 1))
@@ -404,7 +405,7 @@ class Adapter:
 
     def expressions(self, plan: Json) -> Node:
         input_ = self._child(plan)
-        return _united([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
+        return _union_all([Project(input_, self._of.translate_all(row)) for row in plan["expressions"]])
 
     def empty(self, plan: Json) -> Node:
         types = tuple(self._of.infer_type(kind, plan) for kind in plan.get("return_types", ()))
@@ -437,16 +438,16 @@ _ADAPTED: dict[str, Any] = {
 }
 
 
-def _united(parts: Sequence[Node]) -> Node:
-    """Return the rows of all parts, as a tree of the least depth."""
+def _union_all(parts: Sequence[Node]) -> Node:
+    """Return the rows of all parts, as a balanced tree of unions."""
     if len(parts) == 1:
         return parts[0]
     half = len(parts) // 2
-    return SetOperation("union", _united(parts[:half]), _united(parts[half:]))
+    return SetOperation("union", _union_all(parts[:half]), _union_all(parts[half:]))
 
 
-def _in_one_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]:
-    """Return aggregates that see the rows of a group in one order: what theirs leave open, their arguments decide.
+def _share_order(aggregates: tuple[Aggregation, ...]) -> tuple[Aggregation, ...]:
+    """Complete the orders of aggregates, so that all see one row order.
 
     So `first(a), first(b)` are of one row, and the lists of two columns stand side by side, as in DuckDB.
     """
@@ -470,7 +471,7 @@ _IN_AN_ORDER = ("first", "last", "any", "arg_min", "arg_max", "list", "string_ag
 
 
 def _determines(targets: Sequence[Term], node: Node) -> bool:
-    """Return whether rows that agree in some expressions agree in all columns, which may be computed from these."""
+    """Return whether rows equal in some expressions are equal in all columns."""
     target_places = {target.index for target in targets if isinstance(target, Place)}
     if not isinstance(node, Project):
         return len(target_places) == count_columns(node)

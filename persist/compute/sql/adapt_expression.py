@@ -7,10 +7,18 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.compute.sql.algebra import Aggregation, Frame, Order, WindowCall
-from persist.compute.sql.by_duckdb import Text, bare, is_another, is_nested, is_within, name_type, read_function_name
-from persist.compute.sql.duck import place
+from persist.compute.sql.by_duckdb import (
+    Text,
+    differs_in_arrow,
+    is_nested,
+    is_only_in_duckdb,
+    name_type,
+    read_function_name,
+    strip_text_cast,
+)
+from persist.compute.sql.duck import show_position
 from persist.compute.sql.members import NOWHERE, check_members
-from persist.compute.sql.types import constant, has_interval, of_duckdb, to_arrow
+from persist.compute.sql.types import constant, from_duckdb, has_interval, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.python_functions import PythonFunction, python_function
@@ -94,7 +102,7 @@ class Expressions:
     def refuse(self, what: str, node: Json) -> NoReturn:
         """Raise InvalidUsage with the unsupported expression and its place."""
         at = node.get("query_location")
-        raise InvalidUsage(what + place(self.sql, None if at == NOWHERE else at))
+        raise InvalidUsage(what + show_position(self.sql, None if at == NOWHERE else at))
 
     def check(self, node: Json) -> None:
         """Refuse an expression with unknown members."""
@@ -105,7 +113,7 @@ class Expressions:
 
     def infer_type(self, kind: Json, node: Json) -> str:
         try:
-            name = of_duckdb(kind)
+            name = from_duckdb(kind)
         except InvalidUsage as error:
             self.refuse(str(error), node)
         if is_nested(kind) and has_interval(name):
@@ -124,19 +132,19 @@ class Expressions:
             case "BOUND_COLUMN_REF" if node["binding"]["table_index"] == self.table and not node.get("depth"):
                 return Place(node["binding"]["column_index"])
             case "BOUND_CONSTANT":
-                return self._constant(node)
+                return self._translate_constant(node)
             case "BOUND_CASE":
-                return self._case(node)
+                return self._translate_case(node)
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION":
-                return self._call(node)
+                return self._translate_call(node)
             case "BOUND_PARAMETER":
                 self.refuse("a view has no parameters: write the value into the query", node)
         self.refuse(f"{node.get('expression_class')} is not supported in a view", node)
 
-    def _constant(self, node: Json) -> Term:
+    def _translate_constant(self, node: Json) -> Term:
         value = node["value"]
-        if is_nested(value["type"]) or is_another(value["type"]):
-            return self._by_duckdb({**node, "return_type": value["type"]})
+        if is_nested(value["type"]) or differs_in_arrow(value["type"]):
+            return self._make_duckdb_call({**node, "return_type": value["type"]})
         kind = self.infer_type(value["type"], node)
         if value.get("is_null") or "value" not in value:
             return constant(kind, None)
@@ -149,21 +157,23 @@ class Expressions:
             literal = "true" if literal else "false"
         return constant(kind, str(literal))
 
-    def _case(self, node: Json) -> Term:
+    def _translate_case(self, node: Json) -> Term:
         kind = self.infer_type(node["return_type"], node)
         arguments: list[Term] = []
         for check in node["case_checks"]:
             arguments += [self.translate(check["when_expr"]), self.translate(check["then_expr"])]
-        return sql_call("case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._at(node))
+        return sql_call(
+            "case", to_arrow(kind), *arguments, self.translate(node["else_expr"]), at=self._find_position(node)
+        )
 
     def compared(self, node: Json) -> Term:
-        """Return one expression as what it is compared by: of an interval, its microseconds."""
+        """Translate an expression for comparisons: intervals become microseconds."""
         if not _is_interval(node):
             return self.translate(node)
         # DuckDB calls this on intervals that it compares: it turns months into days, as these are already.
         bare_ = node["children"][0] if read_function_name(node) == "normalized_interval" else node
         return sql_call(
-            "duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.translate(bare_), at=self._at(node)
+            "duckdb", pa.int64(), Lit(pa.scalar('epoch_us("$1")')), self.translate(bare_), at=self._find_position(node)
         )
 
     def _is_by_duckdb(self, node: Json) -> bool:
@@ -171,16 +181,16 @@ class Expressions:
 
         It computes the functions that views do not have, functions of lists, structs and maps, and casts of JSON.
         """
-        if _of_python(node) is not None:
+        if _find_python_function(node) is not None:
             return False
         kind, child_types = node["type"], [child.get("return_type") or {} for child in node.get("children") or ()]
-        if any(map(is_within, [node.get("return_type") or {}, *child_types])):
+        if any(map(is_only_in_duckdb, [node.get("return_type") or {}, *child_types])):
             return True
         if kind == "OPERATOR_CAST":
             cast_types = (node["return_type"], *node["arguments"])
             if {"NULL", "SQLNULL"} & {source.get("id") for source in cast_types}:
                 return False
-            if any(is_nested(source) or is_another(source) for source in cast_types):
+            if any(is_nested(source) or differs_in_arrow(source) for source in cast_types):
                 return True
             source, target = (self.infer_type(kind, node) for kind in cast_types)
             tries = node.get("function_data", {}).get("try_cast") or node.get("try_cast")
@@ -191,18 +201,18 @@ class Expressions:
             return kind not in ("OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL") and any(map(is_nested, child_types))
         return kind == "BOUND_FUNCTION" and (_name_function(node) is None or any(map(is_nested, child_types)))
 
-    def _by_duckdb(self, node: Json) -> Term:
+    def _make_duckdb_call(self, node: Json) -> Term:
         text = Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
-        sql_text, kind = self._as_arrow(text.of(node), node["return_type"], node)
-        return sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._at(node))
+        sql_text, kind = self._cast_to_arrow(text.of(node), node["return_type"], node)
+        return sql_call("duckdb", kind, Lit(pa.scalar(sql_text)), *text.columns, at=self._find_position(node))
 
-    def _as_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
-        """Return an expression of DuckDB's as one of a type that Arrow has, and that type."""
+    def _cast_to_arrow(self, text: str, kind: Json, node: Json) -> tuple[str, pa.DataType]:
+        """Cast an expression of DuckDB to a type that Arrow has."""
         arrow, named = to_arrow(self.infer_type(kind, node)), name_type(kind, is_named=True)
         return text if named == name_type(kind) else f"CAST({text} AS {named})", arrow
 
     def series(self, plan: Json, asked: Sequence[int]) -> list[Term]:
-        """Return the lists of a table function's elements: one for each requested column.
+        """Return one list for each requested column of a table function.
 
         With ordinality, the last one has the number of each element.
         """
@@ -224,19 +234,19 @@ class Expressions:
             if is_json_function:
                 values = f"(SELECT list({_JSON_COLUMNS[0 if is_number else at]} ORDER BY id) FROM {rows})"
             values = f"range(1, len({values}) + 1)" if is_number else values
-            values, arrow = self._as_arrow(values, kind, plan)
+            values, arrow = self._cast_to_arrow(values, kind, plan)
             lists.append(sql_call("duckdb", arrow, Lit(pa.scalar(values)), *columns))
         return lists
 
-    def _call(self, node: Json) -> Term:
+    def _translate_call(self, node: Json) -> Term:
         name = read_function_name(node)
-        function = _of_python(node)
+        function = _find_python_function(node)
         if function is not None:
-            return function.term(self.translate_all(node.get("children")), self._at(node))
+            return function.term(self.translate_all(node.get("children")), self._find_position(node))
         if self._is_by_duckdb(node):
-            return self._by_duckdb(node)
+            return self._make_duckdb_call(node)
         kind = self.infer_type(node.get("return_type", {"id": "BOOLEAN"}), node)
-        type_, at = node["type"], self._at(node)
+        type_, at = node["type"], self._find_position(node)
         is_comparison = type_.startswith("COMPARE_")
         arguments = tuple(map(self.compared if is_comparison else self.translate, node.get("children") or ()))
         if type_ == "OPERATOR_CAST":
@@ -253,7 +263,7 @@ class Expressions:
                 return argument  # DuckDB 2.0.1 casts a text to the type that it has.
             return sql_call("cast", to_arrow(kind), *arguments, at=at)
         if type_ == "COMPARE_BETWEEN":
-            return _between("greater_equal", "less_equal", *arguments, at=at)
+            return _make_between("greater_equal", "less_equal", *arguments, at=at)
         if type_ in COMPARISONS:
             return sql_call(COMPARISONS[type_], to_arrow(kind), *arguments, at=at)
         own_function = _name_function(node)
@@ -272,7 +282,7 @@ class Expressions:
         self.check(node)
         name = read_function_name(node)
         if is_of_list(node):
-            return self._list(node)
+            return self._collect_list(node)
         if name not in AGGREGATES:
             self.refuse(f"aggregate {name}() is not supported in a view", node)
         self._refuse_interval(node, name)
@@ -281,7 +291,7 @@ class Expressions:
             self.refuse(
                 f"{name}() of {kind} is not supported in a view: take make_timestamp({name}(epoch_us(…)))", node
             )
-        function, arguments = self._extreme(node, AGGREGATES[name], self._aggregated(node, name))
+        function, arguments = self._translate_extreme(node, AGGREGATES[name], self._translate_arguments(node, name))
         order = tuple(map(self.order, node.get("order_bys", {}).get("orders") or ()))
         return Aggregation(
             function,
@@ -292,14 +302,16 @@ class Expressions:
             order,
         )
 
-    def _extreme(self, node: Json, function: str, arguments: tuple[Term, ...]) -> tuple[str, tuple[Term, ...]]:
-        """Return an aggregate and its arguments: the least interval is the one of least length."""
+    def _translate_extreme(
+        self, node: Json, function: str, arguments: tuple[Term, ...]
+    ) -> tuple[str, tuple[Term, ...]]:
+        """Return a min or max and its arguments; intervals compare by length."""
         if function not in ("min", "max") or not _is_interval(node):
             return function, arguments
         return f"arg_{function}", (*arguments, self.compared(node["children"][0]))
 
-    def _list(self, node: Json) -> Aggregation:
-        """Return the list of values of which DuckDB computes an aggregate: `of_list` does that."""
+    def _collect_list(self, node: Json) -> Aggregation:
+        """Return an aggregate that collects the values for `of_list`."""
         function, children = AGGREGATES.get(read_function_name(node), ""), node["children"]
         value = self.translate(children[0])
         by = self.translate(children[1]) if function.startswith("arg_") else value
@@ -315,7 +327,7 @@ class Expressions:
         )
 
     def of_list(self, node: Json, values: Place) -> Term:
-        """Return an aggregate that DuckDB computes of a list of the values, or that is its first ones."""
+        """Return a term that computes an aggregate from its collected values."""
         name, children = read_function_name(node), node["children"]
         kind = name_type({"id": "LIST", "type_info": {"child_type": children[0]["return_type"]}})
         sql_text, text = f'CAST("$1" AS {kind})', Text(self.translate, self.refuse, self._is_by_duckdb, self.check)
@@ -329,10 +341,10 @@ class Expressions:
             sql_text = f"list_aggregate(coalesce({sql_text}, CAST([] AS {kind})), '{name}'{more})"
         if text.columns:
             self.refuse(f"{name}() takes constants besides its values in a view", node)
-        sql_text, arrow = self._as_arrow(sql_text, node["return_type"], node)
-        return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._at(node))
+        sql_text, arrow = self._cast_to_arrow(sql_text, node["return_type"], node)
+        return sql_call("duckdb", arrow, Lit(pa.scalar(sql_text)), values, at=self._find_position(node))
 
-    def _aggregated(self, node: Json, name: str) -> tuple[Term, ...]:
+    def _translate_arguments(self, node: Json, name: str) -> tuple[Term, ...]:
         """Return the arguments of an aggregate: the computed ones, then its constants.
 
         A quantile's constants are: whether it may lie between two values, whether the order is descending, and the
@@ -346,7 +358,7 @@ class Expressions:
             is_median = name == "median" and node["return_type"]["id"].startswith(_BETWEEN)
             is_between = name == "quantile_cont" or is_median
             flags = (pa.scalar(is_between), pa.scalar(bool(data.get("desc"))))
-            shares = [self._constant({"value": share}) for share in data["quantiles"]]
+            shares = [self._translate_constant({"value": share}) for share in data["quantiles"]]
             return (arguments[0], *map(Lit, flags), *shares)
         if function == "string_agg":
             return (arguments[0], Lit(pa.scalar(str(data.get("separator", ",")))))
@@ -368,7 +380,7 @@ class Expressions:
         within = tuple(map(self.order, node.get("arg_orders") or ()))
         where = self.translate(condition) if condition else None
         if function == "aggregate" and is_of_list(node):
-            aggregation = self._list({**node, "filter": condition})
+            aggregation = self._collect_list({**node, "filter": condition})
             function, arguments, within, where = (
                 aggregation.function,
                 aggregation.arguments,
@@ -381,7 +393,7 @@ class Expressions:
             if name not in AGGREGATES:
                 self.refuse(f"aggregate {name}() over a window is not supported in a view", node)
             function = AGGREGATES[name] if node.get("children") else "count_star"
-            function, arguments = self._extreme(node, function, self._aggregated(node, name))
+            function, arguments = self._translate_extreme(node, function, self._translate_arguments(node, name))
         else:
             arguments = self.translate_all(node.get("children"))
         self._refuse_interval(node, function)
@@ -429,7 +441,7 @@ class Expressions:
             self.refuse(f"{what} is a constant whole number in a view", node)
         return int(number.value.as_py())
 
-    def _at(self, node: Json) -> int | None:
+    def _find_position(self, node: Json) -> int | None:
         at = node.get("query_location", NOWHERE)
         return None if at == NOWHERE else at
 
@@ -440,36 +452,36 @@ def _is_interval(node: Json) -> bool:
 
 
 def is_of_list(node: Json) -> bool:
-    """Return whether DuckDB computes an aggregate of the list of its values."""
+    """Return whether DuckDB computes an aggregate from the list of its values."""
     name, count = read_function_name(node), len(node.get("children") or ())
     function = AGGREGATES.get(name)
     several = {"min": 1, "max": 1, "arg_min": 2, "arg_max": 2, "histogram": 1}
     return name in OF_LISTS or (function in several and count > several[function])
 
 
-def _of_python(node: Json) -> PythonFunction | None:
+def _find_python_function(node: Json) -> PythonFunction | None:
     """Return the function of Python that a node calls; None if it calls none."""
     return python_function(read_function_name(node)) if node["type"] == "BOUND_FUNCTION" else None
 
 
 def _name_function(node: Json) -> str | None:
-    """Return what our plans call the function of a node; None if DuckDB computes it."""
+    """Return our name of a node's function; None if DuckDB computes it."""
     function = FUNCTIONS.get(read_function_name(node))
     children = node.get("children") or [{}]
     kind = (children[-1].get("return_type") or {}).get("id")
     if function == "date_part":
-        unit = str((bare(children[0]).get("value") or {}).get("value", "")).lower()
+        unit = str((strip_text_cast(children[0]).get("value") or {}).get("value", "")).lower()
         function = unit if unit in _PARTS else None
     if function in _PARTS:
         return None if kind == "INTERVAL" else function
     if function in _OF_PATTERN:
-        return function if bare(children[-1]).get("expression_class") == "BOUND_CONSTANT" else None
+        return function if strip_text_cast(children[-1]).get("expression_class") == "BOUND_CONSTANT" else None
     if function in ("divide_whole", "remainder") and node["return_type"]["id"] in ("DECIMAL", "HUGEINT"):
         return None
     return None if function == "length" and kind != "VARCHAR" else function
 
 
-def _between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:
+def _make_between(low: str, high: str, value: Term, least: Term, greatest: Term, *, at: int | None) -> Term:
     bounds = ((low, least), (high, greatest))
     return sql_call(
         "and", pa.bool_(), *(sql_call(how, pa.bool_(), value, bound, at=at) for how, bound in bounds), at=at

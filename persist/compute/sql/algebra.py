@@ -200,7 +200,7 @@ class Window(_Node, frozen=True, tag="window"):
 
 
 class Let(_Node, frozen=True, tag="let"):
-    """Give a relation a number, by which the body refers to it."""
+    """A relation with a number, by which the body refers to it."""
 
     number: int
     value: "Node"
@@ -261,7 +261,7 @@ def walk(node: Node) -> Iterator[Node]:
         yield from walk(child)
 
 
-def crosses(plan: Node) -> int:
+def count_cross_joins(plan: Node) -> int:
     """Return how many inner joins of a plan have no key."""
     return sum(isinstance(node, Join) and node.how == "inner" and not (node.equal or node.same) for node in walk(plan))
 
@@ -280,7 +280,7 @@ def list_terms(node: Node) -> list[Term]:
         terms.append(term)
         return term
 
-    with_terms(node, collect)
+    map_terms(node, collect)
     return terms
 
 
@@ -290,16 +290,16 @@ def iterate_terms(node: Node) -> Iterator[Term]:
         yield from list_terms(relation)
 
 
-def with_terms(value: Any, by: Callable[[Term], Term]) -> Any:
+def map_terms(value: Any, by: Callable[[Term], Term]) -> Any:
     """Apply a function to each term of a node itself."""
     if isinstance(value, Term):
         return by(value)
     if isinstance(value, tuple):
-        return tuple(with_terms(item, by) for item in value)
+        return tuple(map_terms(item, by) for item in value)
     if not isinstance(value, msgspec.Struct):
         return value
     parts = [name for name in value.__struct_fields__ if name not in _PARTS]
-    return msgspec.structs.replace(value, **{name: with_terms(getattr(value, name), by) for name in parts})
+    return msgspec.structs.replace(value, **{name: map_terms(getattr(value, name), by) for name in parts})
 
 
 def filtered(node: Node, conditions: Sequence[Term]) -> Node:
@@ -307,7 +307,7 @@ def filtered(node: Node, conditions: Sequence[Term]) -> Node:
     return Filter(node, join_with_and(conditions)) if conditions else node
 
 
-def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
+def split_by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Term], list[Term]]:
     """Split conditions into those on left columns only, those on right columns only (renumbered), and the others."""
     lefts, rights, crossing = [], [], []
     for part in conditions:
@@ -321,8 +321,8 @@ def by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], list[Te
     return lefts, rights, crossing
 
 
-def equality(condition: Term, width: int) -> tuple[Term, Term] | None:
-    """Return the two sides of a condition that something of the left equals something of the right."""
+def split_equality(condition: Term, width: int) -> tuple[Term, Term] | None:
+    """Return the sides of a condition `left = right`; None for other conditions."""
     if not (isinstance(condition, Call) and calls(condition, "equal")):
         return None
     left_term, right_term = condition.arguments
@@ -342,7 +342,7 @@ def inner_join(
     same: Sequence[tuple[Term, Term]] = (),
 ) -> Join:
     """Return an inner join under some conditions; equalities between the sides become its keys."""
-    pairs = [equality(part, count_columns(left)) for part in conditions]
+    pairs = [split_equality(part, count_columns(left)) for part in conditions]
     residual = [part for part, pair in zip(conditions, pairs, strict=True) if pair is None]
     keys = (*equal, *(pair for pair in pairs if pair is not None))
     return Join("inner", left, right, keys, tuple(same), join_with_and(residual) if residual else None)
@@ -391,7 +391,7 @@ def infer_term_types(expressions: Iterable[Term], given: Sequence[str]) -> tuple
 
 
 def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
-    """Return whether a relation surely has no rows if those with some numbers have none."""
+    """Return whether a relation is surely empty if these relations are."""
     match node:
         case Scan():
             return False
@@ -415,7 +415,7 @@ def is_empty_without(node: Node, empty: frozenset[int]) -> bool:
 
 
 def unique_columns(node: Node) -> list[frozenset[int]]:
-    """Return sets of columns in which no two rows are equal, as far as the plan shows."""
+    """Return sets of columns that are surely unique."""
     match node:
         case Aggregate(_, keys, _, sets) if len(sets) == 1:
             return [frozenset(range(len(keys)))]
@@ -437,6 +437,6 @@ def unique_columns(node: Node) -> list[frozenset[int]]:
 
 
 def has_one_partner(join: Join) -> bool:
-    """Return whether no row of the left has two partners, because the right has no two rows of one key."""
+    """Return whether each left row has at most one partner."""
     keys = {right_key.index for _, right_key in (*join.equal, *join.same) if isinstance(right_key, Place)}
     return any(unique <= keys for unique in unique_columns(join.right))

@@ -11,12 +11,12 @@ from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Literal, TypeVar
 
-from persist.compute.sql.compile import mentioned
+from persist.compute.sql.compile import find_mentioned
 from persist.compute.sql.definition import Start, parse_start
-from persist.compute.sql.draft import Catalog, Draft, drafted, list_reads
+from persist.compute.sql.draft import Catalog, Draft, draft_view, list_reads
 from persist.compute.sql.graph import load_definition
 from persist.compute.sql.redefine import load_dependents, steps_to_describe
-from persist.compute.sql.view import LiveView, ViewsTogether, live_view
+from persist.compute.sql.view import LiveView, ViewsTogether, load_view_by_name
 from persist.core.errors import InvalidUsage
 from persist.core.names import check_free_name
 from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
@@ -31,7 +31,7 @@ Action = Literal["create", "replace", "keep", "drop"]
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """The definition of a view to have: its query, its key if the query does not determine it, and its start.
+    """The requested definition of a view: query, key and start.
 
     An existing view may have any start if this is None or "now".
     """
@@ -67,7 +67,7 @@ class ViewsPlan:
         return not self._steps
 
     def commit(self) -> int | None:
-        """Make it so, in one commit; return its seqno, None if there is nothing to do.
+        """Commit the changes at once; return the seqno, None for no changes.
 
         Raises:
             CollectionExists, CollectionNotFound, CollectionNeeded, Superseded: another client changed one of the
@@ -78,8 +78,8 @@ class ViewsPlan:
         return self._engine.submit("apply", self._steps, self._names).result()
 
     def refresh(self) -> None:
-        """Bring all views that are wanted up to what their inputs have sealed, in one commit."""
-        views = [live_view(self._engine, change.view) for change in self.changes if change.action != "drop"]
+        """Refresh all views of the definitions in one commit."""
+        views = [load_view_by_name(self._engine, change.view) for change in self.changes if change.action != "drop"]
         if views:
             with ViewsTogether(views, {}) as together:
                 together.refresh()
@@ -106,16 +106,16 @@ class _Planner:
         self._engine = engine
         self._wanted = wanted
         self._catalog = Catalog(engine)
-        self._present = {name: view for name in wanted if (view := self._view(name)) is not None}
+        self._present = {name: view for name in wanted if (view := self._load_view(name)) is not None}
         self._gone: dict[str, LiveView] = {}
         self._drafts: list[Draft] = []
 
     def plan(self, prune: bool) -> ViewsPlan:
         """Plan the drops and the creations, in an order that the commit allows."""
-        dropped = self._unwanted() if prune else {}
+        dropped = self._find_unwanted() if prune else {}
         for name, view in dropped.items():
-            self._remove(name, view)
-        planned = [self._planned(name) for name in self._sort_names()]
+            self._plan_drops(name, view)
+        planned = [self._plan_change(name) for name in self._sort_names()]
         self._check_readers()
         gone = {name: view.handle.contents() for name, view in self._gone.items()}
         steps, names = steps_to_drop(self._engine, [*gone.values()])
@@ -127,7 +127,7 @@ class _Planner:
         changes = [*(Change(dropped_name, "drop", "it has no definition") for dropped_name in dropped), *planned]
         return ViewsPlan(self._engine, changes, steps, names)
 
-    def _view(self, name: str) -> LiveView | None:
+    def _load_view(self, name: str) -> LiveView | None:
         check_free_name(name)
         if name not in self._engine.names():
             return None
@@ -139,7 +139,7 @@ class _Planner:
             )
         return LiveView(handle, definition)
 
-    def _unwanted(self) -> dict[str, LiveView]:
+    def _find_unwanted(self) -> dict[str, LiveView]:
         unwanted = {}
         for name in self._engine.names():
             handle = loaded(self._engine, name)
@@ -153,7 +153,7 @@ class _Planner:
         names = list(dict.fromkeys([*self._catalog.names, *self._wanted]))
         reads: dict[str, list[str]] = {}
         for name, view in self._wanted.items():
-            read = _name_view_in_errors(name, partial(mentioned, view.sql, names))
+            read = _name_view_in_errors(name, partial(find_mentioned, view.sql, names))
             reads[name] = [read_name for read_name in read if read_name in self._wanted]
         try:
             return list(TopologicalSorter(reads).static_order())
@@ -161,20 +161,20 @@ class _Planner:
             circle = " reads ".join(map(repr, reversed(error.args[1])))
             raise InvalidUsage(f"views cannot read each other in a circle: {circle}") from error
 
-    def _planned(self, name: str) -> Change:
+    def _plan_change(self, name: str) -> Change:
         spec, view = self._wanted[name], self._present.get(name)
-        draft = _name_view_in_errors(name, partial(drafted, self._catalog, name, spec.sql, spec.key, spec.start))
-        why = "it is not there" if view is None else _difference(view, draft, spec.start)
+        draft = _name_view_in_errors(name, partial(draft_view, self._catalog, name, spec.sql, spec.key, spec.start))
+        why = "it is not there" if view is None else _describe_difference(view, draft, spec.start)
         if view is not None and why is None:
             return Change(name, "keep", "it is as defined")
         assert why is not None
         if view is not None:
-            self._remove(name, view)
+            self._plan_drops(name, view)
         self._catalog.add(draft)
         self._drafts.append(draft)
         return Change(name, "create" if view is None else "replace", why)
 
-    def _remove(self, name: str, view: LiveView) -> None:
+    def _plan_drops(self, name: str, view: LiveView) -> None:
         self._gone[name] = view
         self._catalog.remove(name)
 
@@ -198,7 +198,7 @@ def _name_view_in_errors(name: str, what: Callable[[], Found]) -> Found:
         raise InvalidUsage(f"view {name!r}: {error}") from error
 
 
-def _difference(view: LiveView, draft: Draft, start: Start) -> str | None:
+def _describe_difference(view: LiveView, draft: Draft, start: Start) -> str | None:
     old, new = view.definition, draft.definition
     if old.sql.strip() != new.sql.strip():
         return "its query has changed"

@@ -10,8 +10,8 @@ from typing import Any
 from uuid import UUID
 
 from persist.compute.query import quoted
-from persist.compute.sql.definite import indefinite_functions
-from persist.compute.sql.types import list_struct_fields, of_duckdb, to_arrow, to_duckdb
+from persist.compute.sql.definite import list_indefinite_functions
+from persist.compute.sql.types import from_duckdb, list_struct_fields, to_arrow, to_duckdb
 from persist.core.expression.sql_functions import open_cursor
 from persist.core.expression.sql_numbers import is_cast
 from persist.core.expression.term import Term
@@ -44,7 +44,7 @@ _SIGNS = {
 
 
 def read_function_name(node: Json) -> str:
-    """Return what a function of a plan is called."""
+    """Return the name of a function in a plan."""
     path = node.get("qname", {}).get("path") or [node.get("name", "")]
     return str(path[-1]).lower()
 
@@ -56,11 +56,11 @@ def _definite_functions() -> frozenset[str]:
             "SELECT DISTINCT lower(function_name) FROM duckdb_functions() WHERE function_type = 'scalar'"
         ).fetchall()
     names = {name for (name,) in rows if not name.startswith(_OF_OTHER_TYPES)} - {"error"}
-    return frozenset(names - _NOT_DEFINITE - (indefinite_functions() - {"age"}))
+    return frozenset(names - _NOT_DEFINITE - (list_indefinite_functions() - {"age"}))
 
 
-def bare(node: Json) -> Json:
-    """Return what a text is that DuckDB 2.0 casts to the type that it has: the constant alone."""
+def strip_text_cast(node: Json) -> Json:
+    """Strip the redundant cast that DuckDB 2.0 puts around text constants."""
     is_same = node.get("type") == "OPERATOR_CAST" and node["return_type"]["id"] == "VARCHAR"
     if is_same and node["children"][0].get("expression_class") == "BOUND_CONSTANT":
         constant: Json = node["children"][0]
@@ -69,7 +69,7 @@ def bare(node: Json) -> Json:
 
 
 def is_definite(name: str) -> bool:
-    """Return whether DuckDB has a function of a name whose value depends on its arguments alone."""
+    """Return whether a DuckDB function depends on its arguments alone."""
     return name in _definite_functions()
 
 
@@ -78,9 +78,9 @@ def is_nested(kind: Json) -> bool:
     return kind.get("id") in ("LIST", "ARRAY", "STRUCT", "TUPLE", "MAP")
 
 
-def is_within(kind: Json) -> bool:
-    """Return whether values of a type of a plan stand within what DuckDB computes only, also inside of others."""
-    return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_within, _list_parts(kind)))
+def is_only_in_duckdb(kind: Json) -> bool:
+    """Return whether only DuckDB's own calls may use values of a type."""
+    return kind.get("id") in (*_WITHIN, "ENUM", "UNION") or any(map(is_only_in_duckdb, _list_parts(kind)))
 
 
 def is_json(kind: Json) -> bool:
@@ -88,8 +88,8 @@ def is_json(kind: Json) -> bool:
     return bool((kind.get("type_info") or {}).get("alias") == "JSON")
 
 
-def casts(given: Json, kind: Json) -> bool:
-    """Return whether DuckDB casts values between two types of a plan, which it only reports for actual values."""
+def is_cast_checked_late(given: Json, kind: Json) -> bool:
+    """Return whether DuckDB accepts a cast, checking only actual values."""
     names = given.get("id"), kind.get("id")
     special = [name for name in names if name in (*_WITHIN, "ENUM", "UNION")]
     if special and not {"VARCHAR", "STRING_LITERAL", "NULL", "SQLNULL"} & {*names}:
@@ -103,10 +103,10 @@ def casts(given: Json, kind: Json) -> bool:
     if not is_nested(kind) or not any(
         {*names} <= same for same in ({*names[:1]}, {"STRUCT", "TUPLE"}, {"LIST", "ARRAY"})
     ):
-        return is_cast(to_arrow(of_duckdb(given)), to_arrow(of_duckdb(kind)))
+        return is_cast(to_arrow(from_duckdb(given)), to_arrow(from_duckdb(kind)))
     parts = [_list_parts(part) for part in (given, kind)]
     return len(parts[0]) == len(parts[1]) and all(
-        casts(part, target_part) for part, target_part in zip(*parts, strict=True)
+        is_cast_checked_late(part, target_part) for part, target_part in zip(*parts, strict=True)
     )
 
 
@@ -133,12 +133,12 @@ def name_type(kind: Json, *, is_named: bool = False) -> str:
     if form in _WITHIN and not is_named:
         return _WITHIN[form]
     if form == "ENUM" and not is_named:
-        return f"ENUM({', '.join(map(_literal, kind['type_info']['values']))})"
+        return f"ENUM({', '.join(map(_format_literal, kind['type_info']['values']))})"
     if form == "UNION" and not is_named:
         members = ((quoted(part["first"]), part["second"]) for part in kind["type_info"]["child_types"][1:])
         return f"UNION({', '.join(f'{name} {name_type(part)}' for name, part in members)})"
     if not is_nested(kind):
-        return to_duckdb(of_duckdb(kind))
+        return to_duckdb(from_duckdb(kind))
     part_types = [name_type(part, is_named=is_named) for part in (_list_parts(parts[0]) if form == "MAP" else parts)]
     if form in ("LIST", "ARRAY"):
         return f"{part_types[0]}[{kind['type_info']['size'] if form == 'ARRAY' and not is_named else ''}]"
@@ -148,18 +148,18 @@ def name_type(kind: Json, *, is_named: bool = False) -> str:
     return f"STRUCT({', '.join(f'{name} {part}' for name, part in zip(names, part_types, strict=True))})"
 
 
-def is_another(kind: Json) -> bool:
-    """Return whether values of a type of a plan are of another one in Arrow, also inside of others."""
+def differs_in_arrow(kind: Json) -> bool:
+    """Return whether a type, or an inner one, differs in Arrow."""
     return (
         is_json(kind)
-        or is_within(kind)
+        or is_only_in_duckdb(kind)
         or kind.get("id") in ("TUPLE", "ARRAY", "UUID")
-        or any(map(is_another, _list_parts(kind)))
+        or any(map(differs_in_arrow, _list_parts(kind)))
     )
 
 
 class Text:
-    """One expression as text, and the terms that are its columns.
+    """An expression as SQL text, with the terms of its columns.
 
     Args:
         term: makes a term of a node.
@@ -185,7 +185,7 @@ class Text:
 
     def of(self, node: Json) -> str:
         """Return the text of a node."""
-        node = bare(node)
+        node = strip_text_cast(node)
         self._check(node)
         match node.get("expression_class"):
             case "BOUND_CONSTANT":
@@ -201,18 +201,18 @@ class Text:
             case "BOUND_FUNCTION" | "BOUND_OPERATOR" | "BOUND_CONJUNCTION" if (
                 self._names or self._is_whole or self._is_own(node) or _is_number(node)
             ):
-                return self._call(node)
+                return self._format_call(node)
         if self._names:
             self._refuse(f"{node.get('type')} inside of a lambda is not supported in a view", node)
-        return self._column(node)
+        return self._format_column(node)
 
-    def _column(self, node: Json) -> str:
+    def _format_column(self, node: Json) -> str:
         term = self._term(node)
         if term not in self.columns:
             self.columns.append(term)
         place = quoted(f"${self.columns.index(term) + 1}")
         kind = node.get("return_type", {"id": "BOOLEAN"})
-        return f"CAST({place} AS {name_type(kind)})" if is_another(kind) or kind["id"] == "HUGEINT" else place
+        return f"CAST({place} AS {name_type(kind)})" if differs_in_arrow(kind) or kind["id"] == "HUGEINT" else place
 
     def constant(self, value: Json) -> str:
         """Return the text of a constant."""
@@ -227,7 +227,7 @@ class Text:
         if kind["id"] == "MAP":  # A list of its entries.
             return f"map_from_entries({self.constant({**value, 'type': {**kind, 'id': 'LIST'}})})"
         if kind["id"] in ("STRUCT", "TUPLE"):
-            names = (_literal(part["first"]) for part in kind["type_info"]["child_types"])
+            names = (_format_literal(part["first"]) for part in kind["type_info"]["child_types"])
             values = (
                 self.constant({"type": part, **entry})
                 for part, entry in zip(_list_parts(kind), literal.get("children", ()), strict=True)
@@ -246,17 +246,17 @@ class Text:
         elif kind["id"] == "UUID":  # A signed number, so that UUIDs are in the order of their texts.
             literal = UUID(int=((literal["upper"] + 2**63) << 64) + literal["lower"])
         elif not (kind["id"].endswith("INT") or kind["id"] in _AS_TEXT):
-            if is_another(kind):
+            if differs_in_arrow(kind):
                 self._refuse(f"a constant of type {name_type(kind)} is not supported in a view: cast a text", {})
-            return self._column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
-        return f"CAST({_literal(str(literal))} AS {name_type(kind)})"
+            return self._format_column({"expression_class": "BOUND_CONSTANT", "value": value, "return_type": kind})
+        return f"CAST({_format_literal(str(literal))} AS {name_type(kind)})"
 
-    def _call(self, node: Json) -> str:
+    def _format_call(self, node: Json) -> str:
         kind, children = node["type"], node.get("children") or []
         if kind == "OPERATOR_CAST":
             tries = node.get("function_data", {}).get("try_cast")
             argument = node["arguments"][0]
-            if not casts(argument, node["return_type"]):
+            if not is_cast_checked_late(argument, node["return_type"]):
                 message = f"{name_type(argument)} are not cast to {name_type(node['return_type'])}"
                 self._refuse(f"values of {message} in a view: DuckDB has no such cast", node)
             value = self.of(children[0])
@@ -289,19 +289,19 @@ class Text:
             name in _PARTS and _read_type_id(children[0]) == "TIMESTAMP_NS"
         ):  # By their names, these are of microseconds.
             return f"date_part('{name}', {self.of(children[0])})"
-        return f"{quoted(name)}({', '.join(self._arguments(node, children))})"
+        return f"{quoted(name)}({', '.join(self._format_arguments(node, children))})"
 
-    def _arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
+    def _format_arguments(self, node: Json, children: Sequence[Json]) -> list[str]:
         names = node.get("named_arguments") or []
         lambdas = [at for at, child in enumerate(children) if child.get("expression_class") == "BOUND_LAMBDA"]
         if lambdas:
             more = int(bool((node.get("function_data") or {}).get("has_initial")))
-            return self._with_lambda(children, lambdas[0], more)
+            return self._format_lambda(children, lambdas[0], more)
         texts = [self.of(child) for child in children]
         first = len(texts) - len(names)
         return [*texts[:first], *(f"{quoted(name)} := {text}" for name, text in zip(names, texts[first:], strict=True))]
 
-    def _with_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
+    def _format_lambda(self, children: Sequence[Json], at: int, more: int) -> list[str]:
         """Return arguments with a lambda, and more arguments after it; its outer columns come last."""
         function = children[at]
         self._check(function)
@@ -331,5 +331,5 @@ def _read_type_id(node: Json) -> Any:
     return (node.get("return_type") or {}).get("id")
 
 
-def _literal(text: str) -> str:
+def _format_literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"

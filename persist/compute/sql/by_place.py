@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist.compute.sql.adapt_expression import Expressions, Json
 from persist.compute.sql.algebra import Frame, Join, Let, Node, Order, Project, Ref, Window, WindowCall, infer_types
-from persist.compute.sql.by_duckdb import bare
+from persist.compute.sql.by_duckdb import strip_text_cast
 from persist.compute.sql.types import constant, to_arrow
 from persist.core.expression.evaluation import join_with_and
 from persist.core.expression.term import Lit, Place, Term, sql_call
@@ -35,18 +35,20 @@ _NTILE = (
 def is_by_place(node: Json) -> bool:
     """Return whether a window function has a position that is not constant."""
     at, children = _NUMBER.get(node["type"]), node.get("children") or []
-    return at is not None and len(children) > at and _constant_below(children[at]) is None
+    return at is not None and len(children) > at and _find_constant(children[at]) is None
 
 
-def _constant_below(node: Json) -> Json | None:
-    node = bare(node)
+def _find_constant(node: Json) -> Json | None:
+    node = strip_text_cast(node)
     while node.get("type") == "OPERATOR_CAST":
         node = node["children"][0]
     return node if node.get("expression_class") == "BOUND_CONSTANT" else None
 
 
-def by_place(child: Node, nodes: Sequence[Json], number: int, of: Expressions, call: Callable[[Json], Any]) -> Node:
-    """Return the rows of a relation with a column for each window function behind, of which some are by place.
+def add_positional_windows(
+    child: Node, nodes: Sequence[Json], number: int, of: Expressions, call: Callable[[Json], Any]
+) -> Node:
+    """Return rows with a column for each window function, some by position.
 
     Args:
         number: none of any other relation of the plan.
@@ -60,7 +62,7 @@ def by_place(child: Node, nodes: Sequence[Json], number: int, of: Expressions, c
         if not is_by_place(node):
             calls.append(call(node))
             continue
-        _check(node, of)
+        _check_arguments(node, of)
         calls.append(_row_number(node, width, of))
         frame = _frame(node, of) if node["type"] == "WINDOW_NTH_VALUE" else _WHOLE
         order = tuple(map(of.order, node.get("orders") or ()))
@@ -89,7 +91,7 @@ def by_place(child: Node, nodes: Sequence[Json], number: int, of: Expressions, c
     return Let(number, child, Project(rows, tuple(outputs)))
 
 
-def _check(node: Json, of: Expressions) -> None:
+def _check_arguments(node: Json, of: Expressions) -> None:
     of.check(node)
     if node.get("ignore_nulls") or node.get("arg_orders") or node.get("filters") or node.get("filter_expr"):
         of.refuse("IGNORE NULLS, FILTER and ORDER BY inside go with a constant number in a view", node)
@@ -110,7 +112,7 @@ def _frame(node: Json, of: Expressions) -> Frame:
 
 
 def _find_target_position(node: Json, own: Term, of: Expressions) -> Term:
-    """Return the place that a row wants."""
+    """Return the position whose value each row takes."""
     distance = _int64(of.translate(node["children"][1]))
     if node["type"] == "WINDOW_NTH_VALUE":
         return distance

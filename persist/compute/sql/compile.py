@@ -22,13 +22,13 @@ from persist.compute.sql.algebra import (
     infer_types,
     list_terms,
     map_children,
-    with_terms,
+    map_terms,
 )
-from persist.compute.sql.duck import Columns, bound, find_tables, names_column, place
-from persist.compute.sql.emission import lateness, without_emission
+from persist.compute.sql.duck import Columns, bind_query, find_tables, names_column, show_position
+from persist.compute.sql.emission import derive_lateness, split_emission
 from persist.compute.sql.rows import fold
 from persist.compute.sql.temporal import MARK
-from persist.compute.sql.types import Unreadable, of_arrow, to_arrow
+from persist.compute.sql.types import Unreadable, from_arrow, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.term import Call, Lit, Place, Term, sql_call
 from persist.core.log.fields import KeyedForm
@@ -43,21 +43,21 @@ _TOO_DEEP = (
 _STORED_INTERVAL = 'struct("months" int32,"days" int32,"micros" int64)'
 
 
-def mentioned(sql: str, names: Sequence[str]) -> list[str]:
+def find_mentioned(sql: str, names: Sequence[str]) -> list[str]:
     """Return the collections that a query mentions.
 
     Raises:
         InvalidUsage: one of them does not exist, or its name is ambiguous.
     """
     collections = []
-    with _deep_is_refused():
-        tables = find_tables(without_emission(sql)[0])
+    with _refuse_deep_plans():
+        tables = find_tables(split_emission(sql)[0])
     for path, at in tables.items():
         dotted = match_collection(path, names) if len(path) > 1 else None
         if dotted is not None:
             raise InvalidUsage(
                 f"the query reads {'.'.join(path)}: in a view, write the name of a collection with a dot as one name, "
-                f"{quoted(dotted)}{place(sql, at)}"
+                f"{quoted(dotted)}{show_position(sql, at)}"
             )
         table = path[-1]
         collection = match_collection([table], names)
@@ -65,7 +65,7 @@ def mentioned(sql: str, names: Sequence[str]) -> list[str]:
             close = get_close_matches(table, names, 3, 0.5)
             hint = f"; did you mean {', '.join(map(repr, close))}?" if close else f"; there are {sorted(names)[:20]}"
             raise InvalidUsage(
-                f"the query reads {table!r}, and there is no collection of that name{hint}{place(sql, at)}"
+                f"the query reads {table!r}, and there is no collection of that name{hint}{show_position(sql, at)}"
             )
         collections.append(collection)
     read: dict[str, str] = {}
@@ -88,7 +88,7 @@ def list_columns(name: str, schema: CollectionSchema, *, names_row_id: bool) -> 
             f"column {column!r} of collection {name!r} is of type {kind}, which queries cannot read: name the columns "
             "that the query needs in place of *, or make a collection with this one as texts or numbers, by a dataflow"
         )
-        columns.append((column, of_arrow(kind) or Unreadable(why, kind)))
+        columns.append((column, from_arrow(kind) or Unreadable(why, kind)))
     if names_row_id and _ROW_ID not in map(str.lower, schema.names):
         # DuckDB numbers the rows of its tables, and a column of that name hides the number.
         why = f"rowid: rows of collections have no number, and collection {name!r} has no column of that name"
@@ -96,7 +96,7 @@ def list_columns(name: str, schema: CollectionSchema, *, names_row_id: bool) -> 
     return columns
 
 
-def planned(
+def plan_query(
     sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm] = _NO_FORMS
 ) -> tuple[Node, list[tuple[str, str]]]:
     """Return the plan of a query over some collections, and its columns.
@@ -107,15 +107,15 @@ def planned(
     Raises:
         InvalidUsage: it is not a query, or uses something missing or unsupported.
     """
-    with _deep_is_refused():
-        return _planned(sql, schemas, keyed)
+    with _refuse_deep_plans():
+        return _plan_uncached(sql, schemas, keyed)
 
 
-def _planned(
+def _plan_uncached(
     whole: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]
 ) -> tuple[Node, list[tuple[str, str]]]:
-    sql, is_final = without_emission(whole)
-    late_by = lateness(sql, schemas, keyed) if is_final else None
+    sql, is_final = split_emission(whole)
+    late_by = derive_lateness(sql, schemas, keyed) if is_final else None
     names_row_id = names_column(sql, _ROW_ID)
     for name, schema in schemas.items():
         check_sql_names(name, schema.arrow)
@@ -126,15 +126,15 @@ def _planned(
     units = {schema.timeline for schema in schemas.values()}
     unit = units.pop() if len(units) == 1 else None
     now = f"CAST(error('{MARK}') AS {'BIGINT' if unit is None else 'TIMESTAMP'})"
-    bound_query = bound(sql, tables, now, late_by)
-    plan = _with_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
-    if _levels(plan) > LEVELS_MAX:
+    bound_query = bind_query(sql, tables, now, late_by)
+    plan = _fold_constants(Adapter(sql, tables, unit).adapted(bound_query.plan))
+    if _count_node_levels(plan) > LEVELS_MAX:
         raise InvalidUsage(_TOO_DEEP)
-    return _stored(plan, bound_query.columns(infer_types(plan)))
+    return _replace_intervals(plan, bound_query.columns(infer_types(plan)))
 
 
-def _with_constants(plan: Node) -> Node:
-    """Return a plan with its constant expressions computed: a refresh then begins without DuckDB.
+def _fold_constants(plan: Node) -> Node:
+    """Return a plan with its constant expressions computed. +
 
     A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
     """
@@ -145,17 +145,17 @@ def _with_constants(plan: Node) -> Node:
             return term
         call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
         folded = fold(call)
-        return folded if isinstance(folded, Lit) and _is_spelled(folded.value.type) else call
+        return folded if isinstance(folded, Lit) and _can_be_stored(folded.value.type) else call
 
-    return with_terms(map_children(plan, _with_constants), computed)
+    return map_terms(map_children(plan, _fold_constants), computed)
 
 
-def _is_spelled(kind: pa.DataType) -> bool:
+def _can_be_stored(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or pat.is_date32(kind) or pat.is_timestamp(kind))
 
 
-def _stored(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tuple[str, str]]]:
-    """Return a plan and its columns with intervals as structs, as which collections have them."""
+def _replace_intervals(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tuple[str, str]]]:
+    """Return a plan and its columns with intervals as structs."""
     if not any(kind == "interval" for _, kind in columns):
         return plan, columns
     outputs = (
@@ -167,17 +167,17 @@ def _stored(plan: Node, columns: list[tuple[str, str]]) -> tuple[Node, list[tupl
 
 
 @contextmanager
-def _deep_is_refused() -> Iterator[None]:
+def _refuse_deep_plans() -> Iterator[None]:
     try:
         yield
     except RecursionError:
         raise InvalidUsage(_TOO_DEEP) from None
 
 
-def _levels(node: Node) -> int:
-    """Return how deep a plan is, a relation counting for two levels and an expression for one."""
+def _count_node_levels(node: Node) -> int:
+    """Return a plan's depth: two for a relation, one for an expression."""
     depth = max(map(_count_levels, list_terms(node)), default=0)
-    return 2 + max([depth, *map(_levels, children(node))])
+    return 2 + max([depth, *map(_count_node_levels, children(node))])
 
 
 def _count_levels(expression: Term) -> int:

@@ -6,10 +6,10 @@ from typing import Any
 
 from persist.compute.sql.compile import parse_key
 from persist.compute.sql.definition import Start, parse_start
-from persist.compute.sql.draft import Catalog, drafted
+from persist.compute.sql.draft import Catalog, draft_view
 from persist.compute.sql.graph import estimate_sizes, load_definition
-from persist.compute.sql.reasons import UnboundedState, unbounded
-from persist.compute.sql.view import LiveView, live_view
+from persist.compute.sql.reasons import UnboundedState, list_unbounded_joins
+from persist.compute.sql.view import LiveView, load_view_by_name
 from persist.core.errors import AsOfCompacted, CollectionExists, InvalidUsage
 from persist.core.names import check_free_name
 from persist.engine.location.collection_handle import CollectionHandle
@@ -37,8 +37,8 @@ def load_or_create_view(
 
     def plan() -> LiveView:
         if not is_new and engine.find_newest_id(name) is not None:
-            return _existing(engine, name, sql, key, start, options)
-        return _created(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
+            return _load_if_same(engine, name, sql, key, start, options)
+        return _create(engine, name, sql, key, start, options, keeps_groups=keeps_groups)
 
     # Another client created it in between, or has let an input be compacted.
     return commit_with_retry(
@@ -50,12 +50,12 @@ def load_or_create_view(
     )
 
 
-def _existing(
+def _load_if_same(
     engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
 ) -> LiveView:
     if load_definition(loaded(engine, name)) is None:
         raise InvalidUsage(f"there is a collection {name!r} that is not a view: choose another name for the view")
-    live = live_view(engine, name, options)
+    live = load_view_by_name(engine, name, options)
     if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != parse_key(key)):
         raise InvalidUsage(
             f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
@@ -70,7 +70,7 @@ def _existing(
     return live
 
 
-def _created(
+def _create(
     engine: Engine,
     name: str,
     sql: str,
@@ -80,8 +80,8 @@ def _created(
     *,
     keeps_groups: bool,
 ) -> LiveView:
-    draft = drafted(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
-    for reason in unbounded(draft.bound, estimate_sizes(engine, draft.definition.reads)):
+    draft = draft_view(Catalog(engine), name, sql, key, start, keeps_groups=keeps_groups)
+    for reason in list_unbounded_joins(draft.bound, estimate_sizes(engine, draft.definition.reads)):
         warnings.warn(f"view {name!r}: {reason}.", UnboundedState, stacklevel=6)  # At the client's caller.
     engine.submit("create_view", draft.steps, dict(draft.names)).result()
     live = LiveView(CollectionHandle(engine, draft.readable.id, name, draft.readable.schema), draft.definition, options)

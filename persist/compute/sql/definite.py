@@ -31,7 +31,7 @@ _MARKED = (
 
 
 @cache
-def indefinite_functions() -> frozenset[str]:
+def list_indefinite_functions() -> frozenset[str]:
     """Return the functions of DuckDB whose value does not depend on their arguments alone."""
     with open_cursor() as connection:
         marked = {name for (name,) in connection.execute(_MARKED).fetchall()}
@@ -42,7 +42,7 @@ def forbid_indefinite(connection: Any) -> None:
     """Let a database refuse queries that call such functions."""
     letters = "abc"[:_ARGUMENTS_MAX]
     statements = []
-    for name in sorted(indefinite_functions()):
+    for name in sorted(list_indefinite_functions()):
         body = f"{quoted(_REFUSED + name)}()"
         overloads = [f"({', '.join(letters[:count])}) AS {body}" for count in range(len(letters) + 1)]
         if name == "age":  # With two moments it is their distance; with one, the distance to today.
@@ -65,17 +65,17 @@ _KEYWORDS = {
 }
 
 
-def refused_function(name: Any) -> str | None:
+def find_refused_function(name: Any) -> str | None:
     """Return the function that DuckDB did not find because of `forbid_indefinite`; None if it missed another name."""
     return name.removeprefix(_REFUSED) if isinstance(name, str) and name.startswith(_REFUSED) else None
 
 
-def spellings(function: str) -> tuple[str, ...]:
+def list_spellings(function: str) -> tuple[str, ...]:
     """Return how queries may write a call of a function: by its name, or by a keyword."""
     return (function, _KEYWORDS.get(function, function))
 
 
-def indefinite(name: str) -> InvalidUsage:
+def make_refusal(name: str) -> InvalidUsage:
     """Return the refusal of a query that calls such a function."""
     if name == "query":
         return InvalidUsage("query() hides what it reads, so no view can call it: write its text as a subquery")
@@ -99,5 +99,5 @@ def check_qualified(parts: Iterator[Mapping[str, Any]]) -> None:
     for part in parts:
         path = (part.get("qualified_name") or {}).get("path") or [""]
         is_whole = part.get("class") == "FUNCTION" and path[0].lower() == "system"
-        if is_whole and path[-1].lower() in indefinite_functions() | {"query"}:
+        if is_whole and path[-1].lower() in list_indefinite_functions() | {"query"}:
             raise InvalidUsage(f"a view calls functions by their name alone: write {path[-1]}() for {'.'.join(path)}()")

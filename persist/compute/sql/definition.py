@@ -54,14 +54,14 @@ EARLIER_KEPT = 100
 
 
 class Earlier(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A definition that a view had: its text, and the time from which on it held."""
+    """An earlier definition of a view, and when it began."""
 
     sql: str
     since: int
 
 
 class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring."""
+    """A view's query, plan, inputs and key, as stored."""
 
     version: int
     sql: str
@@ -98,7 +98,7 @@ class Definition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         program = stored.get("program")
         if isinstance(program, dict) and program.get("digest") != compute_digest(stored):
             stored = {**stored, "program": None}
-        return msgspec.convert(stored, cls, dec_hook=term_of_json)
+        return msgspec.convert(stored, cls, dec_hook=decode_term)
 
 
 def to_json(value: Any) -> Any:
@@ -133,7 +133,7 @@ def _is_given(value: msgspec.Struct, field: msgspec.structs.FieldInfo) -> bool:
     return field.required or getattr(value, field.name) != field.default
 
 
-def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
+def decode_term(wanted: type, stored: dict[str, Any]) -> Term:
     """Return a stored term; a hook for msgspec, which does not know the type.
 
     Raises:
@@ -147,7 +147,7 @@ def term_of_json(wanted: type, stored: dict[str, Any]) -> Term:
             return constant(kind, rest.get("value"))
         case {"kind": "call", "function": str(function), "type": str(kind), **rest} if {*rest} <= {"arguments", "at"}:
             # One call of Python for each level, so that deep terms can be read.
-            arguments = map(partial(term_of_json, Term), rest.get("arguments", ()))
+            arguments = map(partial(decode_term, Term), rest.get("arguments", ()))
             return sql_call(function, to_arrow(kind), *arguments, at=rest.get("at"))
     raise ValueError(f"{stored!r:.200} is not an expression of a plan")
 
@@ -156,7 +156,7 @@ Start = int | Moment | None
 
 
 class InputBehind(UserWarning):
-    """A view has no answer, or sees nothing of an input, because another input is not sealed that far."""
+    """Warning: an input that is not sealed far enough keeps a view empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ class Readable:
     keyed: KeyedForm | None = None
 
 
-def shared_timeline(inputs: Iterable[Readable]) -> str | None:
-    """Return the timeline that all inputs share; times count only if they do not."""
+def find_shared_timeline(inputs: Iterable[Readable]) -> str | None:
+    """Return the timeline of all inputs; numbers if they differ."""
     timelines = {readable.timeline for readable in inputs}
     return timelines.pop() if len(timelines) == 1 else None
 
@@ -241,8 +241,8 @@ def choose_start(start: Start, inputs: Sequence[Readable], unit: str | None) -> 
     return time
 
 
-def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | None:
-    """Return what to warn of if a view has no answer, or sees nothing of an input, because of another input.
+def explain_lag(name: str, start: int, inputs: Sequence[CollectionState]) -> str | None:
+    """Return a warning if one input keeps a view from seeing others.
 
     Args:
         start: where the view begins.
@@ -258,17 +258,17 @@ def behind(name: str, start: int, inputs: Sequence[CollectionState]) -> str | No
     is_sealed = f"{last.name!r} is sealed to {format_time(upper, timeline)}"
     if upper <= start and (start > 0 or len({*sealed.values()}) > 1):
         why = f"view {name!r} has no answer yet: it begins at {format_time(start, timeline)}"
-        return f"{why}, and {is_sealed}, {start + 1 - upper} behind that{_of_units(inputs, last)}"
+        return f"{why}, and {is_sealed}, {start + 1 - upper} behind that{_describe_units(inputs, last)}"
     for contents in inputs:
         first = min((part.time_min for part in contents.parts), default=None)
         if first is not None and first >= upper and sealed[contents.name] > upper:
             why = f"view {name!r} sees nothing of {contents.name!r}, whose first update is at "
             by = f"{is_sealed}, {sealed[contents.name] - upper} behind {contents.name!r}"
-            return f"{why}{format_time(first, timeline)}: {by}{_of_units(inputs, last)}"
+            return f"{why}{format_time(first, timeline)}: {by}{_describe_units(inputs, last)}"
     return None
 
 
-def _of_units(inputs: Sequence[CollectionState], last: CollectionState) -> str:
+def _describe_units(inputs: Sequence[CollectionState], last: CollectionState) -> str:
     for contents in inputs:
         if contents.timeline != last.timeline:
             units = [f"{readable.name!r} has {readable.timeline or 'no timeline'}" for readable in (last, contents)]

@@ -11,12 +11,12 @@ from typing import Any
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Node
-from persist.compute.sql.compile import check_columns, choose_key, mentioned, planned
-from persist.compute.sql.definition import VERSION, Definition, Readable, Start, choose_start, shared_timeline
+from persist.compute.sql.compile import check_columns, choose_key, find_mentioned, plan_query
+from persist.compute.sql.definition import VERSION, Definition, Readable, Start, choose_start, find_shared_timeline
 from persist.compute.sql.graph import columns_read, estimate_sizes, list_functions, load_definition, lower_relation
 from persist.compute.sql.groups import Groups, cut_at_aggregates
 from persist.compute.sql.order import list_ordered_collections
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import encode_plan
 from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
@@ -32,7 +32,7 @@ PLANS_CAME_WITH = 11  # The number of the format of locations.
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A view that can be made: submit the steps, with the names, as one commit or as a part of one.
+    """A view before its commit: its definition, steps and names for errors.
 
     Attributes:
         bound: the relation of the query, rewritten, before its groups were cut off.
@@ -72,13 +72,13 @@ class Catalog:
         self._by_name[name] = None
 
     def add(self, draft: Draft) -> None:
-        """Plan with a view more."""
+        """Plan with one more view."""
         self._by_name[draft.readable.name] = draft.readable
         self._by_id |= {readable.id: readable for readable in (*draft.groups, draft.readable)}
 
     def load(self, name: str) -> Readable:
         """Return the collection of a name, which is among the names."""
-        return self._by_name.get(name) or self._stored(loaded(self._engine, name).id, name)
+        return self._by_name.get(name) or self._load_stored(loaded(self._engine, name).id, name)
 
     def by_id(self, id_: str) -> Readable:
         """Return the collection of an id.
@@ -86,10 +86,10 @@ class Catalog:
         Raises:
             CollectionNotFound: it was dropped.
         """
-        return self._by_id.get(id_) or self._stored(id_, id_)
+        return self._by_id.get(id_) or self._load_stored(id_, id_)
 
     def load_groups(self, definition: Definition) -> list[Groups]:
-        """Return the views that hold the groups of a view, as it is now."""
+        """Return the hidden views that store the groups of a view."""
         every_groups = []
         for name, id_ in definition.reads.items():
             groups_definition = (
@@ -102,7 +102,7 @@ class Catalog:
         return every_groups
 
     def load_read_schema(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
-        """Return how a view that is there reads a collection itself: by which schema, and which columns of it."""
+        """Return the schema and columns by which an existing view reads a collection."""
         try:
             contents = loaded_by_id(self._engine, id_, id_).contents()
         except CollectionNotFound:
@@ -115,14 +115,14 @@ class Catalog:
         return schema, {names[column] for column in hold.columns}
 
     def sizes(self, reads: Mapping[str, Readable]) -> dict[str, Statistics]:
-        """Return what is known of the sizes of collections that a query calls by these names."""
+        """Return statistics of the collections that a query reads, by name."""
         return estimate_sizes(self._engine, {name: readable.id for name, readable in reads.items()})
 
-    def _stored(self, id_: str, name: str) -> Readable:
+    def _load_stored(self, id_: str, name: str) -> Readable:
         handle = loaded_by_id(self._engine, id_, name)
         contents, definition = handle.contents(), load_definition(handle)
         inputs = () if definition is None else definition.inputs
-        last, is_view = _last_sealed(contents), definition is not None
+        last, is_view = _find_last_sealed(contents), definition is not None
         redefined = 0 if definition is None else definition.since
         since = max(first_time(contents), redefined)
         about = (contents.timeline, last, since, inputs, is_view, redefined, contents.keyed)
@@ -131,7 +131,7 @@ class Catalog:
         return readable
 
 
-def drafted(
+def draft_view(
     catalog: Catalog,
     name: str,
     sql: str,
@@ -141,7 +141,7 @@ def drafted(
     keeps_groups: bool = False,
     replaces: Definition | None = None,
 ) -> Draft:
-    """Return the draft of a view.
+    """Bind a query, and return the view's draft, which is not committed yet.
 
     It begins with the commit that makes it: before its start, it cannot be read from then on.
 
@@ -152,19 +152,19 @@ def drafted(
     Raises:
         InvalidUsage: as `Client.create_view`.
     """
-    reads = {read_name: catalog.load(read_name) for read_name in mentioned(sql, catalog.names)}
+    reads = {read_name: catalog.load(read_name) for read_name in find_mentioned(sql, catalog.names)}
     forms = {read_name: readable.keyed for read_name, readable in reads.items() if readable.keyed is not None}
-    relation, columns = planned(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
+    relation, columns = plan_query(sql, {read_name: readable.schema for read_name, readable in reads.items()}, forms)
     check_columns(columns)
     keys = choose_key(relation, columns, key)
     every = {id_: catalog.by_id(id_) for readable in reads.values() for id_ in (readable.id, *readable.inputs)}
-    unit = shared_timeline(reads.values())
+    unit = find_shared_timeline(reads.values())
     begin = choose_start(start, [*every.values()], unit)
     id_ = uuid.uuid4().hex
     steps: list[Any] = []
     group_readables: list[Readable] = []
     statistics = catalog.sizes(reads)
-    plan, bound, keeps_plan = relation, rewritten(relation, statistics), catalog.keeps_plans
+    plan, bound, keeps_plan = relation, rewrite_plan(relation, statistics), catalog.keeps_plans
     if keeps_groups:
         plan, every_groups = cut_at_aggregates(bound, groups_prefix(id_))
         for groups in every_groups:
@@ -204,7 +204,7 @@ def _draft_collection(
     *,
     keeps_plan: bool,
 ) -> Draft:
-    """Return the draft of one collection that a plan is the definition of.
+    """Return the draft of one collection that a relation defines.
 
     Args:
         reads: what it may scan, by name.
@@ -216,7 +216,7 @@ def _draft_collection(
     ids = {read_name: readable.id for read_name, readable in reads.items()}
     schema = _build_schema(what.columns, what.key, unit)
     output = Readable(id_, what.name, schema, unit, None, begin, tuple(every), is_view=True)
-    relation = rewritten(what.plan, statistics) if relation is None else relation
+    relation = rewrite_plan(what.plan, statistics) if relation is None else relation
     try:
         program = lower_relation(relation, what.columns)
     except InvalidUsage as error:
@@ -232,7 +232,7 @@ def _draft_collection(
     steps = (
         record_kinds.Create(id_, what.name, schema.to_json(), view=definition.to_json()),
         *([record_kinds.AllowCompaction(id_, (begin,))] if begin else []),
-        *_holds(id_, definition, columns, every.values()),
+        *_make_holds(id_, definition, columns, every.values()),
     )
     names = {id_: what.name, **{readable.id: readable.name for readable in every.values()}}
     return Draft(output, definition, steps, names, what.plan, columns)
@@ -265,7 +265,7 @@ def _check_together(
                 )
 
 
-def _holds(
+def _make_holds(
     view: str, definition: Definition, columns: Mapping[str, Mapping[str, str]], inputs: Iterable[Readable]
 ) -> list[record_kinds.SetHold]:
     """Return the holds of a new view on all that it depends on, with the columns that it reads itself.
@@ -279,7 +279,7 @@ def _holds(
             view_hold(view),
             TIME_MAX if readable.is_view else definition.start,
             schema=readable.schema.version,
-            columns=column_ids(readable.schema, columns.get(readable.id, ())),
+            columns=find_column_ids(readable.schema, columns.get(readable.id, ())),
         )
         for readable in inputs
     ]
@@ -295,7 +295,7 @@ def has_groups(definition: Definition) -> bool:
     return len(list_reads(definition)) < len(definition.reads)
 
 
-def column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
+def find_column_ids(schema: CollectionSchema, names: Iterable[str]) -> tuple[int, ...]:
     """Return the ids of some columns of a schema, ascending."""
     ids = dict(zip(schema.names, schema.ids, strict=True))
     return tuple(sorted(ids[name] for name in names))
@@ -311,8 +311,8 @@ def _build_schema(columns: Sequence[tuple[str, str]], keys: Sequence[str], unit:
     return replace(schema, order=tuple(kinds) if tuple(kinds) != schema.names else ())
 
 
-def _last_sealed(contents: CollectionState) -> int | None:
-    """Return the last sealed time, the first of all if there is none; None of a view that was never refreshed."""
+def _find_last_sealed(contents: CollectionState) -> int | None:
+    """Return the last sealed time, or 0; None for an unrefreshed view."""
     if contents.view is not None and contents.upper == 0:
         return None
     return max(0, contents.upper - 1)

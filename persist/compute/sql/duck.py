@@ -17,8 +17,14 @@ import pyarrow as pa
 
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query import Path, add_functions, check_lengths, is_time_window, quoted, walk_parts, windowed_table
-from persist.compute.sql.definite import check_qualified, forbid_indefinite, indefinite, refused_function, spellings
-from persist.compute.sql.types import Unreadable, is_nested, of_name, to_duckdb
+from persist.compute.sql.definite import (
+    check_qualified,
+    find_refused_function,
+    forbid_indefinite,
+    list_spellings,
+    make_refusal,
+)
+from persist.compute.sql.types import Unreadable, from_duckdb_name, is_nested, to_duckdb
 from persist.core.errors import InvalidUsage
 from persist.core.expression.term import DUCKDB
 
@@ -42,8 +48,8 @@ class Bound:
         return [(name, _kind(name, column, kind)) for (name, column), kind in described]
 
 
-def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> Bound:
-    """Return the plan of a query.
+def bind_query(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None = None) -> Bound:
+    """Bind a query to empty tables; return its plan and columns.
 
     Args:
         tables: the columns of each, with their types (`persist.compute.sql.types`).
@@ -54,8 +60,8 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
     Raises:
         InvalidUsage: the query is not one, or names what is not there; or DuckDB is missing or of another version.
     """
-    statement = parsed(sql)
-    with _binder(sql) as connection:
+    statement = parse_statement(sql)
+    with _open_binder(sql) as connection:
         connection.execute("PRAGMA disable_optimizer")
         connection.execute(f"CREATE MACRO _now() AS {now}")
         for name, columns in tables.items():
@@ -63,12 +69,12 @@ def bound(sql: str, tables: Mapping[str, Columns], now: str, late_by: str | None
             connection.execute(f"CREATE TABLE {quoted(name)} ({declarations})")
         add_functions(connection, sql, late_by)
         check_qualified(walk_parts(statement))
-        serialized = _json(_first(connection, _SERIALIZE, sql, sql))
-        function = refused_function(serialized.get("name"))
+        serialized = _parse_json(_first(connection, _SERIALIZE, sql, sql))
+        function = find_refused_function(serialized.get("name"))
         if function is not None:
-            raise InvalidUsage(f"{indefinite(function)}{_locate_call(function, statement, sql)}")
+            raise InvalidUsage(f"{make_refusal(function)}{_locate_call(function, statement, sql)}")
         if serialized["error"]:
-            raise InvalidUsage(_explained(serialized, sql))
+            raise InvalidUsage(_explain_error(serialized, sql))
         if len(serialized.get("plans", ())) != 1:
             raise InvalidUsage(f"the query has {len(serialized.get('plans', ()))} statements: give one, a SELECT")
         try:
@@ -95,11 +101,11 @@ def find_tables(sql: str) -> dict[Path, int]:
         InvalidUsage: it is not a query that can be parsed.
     """
     tables: dict[Path, int] = {}
-    statement = parsed(sql)
-    _collect(statement, tables, frozenset(), sql)
+    statement = parse_statement(sql)
+    _collect_tables(statement, tables, frozenset(), sql)
     for node in walk_parts(statement):
         if is_time_window(node):
-            with _binder(sql) as connection:
+            with _open_binder(sql) as connection:
                 check_lengths(connection, sql, node)
     return dict(sorted(tables.items()))
 
@@ -110,26 +116,26 @@ def names_column(sql: str, name: str) -> bool:
         return False
     return any(
         node.get("class") == "COLUMN_REF" and node["column_names"][-1].lower() == name
-        for node in walk_parts(parsed(sql))
+        for node in walk_parts(parse_statement(sql))
     )
 
 
-def parsed(sql: str) -> Any:
+def parse_statement(sql: str) -> Any:
     """Return the one statement of a text, as DuckDB parses it; callers must not change it.
 
     Raises:
         InvalidUsage: it is not a query that can be parsed.
     """
     _check_text(sql)
-    return _statement(sql)
+    return _parse_uncached(sql)
 
 
 @lru_cache(maxsize=4)  # Creating a view needs the statement three times.
-def _statement(sql: str) -> Any:
-    with _binder(sql) as connection:
-        answer = _json(_first(connection, _PARSE, sql, sql))
+def _parse_uncached(sql: str) -> Any:
+    with _open_binder(sql) as connection:
+        answer = _parse_json(_first(connection, _PARSE, sql, sql))
     if answer["error"]:
-        raise InvalidUsage(_explained(answer, sql))
+        raise InvalidUsage(_explain_error(answer, sql))
     if len(answer.get("statements", ())) != 1:
         raise InvalidUsage(f"the query has {len(answer.get('statements', ()))} statements: give one, a SELECT")
     return answer["statements"][0]
@@ -140,7 +146,7 @@ def _check_text(sql: Any) -> None:
         raise InvalidUsage(f"sql={sql!r} is not a query: write SELECT … FROM …")
 
 
-def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) -> None:
+def _collect_tables(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) -> None:
     """Find the tables below a node of a parsed query.
 
     Args:
@@ -151,7 +157,7 @@ def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) 
     """
     if isinstance(node, list):
         for child in node:
-            _collect(child, tables, own, sql)
+            _collect_tables(child, tables, own, sql)
     if not isinstance(node, dict):
         return
     if node.get("type") == "SHOW_REF" or str(node.get("schema_name")).lower() in _CATALOGS:
@@ -160,7 +166,7 @@ def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) 
             "tables as they are when they are asked: ask them with client.sql()"
         )
     if node.get("type") == "VALUE_PARAMETER":
-        where = place(sql, node.get("query_location", 0))
+        where = show_position(sql, node.get("query_location", 0))
         raise InvalidUsage(f"the query has a parameter without a value: write the value instead{where}")
     path = windowed_table(node)
     if node.get("type") == "BASE_TABLE":
@@ -171,16 +177,16 @@ def _collect(node: Any, tables: dict[Path, int], own: frozenset[str], sql: str) 
     for entry in (node.get("cte_map") or {}).get("map", ()):
         name, query = frozenset([sql_name(str(entry["key"]))]), entry["value"]
         is_recursive = (query.get("query_node") or {}).get("type") == "RECURSIVE_CTE_NODE"
-        _collect(query, tables, own | name if is_recursive else own, sql)
+        _collect_tables(query, tables, own | name if is_recursive else own, sql)
         own |= name
     for member, child in node.items():
         if member != "cte_map":
-            _collect(child, tables, own, sql)
+            _collect_tables(child, tables, own, sql)
 
 
 def _kind(name: str, shown: str, kind: str) -> str:
     try:
-        return kind if is_nested(kind) or shown in ("JSON", "UUID") else of_name(shown)
+        return kind if is_nested(kind) or shown in ("JSON", "UUID") else from_duckdb_name(shown)
     except KeyError:
         raise InvalidUsage(
             f"column {name!r} of the query is of type {shown}, which is not supported: cast it"
@@ -200,7 +206,7 @@ def _first(connection: Any, statement: str, argument: str, sql: str) -> str:
         raise InvalidUsage(f"DuckDB cannot plan the query {sql!r:.200}: {error}") from error
 
 
-def _json(text: str) -> Any:
+def _parse_json(text: str) -> Any:
     """Parse DuckDB's JSON of a query. For values of some types, DuckDB's text is not valid JSON."""
     try:
         return json.loads(text)
@@ -230,8 +236,8 @@ def loaded_duckdb() -> Any:
 
 
 @contextmanager
-def _binder(sql: str) -> Iterator[Any]:
-    """Give a connection of DuckDB to which a query can be bound; what is made on it goes with it.
+def _open_binder(sql: str) -> Iterator[Any]:
+    """Context with a connection for binding a query; its objects vanish afterwards.
 
     A database of its own would take 16 ms of processor time, and several of them are needed to make a view. So there is
     one, which holds nothing: each use is a transaction that is rolled back, and they come one after another.
@@ -261,25 +267,25 @@ def _database(duckdb: Any) -> Any:
     return database
 
 
-def _explained(answer: dict[str, Any], sql: str) -> str:
+def _explain_error(answer: dict[str, Any], sql: str) -> str:
     """Return DuckDB's error, and where it is in the text."""
     message = str(answer.get("error_message", "it is not a query")).strip()
     if "Only SELECT statements" in message:
         message = "a view is a query: only a SELECT can be one"
-    return message + place(sql, answer.get("position"))
+    return message + show_position(sql, answer.get("position"))
 
 
 def _locate_call(function: str, statement: Any, sql: str) -> str:
     """Return the place of a call in the text of a query; nothing if a macro calls it."""
     for node in walk_parts(statement):
         names = node.get("column_names") or (node.get("qualified_name") or {}).get("path") or [""]
-        if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in spellings(function):
-            return place(sql, node.get("query_location"))
+        if node.get("class") in ("FUNCTION", "COLUMN_REF") and str(names[-1]).lower() in list_spellings(function):
+            return show_position(sql, node.get("query_location"))
     return ""
 
 
-def place(sql: str, position: Any) -> str:
-    """Return where something is in the text of a query: a line with a mark below it; nothing if that is not known."""
+def show_position(sql: str, position: Any) -> str:
+    """Return a position's line in the query, with a mark below."""
     if position is None or not str(position).isdigit() or int(position) > len(sql.encode()):
         return ""
     at = len(sql.encode()[: int(position)].decode(errors="ignore"))

@@ -27,7 +27,7 @@ import pyarrow.types as pat
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query import is_time_window, list_arguments, walk_parts
-from persist.compute.sql.duck import loaded_duckdb, parsed, place
+from persist.compute.sql.duck import loaded_duckdb, parse_statement, show_position
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.machines import InsertIfAbsent
 from persist.core.log.fields import KeyedForm
@@ -38,8 +38,8 @@ _BOUNDS = ("window_start", "window_end")
 _SHAPE = "EMIT FINAL wants one SELECT … FROM tumble(…), hop(…) or session(…) … GROUP BY window_end"
 
 
-def without_emission(sql: str) -> tuple[str, bool]:
-    """Return a query without `EMIT FINAL` at its end, and whether that is there."""
+def split_emission(sql: str) -> tuple[str, bool]:
+    """Strip `EMIT FINAL` from a query; return whether it was there."""
     if not isinstance(sql, str) or "emit" not in sql.lower():
         return sql, False
     text = sql.encode()
@@ -55,7 +55,7 @@ def without_emission(sql: str) -> tuple[str, bool]:
     return text[: words[-2][0]].decode(), True
 
 
-def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]) -> str:
+def derive_lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[str, KeyedForm]) -> str:
     """Return how far behind the greatest time a window is final, as an interval in SQL.
 
     Args:
@@ -65,7 +65,7 @@ def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[s
     Raises:
         InvalidUsage: what the query shows of a window could change after that.
     """
-    node = parsed(sql)["node"]
+    node = parse_statement(sql)["node"]
     source = node.get("from_table") or {}
     is_alone = not node.get("cte_map", {}).get("map") and not source.get("column_name_alias")
     if node["type"] != "SELECT_NODE" or not is_time_window(source) or not is_alone:
@@ -77,11 +77,11 @@ def lateness(sql: str, schemas: Mapping[str, CollectionSchema], keyed: Mapping[s
         source_arguments.get("column_names") or [str(source_arguments.get("type"))]
         for source_arguments in list_arguments(source)[1:2]
     ]
-    return _distance(name, str(moments[0][-1]) if moments else "", schema, keyed.get(name))
+    return _derive_distance(name, str(moments[0][-1]) if moments else "", schema, keyed.get(name))
 
 
-def _distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm | None) -> str:
-    """Return the distance of a late bound; see `lateness`."""
+def _derive_distance(name: str, column: str, schema: CollectionSchema, form: KeyedForm | None) -> str:
+    """Return the distance of a late bound; see `derive_lateness`."""
     keyed_options = f"Keyed(order_by=[{column!r}], late_bound=Behind(…), machine=InsertIfAbsent())"
     first = form.order_by[0] if form is not None and form.order_by else None
     if form is None or form.late_by is None or first is None or sql_name(first) != sql_name(column):
@@ -108,11 +108,13 @@ def _check_parts(node: Json, sql: str) -> None:
     for part in walk_parts(node):
         what = str(part.get("class") or part.get("type") or "")
         if what == "SUBQUERY" or (part.get("class") == "FUNCTION" and part["function_name"].lower() == "_now"):
-            raise InvalidUsage(f"{_SHAPE}, without subqueries and _now(){place(sql, part.get('query_location'))}")
+            raise InvalidUsage(
+                f"{_SHAPE}, without subqueries and _now(){show_position(sql, part.get('query_location'))}"
+            )
         if what == "WINDOW" and not any(map(_is_bound, part.get("partitions", ()))):
             raise InvalidUsage(
                 "EMIT FINAL: a function over rows of several windows would change with the next one: add PARTITION BY "
-                f"window_end{place(sql, part.get('query_location'))}"
+                f"window_end{show_position(sql, part.get('query_location'))}"
             )
         if what.startswith("LIMIT") or part.get("distinct_on_targets"):
             raise InvalidUsage(

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 
 from persist.compute.dataflow.plan.draft import DefinedAs
-from persist.compute.dataflow.plan.optimise import Statistics, of_collection, optimised, trimmed
+from persist.compute.dataflow.plan.optimise import Statistics, estimate_collection, optimise_plan, trim_plan
 from persist.compute.dataflow.plan.plan import Linear, Node, Persist, Plan, Probe, Reduce, Source
 from persist.compute.dataflow.plan.stages import Map
 from persist.compute.dataflow.program import Program
@@ -19,7 +19,7 @@ from persist.compute.sql.algebra import Node as Relation
 from persist.compute.sql.algebra import Scan, iterate_terms, walk
 from persist.compute.sql.definition import Definition
 from persist.compute.sql.lower import Lowering
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import StoredPlan, read_plan
 from persist.compute.sql.types import name_arrow_type, to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
@@ -52,7 +52,7 @@ def _list_sources(plan: Plan) -> Iterator[tuple[str, pa.Schema]]:
 
 
 def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), *, optimise: bool = True) -> Plan:
-    """Return the plan of one relation, which is rewritten already; its answer is the last node.
+    """Return the dataflow plan of one rewritten relation.
 
     Args:
         columns: of the answer, with their types; without them, they are called c0, c1, …
@@ -69,14 +69,14 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
         for name, kinds in list_scans(relation).items()
     }
     Lowering(program, sources.__getitem__).lowered(relation, [name for name, _ in columns]).probe()
-    plan = optimised(program.plan) if optimise else trimmed(program.plan)
+    plan = optimise_plan(program.plan) if optimise else trim_plan(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
     del plan.nodes[end.number]
     plan.nodes[end.inputs[0]] = plan.nodes.pop(end.inputs[0])
     return plan
 
 
-def _field(column: tuple[str, str]) -> pa.Field:
+def _make_field(column: tuple[str, str]) -> pa.Field:
     return pa.field(column[0], to_arrow(column[1]))
 
 
@@ -86,9 +86,9 @@ def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:
 
 
 def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
-    """Return the columns that a view reads itself, with their types as it takes them for, by id of collection."""
+    """Return the columns that a view reads, with types, by collection id."""
     stored = read_plan(definition.program)
-    plan = lower_relation(rewritten(definition.plan)) if stored is None else stored.plan()
+    plan = lower_relation(rewrite_plan(definition.plan)) if stored is None else stored.plan()
     types_by_id: dict[str, dict[str, str]] = {}
     for name, columns in columns_read(plan).items():
         types_by_id.setdefault(definition.reads[name], {}).update(columns)
@@ -97,7 +97,7 @@ def list_columns_read(definition: Definition) -> dict[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class Defined:
-    """A view and what it is."""
+    """A view with its handle and definition."""
 
     handle: CollectionHandle
     definition: Definition
@@ -129,7 +129,7 @@ class ViewProgram(Program):
     def plan(self) -> Plan:
         """The plan from the definitions, without merged operators; computed at its first use."""
         if self._as_defined is None:
-            self._as_defined = self._together([self._lower(view, optimise=False) for view in self._views])
+            self._as_defined = self._merge_plans([self._lower(view, optimise=False) for view in self._views])
         return self._as_defined
 
     @plan.setter
@@ -140,7 +140,7 @@ class ViewProgram(Program):
         if self._optimised is None:
             stored = zip(self._views, self._stored, strict=True)
             plans = (self._lower(view) if plan is None else plan.plan() for view, plan in stored)
-            self._optimised = self._together([*plans])
+            self._optimised = self._merge_plans([*plans])
         return self._optimised
 
     def outline(self) -> Plan:
@@ -152,11 +152,11 @@ class ViewProgram(Program):
     def _lower(self, view: Defined, *, optimise: bool = True) -> Plan:
         """Return the plan of the definition of a view."""
         assert self.engine is not None
-        relation = rewritten(view.definition.plan, estimate_sizes(self.engine, view.definition.reads))
+        relation = rewrite_plan(view.definition.plan, estimate_sizes(self.engine, view.definition.reads))
         return lower_relation(relation, view.definition.columns, optimise=optimise)
 
-    def _together(self, plans: Sequence[Plan]) -> Plan:
-        """Return the plans of all views as one: a collection is read once, with all columns that one of them reads."""
+    def _merge_plans(self, plans: Sequence[Plan]) -> Plan:
+        """Merge the plans of all views; each collection is read once."""
         columns: dict[str, dict[str, pa.DataType]] = {}  # By id of collection.
         for view, plan in zip(self._views, plans, strict=True):
             for name, schema in _list_sources(plan):
@@ -169,27 +169,30 @@ class ViewProgram(Program):
                     continue
                 id_ = view.definition.reads[node.operator.collection]
                 if id_ not in numbers:
-                    name, schema = self._name(id_, node.operator.collection), pa.schema(sorted(columns[id_].items()))
+                    name, schema = (
+                        self._get_current_name(id_, node.operator.collection),
+                        pa.schema(sorted(columns[id_].items())),
+                    )
                     numbers[id_] = whole.add(Source(name), (), schema, name=f"read {name}").number
                 places[node.number] = numbers[id_]
                 _adapt_readers(plan, node, whole.nodes[numbers[id_]].schema)
             answer = whole.add_plan(plan, places)[last]
             numbers[view.handle.id] = answer
-            answered = whole.change(answer, name=self._title(view))
+            answered = whole.change(answer, name=self._make_title(view))
             end = Probe("probe") if self._is_rehearsal else Persist(view.handle.name, view.definition.key)
             node = whole.add(end, (answer,), answered.schema)
             if self._is_rehearsal:
                 self.add_probe(node.number)
         return whole
 
-    def _name(self, id_: str, name: str) -> str:
+    def _get_current_name(self, id_: str, name: str) -> str:
         """Return the name that a collection has now."""
         assert self.engine is not None
         now = loaded_by_id(self.engine, id_, name).name
         self._ids[now] = id_
         return now
 
-    def _title(self, view: Defined) -> str:
+    def _make_title(self, view: Defined) -> str:
         names = {every.handle.id: every.handle.name for every in self._views}
         owner = names.get(find_owner(view.handle.name) or "")
         return f"view {view.handle.name}" if owner is None else f"groups of view {owner}"
@@ -211,7 +214,7 @@ class ViewProgram(Program):
 
 
 def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | None:
-    """Return the plan that is stored with a view; None if there is none, or it does not fit any more."""
+    """Return the view's stored plan; None if missing or outdated."""
     stored = read_plan(definition.program)
     if stored is None or not stored.rows:
         return stored
@@ -220,7 +223,7 @@ def _find_fitting_plan(engine: Engine, definition: Definition) -> StoredPlan | N
 
 
 def _adapt_readers(plan: Plan, source: Node, schema: pa.Schema) -> None:
-    """Let the readers of a source take its columns as they are in a schema, which has more or others of other types.
+    """Rewrite a source's readers for the columns of a newer schema.
 
     A reader that takes columns by name needs none of them left out.
     """
@@ -248,7 +251,7 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
     sizes = {}
     for name, id_ in reads.items():
         with suppress(CollectionNotFound):
-            sizes[name] = of_collection(loaded_by_id(engine, id_, name))
+            sizes[name] = estimate_collection(loaded_by_id(engine, id_, name))
     return sizes
 
 

@@ -55,7 +55,7 @@ _ZERO = Lit(pa.scalar(0, pa.int64()))
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """The groups of one aggregate of a plan.
+    """The definition of a hidden view that stores an aggregate's groups.
 
     Attributes:
         name: of the collection.
@@ -71,7 +71,7 @@ class Groups:
 
 
 def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = None) -> tuple[Node, list[Groups]]:
-    """Return a plan that reads its groups from views, and these groups, each after its inputs.
+    """Split a plan at its aggregates: the plan above, and the stored groups.
 
     Args:
         plan: as it is rewritten.
@@ -91,7 +91,7 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
             answer = _answer_from_groups(kept, node)
             groups.extend([] if answer is None or answer[1] in groups else [answer[1]])
             return node if answer is None else answer[0]
-        groups_cut = _Cut(node, infer_types(node.input))
+        groups_cut = _SplitAggregate(node, infer_types(node.input))
         groups.append(groups_cut.groups(f"{prefix}{len(groups)}"))
         return groups_cut.answer(groups[-1])
 
@@ -99,7 +99,7 @@ def cut_at_aggregates(plan: Node, prefix: str, kept: Sequence[Groups] | None = N
 
 
 def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, Groups] | None:
-    """Return an aggregate computed from stored groups, and these; None if no stored groups suffice."""
+    """Compute an aggregate from stored groups; None if none suffice."""
     for groups in kept:
         stored = groups.plan
         if isinstance(stored, Aggregate) and (stored.input, stored.keys, stored.sets) == (
@@ -107,7 +107,7 @@ def _answer_from_groups(kept: Sequence[Groups], node: Aggregate) -> tuple[Node, 
             node.keys,
             node.sets,
         ):
-            candidate = _Cut(node, infer_types(node.input), [*stored.aggregates])
+            candidate = _SplitAggregate(node, infer_types(node.input), [*stored.aggregates])
             if len(candidate.stored) == len(stored.aggregates):
                 return candidate.answer(groups), groups
     return None
@@ -123,12 +123,12 @@ def _can_be_kept(node: Aggregate) -> bool:
         and node.sets == (tuple(range(len(node.keys))),)
         and not any(isinstance(inner, Ref) and inner.number not in bound for inner in walk(node.input))
         and not any(kind in UNSTORED for kind in infer_term_types(node.keys, input_types))
-        and all(_is_told(aggregation, input_types) for aggregation in node.aggregates)
+        and all(_is_determined(aggregation, input_types) for aggregation in node.aggregates)
     )
 
 
-def _is_told(aggregation: Aggregation, given: Sequence[str]) -> bool:
-    """Whether counts and totals of whole numbers determine an aggregate."""
+def _is_determined(aggregation: Aggregation, given: Sequence[str]) -> bool:
+    """Return whether counts and integer sums determine an aggregate."""
     if aggregation.distinct or aggregation.order:
         return False
     if aggregation.function in ("count_star", "count"):
@@ -141,7 +141,7 @@ def _is_told(aggregation: Aggregation, given: Sequence[str]) -> bool:
 
 
 @dataclass
-class _Cut:
+class _SplitAggregate:
     """One aggregate in two parts: its stored groups, and the terms computed from them.
 
     Attributes:
@@ -176,16 +176,16 @@ class _Cut:
             n = Place(len(self.node.keys))
             return n if self.node.keys else sql_call("subtract", pa.int64(), n, Lit(pa.scalar(1, pa.int64())))
         if aggregation.function in ("count_star", "count"):
-            return self._place(aggregation.function, "int64", aggregation.arguments, aggregation.where)
+            return self._add_aggregate(aggregation.function, "int64", aggregation.arguments, aggregation.where)
         [value] = aggregation.arguments[:1]
         arrow = to_arrow(infer_term_types([value], self.input_types)[0])
         if not pat.is_decimal(arrow):
             value = sql_call("cast", pa.int8(), value) if pat.is_boolean(arrow) else value
             arrow = pa.decimal128(38, 0)
             value = sql_call("cast", arrow, value)
-        count = self._place("count", "int64", (value,), aggregation.where)
+        count = self._add_aggregate("count", "int64", (value,), aggregation.where)
         limbs = [
-            self._place("total", TOTAL, (sql_call(f"{which}_limb", pa.int64(), value),), aggregation.where)
+            self._add_aggregate("total", TOTAL, (sql_call(f"{which}_limb", pa.int64(), value),), aggregation.where)
             for which in ("lower", "upper")
         ]
         kind = to_arrow(aggregation.type)
@@ -199,7 +199,7 @@ class _Cut:
         total = sql_call("case", exact_type, is_none, make_null(exact_type), total)
         return total if exact_type == kind else sql_call("cast", kind, total)
 
-    def _place(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
+    def _add_aggregate(self, function: str, kind: str, arguments: tuple[Term, ...], where: Term | None) -> Place:
         aggregation = Aggregation(function, kind, arguments, where=where)
         if aggregation not in self.stored:
             self.stored.append(aggregation)

@@ -34,11 +34,11 @@ from persist.compute.sql.algebra import (
     is_empty_without,
     iterate_terms,
 )
-from persist.compute.sql.compile import check_columns, mentioned, planned
-from persist.compute.sql.lower_aggregate import aggregated, build_fold, split, summable, where
-from persist.compute.sql.lower_join import joined
+from persist.compute.sql.compile import check_columns, find_mentioned, plan_query
+from persist.compute.sql.lower_aggregate import build_fold, keep_if, lower_aggregate, split_arguments, to_summable
+from persist.compute.sql.lower_join import lower_join
 from persist.compute.sql.order import NOTHING, Known
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, lower_term, select
 from persist.compute.sql.types import to_array, to_arrow
 from persist.core.errors import InvalidUsage
@@ -67,10 +67,10 @@ class Lowering:
 
     def answer(self, plan: Node, names: Sequence[str] = ()) -> Stream:
         """Return the stream of a whole plan, which is rewritten first; see `lowered`."""
-        return self.lowered(rewritten(plan, self._sizes), names)
+        return self.lowered(rewrite_plan(plan, self._sizes), names)
 
     def lowered(self, plan: Node, names: Sequence[str] = ()) -> Stream:
-        """Return the stream of a whole plan that is rewritten already; without names, its columns are c0, c1, …"""
+        """Return the stream of a plan that is rewritten already."""
         self._program.local_functions |= {name for name, _ in calls_of_python(iterate_terms(plan))}
         rows = self.rows(plan)
         column_names = names or [f"c{at}" for at in range(len(rows.columns))]
@@ -80,9 +80,9 @@ class Lowering:
         """Return the rows of a relation."""
         match node:
             case Scan(collection, columns, types):
-                return _scanned(self._source(collection), columns, types)
+                return _cast_columns(self._source(collection), columns, types)
             case Values():
-                return Rows.of(self._program.constant(_table(node)))
+                return Rows.of(self._program.constant(_make_table(node)))
             case Project(input_, outputs):
                 return self.rows(input_).project(outputs)
             case Filter(input_, condition):
@@ -92,19 +92,19 @@ class Lowering:
                 bounds = [None if bound is None else rows.term(bound) for bound in (lower, upper)]
                 return replace(rows, stream=rows.stream.temporal_filter(*bounds))
             case Join(_, left, right):
-                return joined(node, self.rows(left), self.rows(right))
+                return lower_join(node, self.rows(left), self.rows(right))
             case Aggregate(input_):
-                return aggregated(node, self.rows(input_), self._program)
+                return lower_aggregate(node, self.rows(input_), self._program)
             case Distinct(input_):
                 return Rows.of(self.rows(input_).settle().distinct())
             case TopK(input_):
-                return Rows.of(_top(node, Rows.of(self.rows(input_).settle())))
+                return Rows.of(_lower_top_k(node, Rows.of(self.rows(input_).settle())))
             case SetOperation():
                 return Rows.of(self._set_operation(node))
             case Window(input_, calls):
-                return Rows.of(_windowed(Rows.of(self.rows(input_).settle()), calls))
+                return Rows.of(_add_windows(Rows.of(self.rows(input_).settle()), calls))
             case Unnest(input_, lists):
-                return _unnested(self.rows(input_), lists)
+                return _unnest(self.rows(input_), lists)
             case Let(number, value, body):
                 self._known[number] = self.rows(value)
                 return self.rows(body)
@@ -150,8 +150,8 @@ class Lowering:
         return result
 
 
-def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Rows:
-    """Return columns of a stream, as the types that the plan takes them for: a long text as a text."""
+def _cast_columns(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Rows:
+    """Return columns of a stream, cast to the types of the plan."""
     outputs: list[Term] = []
     for name, kind in zip(columns, map(to_arrow, types), strict=True):
         is_so = stream.schema.field(name).type == kind
@@ -159,14 +159,14 @@ def _scanned(stream: Stream, columns: Sequence[str], types: Sequence[str]) -> Ro
     return Rows(stream, tuple(columns)).compute(outputs)
 
 
-def _unnested(rows: Rows, lists: Sequence[Term]) -> Rows:
+def _unnest(rows: Rows, lists: Sequence[Term]) -> Rows:
     names = free_names((f"c{len(rows.columns) + at}" for at in range(len(lists))), rows.stream.columns)
     unnest = UnnestStage(tuple(zip(names, map(rows.term, lists), strict=True)))
     stream = rows.stream.then(LinearStep("unnest", lambda _: unnest))
     return Rows(stream, (*rows.columns, *names))
 
 
-def _table(node: Values) -> pa.Table:
+def _make_table(node: Values) -> pa.Table:
     arrays = []
     for at, kind in enumerate(node.types):
         values = (row[at] for row in node.rows)
@@ -185,7 +185,7 @@ def _add_named_terms(rows: Rows, terms: Iterable[Term], prefix: str) -> tuple[Ro
     return replace(rows, stream=extend(rows.stream, computed)), names
 
 
-def _top(node: TopK, rows: Rows) -> Stream:
+def _lower_top_k(node: TopK, rows: Rows) -> Stream:
     columns = rows.columns
     if node.limit == 0:
         return rows.stream.filter(False)
@@ -197,7 +197,7 @@ def _top(node: TopK, rows: Rows) -> Stream:
             order[name] = sort_key
     count = ALL_ROWS if node.limit is None else node.limit
     if not keys and count + node.offset <= FEW:
-        stream = _foremost(stream, by, node)
+        stream = _preselect_first_rows(stream, by, node)
     keys = list(dict.fromkeys(keys))
     if not order and node.counted != "row_number":
         return stream.project(*columns)  # All rows of a partition agree in the order.
@@ -217,10 +217,8 @@ def _top(node: TopK, rows: Rows) -> Stream:
     return top_rows.project(*columns)
 
 
-def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
-    """Return the first rows of each of some parts, which include the first of the whole: a change then only costs its
-    part.
-    """
+def _preselect_first_rows(stream: Stream, by: list[str], node: TopK) -> Stream:
+    """Return the first rows of each partition, so that a change costs only its partition."""
     columns = list(stream.columns)
     part = sql_call("bucket", pa.int64(), *map(Col, columns))
     order = dict(zip(reversed(by), reversed(node.order), strict=True))
@@ -234,7 +232,7 @@ def _foremost(stream: Stream, by: list[str], node: TopK) -> Stream:
     return top_rows.project(*columns)
 
 
-def _windowed(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
+def _add_windows(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
     """Return a stream of just these columns with one for each window function behind."""
     input_columns = rows.columns
     names = free_names((f"c{len(input_columns) + at}" for at in range(len(calls))), input_columns)
@@ -243,7 +241,7 @@ def _windowed(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
         by_partition.setdefault(window_call.partition, []).append(at)
     for partition, places in by_partition.items():
         rows, keys = _add_named_terms(rows, partition, "p")
-        functions, computed = [], _Computed(keys, rows)
+        functions, computed = [], _ComputedArguments(keys, rows)
         for at in places:
             functions.append(_window_function(computed, calls[at], names[at]))
         columns += [names[at] for at in places]
@@ -252,7 +250,7 @@ def _windowed(rows: Rows, calls: tuple[WindowCall, ...]) -> Stream:
     return rows.stream.project(*input_columns, *names)
 
 
-class _Computed:
+class _ComputedArguments:
     """The arguments of functions over the same partitions, each computed once, in columns outside of the key."""
 
     def __init__(self, keys: Sequence[str], rows: Rows) -> None:
@@ -286,8 +284,8 @@ _UNFRAMED = ("row_number", "rank", "dense_rank", "percent_rank", "cume_dist", "n
 _RUNNING = ("count_star", "count", "sum", "avg", "min", "max", "bool_and", "bool_or")
 
 
-def _window_function(known: _Computed, call: WindowCall, name: str) -> WindowFunction:
-    non_constant, constants = split(call.function, call.arguments)
+def _window_function(known: _ComputedArguments, call: WindowCall, name: str) -> WindowFunction:
+    non_constant, constants = split_arguments(call.function, call.arguments)
     arguments, number, function = list(non_constant), 1, "sum" if call.function == "count_if" else call.function
     if function in ("lag", "lead", "nth_value") and len(arguments) > 1:
         number = _whole(arguments.pop(1), function)
@@ -296,14 +294,14 @@ def _window_function(known: _Computed, call: WindowCall, name: str) -> WindowFun
     term = known.rows.term
     values = [*map(term, arguments)]
     if function in ("sum", "avg"):
-        values = [summable(values[0], known.schema, function)]
+        values = [to_summable(values[0], known.schema, function)]
     if function in ("lag", "lead") and len(values) > 1:
         values[1] = sql_call("cast", to_arrow(call.type), values[1])
     frame, condition = Frame() if function in _UNFRAMED else call.frame, call.where
     if condition is not None and function in _RUNNING and not (call.distinct or frame.exclude):
         if function == "count_star":
             function, values = "count", [Lit(pa.scalar(True))]
-        values = [where(term(condition), value, known.schema) for value in values]
+        values = [keep_if(term(condition), value, known.schema) for value in values]
         condition = None
     by, inner = (
         [(key, column) for key, column in zip(keys, known.add(term(key.by) for key in keys), strict=True)]
@@ -348,11 +346,11 @@ def answer(program: Program, query: str, /, **streams: Stream) -> Stream:
     """
     names = [*streams, *(program.engine.names() if program.engine is not None else ())]
     sources: dict[str, Stream] = {}
-    for name in mentioned(query, list(dict.fromkeys(names))):
+    for name in find_mentioned(query, list(dict.fromkeys(names))):
         sources[name] = streams[name] if name in streams else program.source(name)
         if not isinstance(sources[name], Stream):
             raise InvalidUsage(f"sql: {name}={sources[name]!r} is not a stream of this program")
     schemas = {name: CollectionSchema.of(stream.schema, None) for name, stream in sources.items()}
-    plan, columns = planned(query, schemas)
+    plan, columns = plan_query(query, schemas)
     check_columns(columns)
     return Lowering(program, sources.__getitem__).answer(plan, [name for name, _ in columns])

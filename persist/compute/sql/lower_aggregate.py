@@ -31,7 +31,7 @@ NARROW = 18  # Digits of a decimal that fit one word.
 _COMPUTED = re.compile(r"[vow]\d|there$|is_out$")  # Names of computed columns in this module.
 
 
-def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
+def lower_aggregate(node: Aggregate, rows: Rows, program: Program) -> Rows:
     """Return a row for each group of each grouping set."""
     node = msgspec.structs.replace(node, aggregates=tuple(map(_without_count_if, node.aggregates)))
     keys = dict[str, Term]()
@@ -44,7 +44,7 @@ def aggregated(node: Aggregate, rows: Rows, program: Program) -> Rows:
         if is_folded(aggregation) or is_picked(aggregation):
             values |= _list_columns(aggregation, at, rows)
         else:
-            values[f"v{at}"] = _value(aggregation, rows)
+            values[f"v{at}"] = _filter_value(aggregation, rows)
     stream = select(rows.stream, {**keys, **values, "there": Lit(pa.scalar(True))})
     union: Rows | None = None
     for grouping_set in node.sets:
@@ -69,25 +69,25 @@ def is_folded(aggregation: Aggregation) -> bool:
 
 def _list_columns(aggregation: Aggregation, at: int, rows: Rows) -> dict[str, Term]:
     """Return the columns of an aggregate: its arguments, what it is in the order of, and the condition of FILTER."""
-    arguments, _ = split(aggregation.function, aggregation.arguments)
+    arguments, _ = split_arguments(aggregation.function, aggregation.arguments)
     columns = {f"v{at}_{number}": rows.term(argument) for number, argument in enumerate(arguments)}
     columns |= {f"o{at}_{number}": rows.term(key.by) for number, key in enumerate(aggregation.order)}
     return columns if aggregation.where is None else columns | {f"w{at}": rows.term(aggregation.where)}
 
 
-def split(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
+def split_arguments(function: str, arguments: Sequence[Term]) -> tuple[Sequence[Term], tuple[Any, ...]]:
     """Return the arguments of a fold that are columns, and its constants."""
     if function == "string_agg":
         [value, separator] = arguments
-        return [value], (_constant(separator),)
+        return [value], (_read_constant(separator),)
     if function == "quantile":
         value, *constants = arguments
-        return [value], tuple(map(_constant, constants))
+        return [value], tuple(map(_read_constant, constants))
     return arguments, ()
 
 
-def _constant(term: Term) -> Any:
-    """Return the value of a constant; a decimal as a pair of whole numbers, whose quotient it is."""
+def _read_constant(term: Term) -> Any:
+    """Return a constant's value; a decimal as numerator and denominator."""
     assert isinstance(term, Lit)
     value = term.value.as_py()
     return value.as_integer_ratio() if isinstance(value, Decimal) else value
@@ -109,15 +109,15 @@ def _without_count_if(aggregation: Aggregation) -> Aggregation:
     return msgspec.structs.replace(aggregation, function="sum") if aggregation.function == "count_if" else aggregation
 
 
-def _value(aggregation: Aggregation, rows: Rows) -> Term:
-    """Return what is aggregated: NULL where the condition of its FILTER does not hold."""
+def _filter_value(aggregation: Aggregation, rows: Rows) -> Term:
+    """Return an aggregate's argument: NULL where its FILTER is false."""
     value = rows.term(aggregation.arguments[0]) if aggregation.arguments else Lit(pa.scalar(True))
     if aggregation.function in ("sum", "avg"):
-        value = summable(value, rows.stream.schema, aggregation.function)
-    return value if aggregation.where is None else where(rows.term(aggregation.where), value, rows.stream.schema)
+        value = to_summable(value, rows.stream.schema, aggregation.function)
+    return value if aggregation.where is None else keep_if(rows.term(aggregation.where), value, rows.stream.schema)
 
 
-def summable(value: Term, schema: pa.Schema, function: str) -> Term:
+def to_summable(value: Term, schema: pa.Schema, function: str) -> Term:
     """Convert a value to a type that can be summed."""
     kind = infer_type(value, schema, "map")
     if pat.is_boolean(kind) or pat.is_uint64(kind):
@@ -127,8 +127,8 @@ def summable(value: Term, schema: pa.Schema, function: str) -> Term:
     return value
 
 
-def where(condition: Term, value: Term, schema: pa.Schema) -> Term:
-    """Return a value, or NULL if the condition of a FILTER does not hold."""
+def keep_if(condition: Term, value: Term, schema: pa.Schema) -> Term:
+    """Return a value where a condition holds, and NULL elsewhere."""
     kind = infer_type(value, schema, "map")
     return sql_call("case", kind, condition, value, make_null(kind))
 
@@ -136,7 +136,7 @@ def where(condition: Term, value: Term, schema: pa.Schema) -> Term:
 def _aggregate_set(
     node: Aggregate, stream: Stream, keys: list[str], kinds: dict[str, pa.DataType], program: Program
 ) -> Rows:
-    groups = _grouped(node, stream if keys else stream + _nothing(stream, program), keys)
+    groups = _aggregate_groups(node, stream if keys else stream + _make_null_row(stream, program), keys)
     outputs: list[Term] = [Col(name) if name in keys else make_null(kind) for name, kind in kinds.items()]
     for at, aggregation in enumerate(node.aggregates):
         kind, value = to_arrow(aggregation.type), Col(f"v{at}")
@@ -149,12 +149,12 @@ def _aggregate_set(
     return Rows.of(groups).compute(outputs)
 
 
-def _nothing(rows: Stream, program: Program) -> Stream:
+def _make_null_row(rows: Stream, program: Program) -> Stream:
     """Return a row of NULLs."""
     return program.constant(pa.table({field.name: pa.nulls(1, field.type) for field in rows.schema}))
 
 
-def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
+def _aggregate_groups(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
     plain, folded, apart = dict[str, Aggregation](), dict[str, Aggregation](), list[Stream]()
     for at, aggregation in enumerate(node.aggregates):
         name = f"v{at}"
@@ -164,13 +164,15 @@ def _grouped(node: Aggregate, rows: Stream, keys: list[str]) -> Stream:
             folded[name] = aggregation
         elif _is_distinct(aggregation):
             # A group of which no value is left must not be lost: NULLs stay, and count for nothing.
-            apart.append(_aggregated({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True))
+            apart.append(
+                _accumulate_groups({name: aggregation}, rows.project(*keys, name).distinct(), keys, is_global=True)
+            )
         else:
             plain[name] = aggregation
     if node.complete:
-        return _complete(plain, rows, keys)
-    parts = [_aggregated(plain, rows, keys, is_global=not keys)] if plain else []
-    parts += [_folded(folded, rows, keys)] if folded else []
+        return _accumulate_completely(plain, rows, keys)
+    parts = [_accumulate_groups(plain, rows, keys, is_global=not keys)] if plain else []
+    parts += [_fold_groups(folded, rows, keys)] if folded else []
     parts += apart
     if not parts:
         return rows.project(*keys).distinct()
@@ -211,12 +213,12 @@ def _pick_first(name: str, aggregation: Aggregation, rows: Stream, keys: list[st
     return first.top_k(1, by, descending=down, nulls_first=nulls).distinct().project(*keys, name)
 
 
-def _folded(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+def _fold_groups(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
     """Return a row per key with aggregates of its records in an order."""
     calls, needed = [], set[str]()
     for name, aggregation in aggregations.items():
         number = name[1:]
-        columns, constants = split(aggregation.function, aggregation.arguments)
+        columns, constants = split_arguments(aggregation.function, aggregation.arguments)
         arguments = tuple(f"v{number}_{at}" for at in range(len(columns)))
         within = tuple((f"o{number}_{at}", key.descending, key.nulls_first) for at, key in enumerate(aggregation.order))
         # The row of NULLs that keeps an empty group is not a row of the group; most folds skip NULLs.
@@ -230,7 +232,9 @@ def _folded(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str])
     return rows.project(*keys, *sorted(needed)).group_by(*keys).fold(calls)
 
 
-def _aggregated(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool) -> Stream:
+def _accumulate_groups(
+    aggregations: dict[str, Aggregation], rows: Stream, keys: list[str], *, is_global: bool
+) -> Stream:
     """Return a row per key with aggregates. Sums of wide decimals are computed from the sums of their limbs."""
     summaries: dict[str, Summary] = {}
     outputs: dict[str, Term] = {key: Col(key) for key in keys}
@@ -248,13 +252,13 @@ def _aggregated(aggregations: dict[str, Aggregation], rows: Stream, keys: list[s
                 scale = Lit(pa.scalar(kind.scale, pa.int64()))
                 outputs[name] = sql_call("mean_of_limbs", pa.float64(), *limbs, Col(f"{name}_count"), scale)
         else:
-            summaries[name] = _aggregate(name, aggregation, rows, is_global=is_global)
+            summaries[name] = _lower_one(name, aggregation, rows, is_global=is_global)
             outputs[name] = Col(name)
     groups = rows.group_by(*keys).aggregated(summaries)
     return groups if all(name in summaries for name in aggregations) else select(groups, outputs)
 
 
-def _complete(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
+def _accumulate_completely(aggregations: dict[str, Aggregation], rows: Stream, keys: list[str]) -> Stream:
     """Return a row per key with counts and totals that determine the group. The row of NULLs counts as one more."""
     summaries = {
         name: Summary("count", Lit(pa.scalar(1)))
@@ -279,7 +283,8 @@ FOLDED = frozenset(
 PICKED = ("first", "last", "any")  # Without an ORDER BY, these are the least or the greatest value.
 
 
-def _aggregate(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
+def _lower_one(name: str, aggregation: Aggregation, rows: Stream, *, is_global: bool) -> Summary:
+    """Return the stream aggregate of one SQL aggregate, and its result."""
     value, function = Col(name), aggregation.function
     if function == "count_star" and aggregation.where is None:
         return Summary("count", Col("there") if is_global else Lit(pa.scalar(1)))

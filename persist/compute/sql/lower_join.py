@@ -1,6 +1,6 @@
 """All kinds of joins, from the dataflow's inner join, distinct and difference.
 
-Let `semi` be the rows of the left with a partner. Then
+Let `join_semi` be the rows of the left with a partner. Then
 
     left join      inner join, and left - semi with NULLs
     mark           true for semi; NULL for rows that would have a partner if some NULL were another value; else false
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from persist.compute.dataflow.stream import Stream
-from persist.compute.sql.algebra import Join, by_side, has_one_partner
+from persist.compute.sql.algebra import Join, has_one_partner, split_by_side
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
 from persist.core.expression.evaluation import conjuncts
 from persist.core.expression.term import Call, Col, Lit, Place, Term, list_places, moved, shifted, sql_call
@@ -34,7 +34,7 @@ class On:
     residual: tuple[Term, ...] = ()
 
     def turn(self, width: int, others: int) -> "On":
-        """Return this for the sides exchanged; they have as many columns."""
+        """Return the condition with its sides exchanged."""
 
         def to(index: int) -> Place:
             return Place(index + others if index < width else index - width)
@@ -43,41 +43,43 @@ class On:
         return On(keys, tuple(moved(condition, to) for condition in self.residual))
 
 
-def joined(join: Join, left: Rows, right: Rows) -> Rows:
+def lower_join(join: Join, left: Rows, right: Rows) -> Rows:
     """Return a join, with the left columns and then the right ones."""
     width, right_width = len(left.columns), len(right.columns)
     conditions = conjuncts(join.condition)
-    lefts, rights, crossing = by_side(conditions, width)
+    lefts, rights, crossing = split_by_side(conditions, width)
     pairs = [
         *((left_key, right_key, False) for left_key, right_key in join.equal),
         *((left_key, right_key, True) for left_key, right_key in join.same),
     ]
     on = On(tuple(pairs), tuple(crossing))
     if join.how == "inner":
-        return inner(left.filter(lefts), right.filter(rights), on)
+        return join_inner(left.filter(lefts), right.filter(rights), on)
     has_one = has_one_partner(join)
     if join.how == "semi":
-        return semi(left.filter(lefts), right.filter(rights), on, has_one=has_one)
+        return join_semi(left.filter(lefts), right.filter(rights), on, has_one=has_one)
     names = free_names((*left.columns, *right.columns))
     left, right = Rows.of(left.settle(names[:width])), Rows.of(right.settle(names[width:]))
     if join.how in ("mark", "unless"):
         # Unknown is not false there, so all conditions are looked at together.
-        return _marked(join.how, left, right, On(on.keys, tuple(conditions)))
+        return _join_mark(join.how, left, right, On(on.keys, tuple(conditions)))
     ours, right_rows = left.filter(lefts), right.filter(rights)
     if join.how == "anti":
-        return _minus(left, semi(ours, right_rows, on, has_one=has_one))
-    rows = inner(ours, right_rows, on).settle(names)
+        return _subtract(left, join_semi(ours, right_rows, on, has_one=has_one))
+    rows = join_inner(ours, right_rows, on).settle(names)
     if join.how in ("left", "full", "single"):
-        rows = rows + _with_nulls(_minus(left, semi(ours, right_rows, on, has_one=has_one)), rows.schema)
+        rows = rows + _with_nulls(_subtract(left, join_semi(ours, right_rows, on, has_one=has_one)), rows.schema)
     if join.how in ("right", "full"):
-        rows = rows + _with_nulls(_minus(right, semi(right_rows, ours, on.turn(width, right_width))), rows.schema)
+        rows = rows + _with_nulls(
+            _subtract(right, join_semi(right_rows, ours, on.turn(width, right_width))), rows.schema
+        )
     if join.how == "single" and not has_one:
         rows = rows + _second_partners(ours, right_rows, on, rows.schema)
     return Rows.of(rows)
 
 
-def _minus(rows: Rows, others: Rows) -> Rows:
-    """Return the rows of a stream of just these columns without others of them."""
+def _subtract(rows: Rows, others: Rows) -> Rows:
+    """Return the rows of a stream without the rows of another."""
     return Rows.of(rows.stream - others.settle(rows.columns))
 
 
@@ -109,7 +111,7 @@ class _Sides:
     nulls: bool
 
 
-def _sides(left: Rows, right: Rows, on: On) -> _Sides:
+def _add_key_columns(left: Rows, right: Rows, on: On) -> _Sides:
     nulls = any(is_same for _, _, is_same in on.keys)
     pairs, ours, right_keys, stream = dict[str, str](), dict[str, Term](), dict[str, Term](), left.stream
     for left_term, right_term, is_same in on.keys:
@@ -139,9 +141,9 @@ def _sides(left: Rows, right: Rows, on: On) -> _Sides:
     return _Sides(stream, partners, pairs, tuple(key_names.get(name, name) for name in right.columns), nulls)
 
 
-def inner(left: Rows, right: Rows, on: On) -> Rows:
+def join_inner(left: Rows, right: Rows, on: On) -> Rows:
     """Return the matching pairs: the left columns, then the right ones."""
-    sides = _sides(left, right, on)
+    sides = _add_key_columns(left, right, on)
     if sides.pairs:
         pairs = sides.left.join(sides.right, sides.pairs, null_equals=sides.nulls)
     else:
@@ -149,7 +151,7 @@ def inner(left: Rows, right: Rows, on: On) -> Rows:
     return Rows(pairs, (*left.columns, *sides.columns)).filter(on.residual)
 
 
-def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
+def join_semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
     """Return the left rows with a partner; has_one: whether none has two."""
     if on.residual:
         # Records that are equal in the columns of the condition all have a partner, or none has.
@@ -157,9 +159,9 @@ def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
         places = set[int]().union(*map(list_places, (*(left_key for left_key, _, _ in on.keys), *on.residual)))
         key_places = [Place(at) for at in range(width) if at in places] or [*map(Place, range(width))]
         columns = [*dict.fromkeys(left.columns[place.index] for place in key_places)]
-        partners = replace(inner(left, right, on), columns=tuple(columns)).settle().distinct()
+        partners = replace(join_inner(left, right, on), columns=tuple(columns)).settle().distinct()
         return replace(left, stream=left.stream.join(partners, columns, null_equals=True))
-    sides = _sides(left, right, on)
+    sides = _add_key_columns(left, right, on)
     if sides.pairs:
         keys = sides.right.project(*sides.pairs.values())
         keys = keys if has_one else keys.distinct()
@@ -169,15 +171,15 @@ def semi(left: Rows, right: Rows, on: On, *, has_one: bool = False) -> Rows:
     return replace(left, stream=left.stream.cross(exists))
 
 
-def _marked(how: str, left: Rows, right: Rows, on: On) -> Rows:
-    with_partner = semi(left, right, on)
-    unknown, unmatched = _unknown(left, right, on), _minus(left, with_partner)
+def _join_mark(how: str, left: Rows, right: Rows, on: On) -> Rows:
+    with_partner = join_semi(left, right, on)
+    unknown, unmatched = _find_unknown(left, right, on), _subtract(left, with_partner)
     if how == "unless":
-        return unmatched if unknown is None else _minus(unmatched, unknown)
+        return unmatched if unknown is None else _subtract(unmatched, unknown)
     name = free_name("mark", left.columns)
     marked = _mark(with_partner, left, name, True)
     if unknown is not None:
-        marked, unmatched = marked + _mark(unknown, left, name, None), _minus(unmatched, unknown)
+        marked, unmatched = marked + _mark(unknown, left, name, None), _subtract(unmatched, unknown)
     return Rows.of(marked + _mark(unmatched, left, name, False))
 
 
@@ -185,8 +187,8 @@ def _mark(rows: Rows, left: Rows, name: str, value: bool | None) -> Stream:
     return extend(rows.settle(left.columns), {name: Lit(pa.scalar(value, pa.bool_()))})
 
 
-def _unknown(left: Rows, right: Rows, on: On) -> Rows | None:
-    """Return the rows of the left of which NULLs leave open whether they have a partner; None if there can be none."""
+def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
+    """Return the left rows for which NULLs leave a partner open, or None."""
     width = len(left.columns)
     same = tuple(key for key in on.keys if key[2])
     equal = [key for key in on.keys if not key[2]]
@@ -194,23 +196,25 @@ def _unknown(left: Rows, right: Rows, on: On) -> Rows | None:
         return None
     if len(equal) == 1 and not on.residual:
         [(left_key, right_key, _)] = equal
-        nulls = semi(left.filter([_is_null(left_key)]), right, On(same))
-        open_ = semi(left.filter([Call("not", (_is_null(left_key),))]), right.filter([_is_null(right_key)]), On(same))
+        nulls = join_semi(left.filter([_is_null(left_key)]), right, On(same))
+        open_ = join_semi(
+            left.filter([Call("not", (_is_null(left_key),))]), right.filter([_is_null(right_key)]), On(same)
+        )
         undecided = Rows.of(open_.settle(left.columns))
-        return Rows.of(nulls.settle(left.columns) + _minus(undecided, semi(undecided, right, on)).stream)
+        return Rows.of(nulls.settle(left.columns) + _subtract(undecided, join_semi(undecided, right, on)).stream)
     conditions = [
         sql_call("equal", pa.bool_(), left_key, shifted(right_key, width)) for left_key, right_key, _ in equal
     ]
     possible = [
         sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True))) for condition in (*conditions, *on.residual)
     ]
-    maybe = Rows.of(semi(left, right, On(same, tuple(possible))).settle(left.columns))
-    return _minus(maybe, semi(maybe, right, on))
+    maybe = Rows.of(join_semi(left, right, On(same, tuple(possible))).settle(left.columns))
+    return _subtract(maybe, join_semi(maybe, right, on))
 
 
 def _second_partners(left: Rows, right: Rows, on: On, schema: pa.Schema) -> Stream:
-    """Return nothing, but raise where a row of the left has two partners."""
-    pairs = inner(Rows.of(left.stream.distinct()), right, on)
+    """Return no rows, but raise if a left row has two partners."""
+    pairs = join_inner(Rows.of(left.stream.distinct()), right, on)
     partners = free_name("partners", left.columns)
     counted = pairs.stream.group_by(*left.columns).count(partners)
     message = "more than one row returned by a subquery used as an expression"

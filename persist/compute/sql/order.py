@@ -44,8 +44,8 @@ EQUAL_KEEPS, OTHER_KEEPS = 0.1, 0.3  # Shares of rows for an equality with a con
 SEMI_KEEPS = 0.5
 
 
-def estimated(node: Node, known: Known) -> Statistics:
-    """Return about how large a relation is."""
+def estimate_relation(node: Node, known: Known) -> Statistics:
+    """Estimate a relation's number of rows and distinct values."""
     match node:
         case Scan(collection, columns):
             statistics = known.get(collection, Statistics(ROWS))
@@ -56,75 +56,81 @@ def estimated(node: Node, known: Known) -> Statistics:
         case Values(_, rows_given):
             return Statistics(float(len(rows_given)))
         case TopK(input_, _, limit, _, ()) if limit is not None:
-            return Statistics(min(float(limit), estimated(input_, known).rows))
+            return Statistics(min(float(limit), estimate_relation(input_, known).rows))
         case Filter(input_, condition):
-            below = estimated(input_, known)
+            below = estimate_relation(input_, known)
             for conjunct in factored_conjuncts(condition):
-                below = below.scale(_share(conjunct, below))
+                below = below.scale(_estimate_share(conjunct, below))
             return below
         case Project(input_, outputs):
             copies = ((output.index, at) for at, output in enumerate(outputs) if isinstance(output, Place))
-            return estimated(input_, known).renamed(copies)
+            return estimate_relation(input_, known).renamed(copies)
         case Temporal(input_) | Distinct(input_):
-            return estimated(input_, known)
+            return estimate_relation(input_, known)
         case Aggregate(input_, keys):
-            below = estimated(input_, known)
-            counts = {at: _values(below, key) for at, key in enumerate(keys)}
+            below = estimate_relation(input_, known)
+            counts = {at: _estimate_values(below, key) for at, key in enumerate(keys)}
             return Statistics(max(1.0, min(prod(counts.values()), below.rows)), None, counts)
         case Join(how, left, right) if how == "inner":
-            width, left_size, right_size = count_columns(left), estimated(left, known), estimated(right, known)
-            return _joined(left_size, _shifted(right_size, width), [(a, shifted(b, width)) for a, b in node.equal])
+            width, left_size, right_size = (
+                count_columns(left),
+                estimate_relation(left, known),
+                estimate_relation(right, known),
+            )
+            return _estimate_join(
+                left_size, _shift_columns(right_size, width), [(a, shifted(b, width)) for a, b in node.equal]
+            )
         case Join(how, left) if how in ("semi", "anti", "unless"):
-            return estimated(left, known).scale(SEMI_KEEPS)
-    below_all = [estimated(child, known) for child in children(node)]
+            return estimate_relation(left, known).scale(SEMI_KEEPS)
+    below_all = [estimate_relation(child, known) for child in children(node)]
     return Statistics(max((estimate.rows for estimate in below_all), default=ROWS))
 
 
-def _share(condition: Term, statistics: Statistics) -> float:
-    """Return which share of the rows about passes a condition."""
+def _estimate_share(condition: Term, statistics: Statistics) -> float:
+    """Estimate the share of rows for which a condition holds."""
     if not isinstance(condition, Call):
         return OTHER_KEEPS
     if calls(condition, "equal", "in") and isinstance(condition.arguments[-1], Lit):
         key = condition.arguments[0]
         is_known = isinstance(key, Place) and key.index in statistics.distinct
-        share = 1 / _values(statistics, key) if is_known else EQUAL_KEEPS
+        share = 1 / _estimate_values(statistics, key) if is_known else EQUAL_KEEPS
         return float(min(1.0, share * (len(condition.arguments) - 1)))
     if calls(condition, "or"):
-        return float(min(1.0, sum(_share(argument, statistics) for argument in condition.arguments)))
+        return float(min(1.0, sum(_estimate_share(argument, statistics) for argument in condition.arguments)))
     if calls(condition, "like", "prefix", "suffix", "contains"):
         return EQUAL_KEEPS
     return OTHER_KEEPS
 
 
-def _joined(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
-    values = prod(max(_values(one, a), _values(other, b)) for a, b in keys)
+def _estimate_join(one: Statistics, other: Statistics, keys: Sequence[tuple[Term, Term]]) -> Statistics:
+    values = prod(max(_estimate_values(one, a), _estimate_values(other, b)) for a, b in keys)
     if len(keys) > 1:  # Their columns depend on each other, as in a key and a reference to it.
         values = min(values, one.rows, other.rows)
     rows = max(1.0, one.rows * other.rows / max(values, 1.0))
     counts = {**one.distinct, **other.distinct}
     for a, b in keys:
-        least = min(_values(one, a), _values(other, b))
+        least = min(_estimate_values(one, a), _estimate_values(other, b))
         counts |= {key.index: least for key in (a, b) if isinstance(key, Place)}
     return Statistics(rows, None, counts)
 
 
-def _values(statistics: Statistics, key: Term) -> float:
+def _estimate_values(statistics: Statistics, key: Term) -> float:
     return statistics.values(key.index if isinstance(key, Place) else None)
 
 
-def _shifted(statistics: Statistics, by: int) -> Statistics:
+def _shift_columns(statistics: Statistics, by: int) -> Statistics:
     return statistics.renamed((at, at + by) for at in statistics.distinct)
 
 
 def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
-    """Put the relations of inner joins in an order that keeps what is in between small.
+    """Reorder inner joins so that intermediate results stay small.
 
     Args:
         statistics: what is known of the sizes of collections; it decides about speed only.
     """
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return map_children(node, lambda child: order_joins(child, statistics))
-    relations, conditions = _flattened(node, 0)
+    relations, conditions = _flatten_joins(node, 0)
     if len(relations) < 3:
         return map_children(node, lambda child: order_joins(child, statistics))
     widths = [count_columns(leaf) for leaf in relations]
@@ -133,10 +139,13 @@ def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
     def owners(expression: Term) -> set[int]:
         return {max(at for at, start in enumerate(starts) if start <= index) for index in list_places(expression)}
 
-    estimates = [_shifted(estimated(leaf, statistics), start) for leaf, start in zip(relations, starts, strict=True)]
+    estimates = [
+        _shift_columns(estimate_relation(leaf, statistics), start)
+        for leaf, start in zip(relations, starts, strict=True)
+    ]
     conditions.sort(key=_is_key)  # Keys may raise, and then only for rows for which the others hold.
     keys = [part.arguments for part in conditions if isinstance(part, Call) and _is_key(part)]
-    first, *later = _order(
+    first, *later = _choose_order(
         estimates, [(left_key, right_key, owners(left_key), owners(right_key)) for left_key, right_key in keys]
     )
     joined = order_joins(relations[first], statistics)
@@ -152,9 +161,9 @@ def order_joins(node: Node, statistics: Known = NOTHING) -> Node:
 
 
 def list_ordered_collections(node: Node) -> list[str]:
-    """Return the collections whose sizes the order of joins depends on; none if no order is to be chosen."""
+    """Return the collections whose sizes determine the order of joins."""
     if not any(
-        isinstance(part, Join) and part.how == "inner" and len(_flattened(part, 0)[0]) > 2 for part in walk(node)
+        isinstance(part, Join) and part.how == "inner" and len(_flatten_joins(part, 0)[0]) > 2 for part in walk(node)
     ):
         return []
     return list(dict.fromkeys(part.collection for part in walk(node) if isinstance(part, Scan)))
@@ -164,12 +173,12 @@ def _is_key(condition: Term) -> bool:
     return isinstance(condition, Call) and calls(condition, "equal") and all(map(list_places, condition.arguments))
 
 
-def _flattened(node: Node, start: int) -> tuple[list[Node], list[Term]]:
+def _flatten_joins(node: Node, start: int) -> tuple[list[Node], list[Term]]:
     """Return the relations of inner joins of inner joins, and their conditions by columns of the whole."""
     if not isinstance(node, Join) or node.how != "inner" or node.same:
         return [node], []
     width = count_columns(node.left)
-    (lefts, above), (rights, below) = _flattened(node.left, start), _flattened(node.right, start + width)
+    (lefts, above), (rights, below) = _flatten_joins(node.left, start), _flatten_joins(node.right, start + width)
     residual: list[Term] = [
         sql_call("equal", pa.bool_(), left_key, shifted(right_key, width)) for left_key, right_key in node.equal
     ]
@@ -177,7 +186,7 @@ def _flattened(node: Node, start: int) -> tuple[list[Node], list[Term]]:
     return [*lefts, *rights], [*above, *below, *(shifted(part, start) for part in residual)]
 
 
-def _order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
+def _choose_order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:
     """Return the relations in an order; pairs are keys, with the relations that their sides read."""
     orders = [_build_order(start, relations, pairs) for start in range(len(relations))]
     return min(orders)[-1]
@@ -186,7 +195,7 @@ def _order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, se
 def _build_order(
     start: int, relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]
 ) -> tuple[int, float, list[int]]:
-    """Return how many cross products an order has, how many rows are in between, and the order."""
+    """Return an order from a start: its cross products, intermediate rows, and relations."""
     order, so_far, crosses, rows = [start], relations[start], 0, 0.0
     while len(order) < len(relations):
         joined_so_far, best = set(order), None
@@ -203,7 +212,7 @@ def _build_order(
                 for a, b, left_owners, right_owners in pairs
                 if right_owners <= joined_so_far and left_owners == {at}
             ]
-            candidate = _joined(so_far, relations[at], keys)
+            candidate = _estimate_join(so_far, relations[at], keys)
             rank = (not keys, candidate.rows, at)
             if best is None or rank < best[0]:
                 best = (rank, candidate, at)

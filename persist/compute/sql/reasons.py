@@ -24,47 +24,47 @@ from persist.compute.sql.algebra import (
     TopK,
     Values,
     children,
-    crosses,
+    count_cross_joins,
     walk,
 )
 from persist.compute.sql.graph import columns_read, list_scans, lower_relation
-from persist.compute.sql.order import NOTHING, Known, estimated
+from persist.compute.sql.order import NOTHING, Known, estimate_relation
 from persist.compute.sql.rewrite import rewrite_stepwise
 from persist.core.expression.evaluation import factored_conjuncts
 
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
 
 
-def reasons(plan: Node, statistics: Known = NOTHING) -> list[str]:
-    """Return what the rewrites have done to a plan, each with why; nothing if it is run as it was written.
+def explain_rewrites(plan: Node, statistics: Known = NOTHING) -> list[str]:
+    """Explain each change that the rewrites made to a plan.
 
     Args:
         statistics: what is known of the sizes of collections, as for `rewritten`.
     """
     pushed, placed = rewrite_stepwise(plan, statistics)
     return [
-        *_of_joins(plan, pushed),
-        *_of_conditions(plan, pushed),
-        *_of_first_rows(pushed, placed),
-        *_of_order(pushed, placed, statistics),
-        *_of_columns(plan, placed),
+        *_explain_joins(plan, pushed),
+        *_explain_conditions(plan, pushed),
+        *_explain_first_rows(pushed, placed),
+        *_explain_order(pushed, placed, statistics),
+        *_explain_columns(plan, placed),
     ]
 
 
-def _of_joins(before: Node, after: Node) -> list[str]:
+def _explain_joins(before: Node, after: Node) -> list[str]:
     lines = []
-    keyed = crosses(before) - crosses(after)
+    keyed = count_cross_joins(before) - count_cross_joins(after)
     if keyed > 0:
-        change = _became(keyed, "cross product", "a join by key", "joins by key")
+        change = _format_change(keyed, "cross product", "a join by key", "joins by key")
         lines.append(f"{change}: a condition above says what is equal")
-    was, now = _hows(before), _hows(after)
+    was, now = _count_kinds(before), _count_kinds(after)
     for how, singular, many, value in _MARKS:
         if now[how] > was[how]:
-            change = _became(now[how] - was[how], "mark", singular, many)
+            change = _format_change(now[how] - was[how], "mark", singular, many)
             lines.append(f"{change}: only rows for which it is {value} are asked for")
     outer = sum(was[how] - now[how] for how in ("left", "single"))
     if outer > 0:
-        change = _became(outer, "outer join", "an inner one", "inner ones")
+        change = _format_change(outer, "outer join", "an inner one", "inner ones")
         lines.append(f"{change}: a condition above is true of no row without a partner")
     if sum(was.values()) > sum(now.values()):
         count = sum(was.values()) - sum(now.values())
@@ -75,7 +75,7 @@ def _of_joins(before: Node, after: Node) -> list[str]:
     return lines
 
 
-def _hows(plan: Node) -> Counter[str]:
+def _count_kinds(plan: Node) -> Counter[str]:
     """Return how many joins of each kind there are."""
     return Counter(str(node.how) for node in walk(plan) if isinstance(node, Join))
 
@@ -85,13 +85,13 @@ def _joins_below_bounds(plan: Node) -> int:
     return sum(isinstance(node, Join) for bound in bounds for node in walk(bound))
 
 
-def _of_conditions(before: Node, after: Node) -> list[str]:
-    was, now = _conditions(before), _conditions(after)
+def _explain_conditions(before: Node, after: Node) -> list[str]:
+    was, now = _count_conditions(before), _count_conditions(after)
     more = [f"{count - was[name]} to {name!r}" for name, count in now.items() if count > was[name]]
     return [f"conditions went down, {', '.join(more)}: fewer rows come out of there"] if more else []
 
 
-def _conditions(plan: Node) -> Counter[str]:
+def _count_conditions(plan: Node) -> Counter[str]:
     """Return the number of conditions directly on each collection."""
     counts: Counter[str] = Counter()
     for node in walk(plan):
@@ -104,16 +104,16 @@ def _conditions(plan: Node) -> Counter[str]:
     return counts
 
 
-def _of_first_rows(before: Node, after: Node) -> list[str]:
+def _explain_first_rows(before: Node, after: Node) -> list[str]:
     was, now = ([node for node in walk(plan) if isinstance(node, TopK)] for plan in (before, after))
     limits = Counter(node.limit for node in now) - Counter(node.limit for node in was)
     return [f"a window looks at the first {limit} of each partition: no others are asked for" for limit in limits]
 
 
-def _of_order(before: Node, after: Node, statistics: Known) -> list[str]:
+def _explain_order(before: Node, after: Node, statistics: Known) -> list[str]:
     lines = []
-    was = [[name for name, _ in order] for order in _orders(before, statistics)]
-    for order in _orders(after, statistics):
+    was = [[name for name, _ in order] for order in _list_join_orders(before, statistics)]
+    for order in _list_join_orders(after, statistics):
         names = [name for name, _ in order]
         if names not in was:
             sizes = ", ".join(f"{name} (about {max(1.0, rows):,.0f} rows)" for name, rows in order)
@@ -121,16 +121,16 @@ def _of_order(before: Node, after: Node, statistics: Known) -> list[str]:
     return lines
 
 
-def _orders(node: Node, statistics: Known) -> list[list[tuple[str, float]]]:
+def _list_join_orders(node: Node, statistics: Known) -> list[list[tuple[str, float]]]:
     """Return of all inner joins of three relations or more what they join, in order, and how large that is."""
     if isinstance(node, Join) and node.how == "inner" and not node.same:
         leaves = list(_leaves(node))
-        leaf_sizes = [(_name_relation(leaf), estimated(leaf, statistics).rows) for leaf in leaves]
+        leaf_sizes = [(_name_relation(leaf), estimate_relation(leaf, statistics).rows) for leaf in leaves]
         return [
             *([leaf_sizes] if len(leaf_sizes) > 2 else []),
-            *(order for leaf in leaves for order in _orders(leaf, statistics)),
+            *(order for leaf in leaves for order in _list_join_orders(leaf, statistics)),
         ]
-    return [order for child in children(node) for order in _orders(child, statistics)]
+    return [order for child in children(node) for order in _list_join_orders(child, statistics)]
 
 
 def _leaves(node: Node) -> Iterator[Node]:
@@ -145,7 +145,7 @@ def _name_relation(node: Node) -> str:
     return " and ".join(dict.fromkeys(repr(scan.collection) for scan in walk(node) if isinstance(scan, Scan))) or "rows"
 
 
-def _of_columns(before: Node, after: Node) -> list[str]:
+def _explain_columns(before: Node, after: Node) -> list[str]:
     was, now = list_scans(before), columns_read(lower_relation(after))
     return [
         f"{name!r} is read without {len(columns) - len(now[name])} of {len(columns)} columns: nothing reads those"
@@ -154,7 +154,7 @@ def _of_columns(before: Node, after: Node) -> list[str]:
     ]
 
 
-def _became(count: int, what: str, one: str, many: str) -> str:
+def _format_change(count: int, what: str, one: str, many: str) -> str:
     return f"1 {what} became {one}" if count == 1 else f"{count} {what}s became {many}"
 
 
@@ -162,8 +162,8 @@ class UnboundedState(UserWarning):
     """A view joins two inputs that grow without a key, so each change is compared with all of the other one."""
 
 
-def unbounded(plan: Node, statistics: Known = NOTHING) -> list[str]:
-    """Return what to warn of in a plan: each join of growing inputs without a key, and how many pairs it looks at.
+def list_unbounded_joins(plan: Node, statistics: Known = NOTHING) -> list[str]:
+    """Return a warning for each join of growing inputs without a key.
 
     Args:
         plan: as it is rewritten.
@@ -181,7 +181,7 @@ class _Growth:
         """Describe the joins below a node that grow without end."""
         if isinstance(node, Let):
             self._values[node.number] = node.value
-            self._known[node.number] = estimated(node.value, self._known)
+            self._known[node.number] = estimate_relation(node.value, self._known)
         lines = [line for below in children(node) for line in self.growing_joins(below)]
         match node:
             case Join(_, left, right, (), ()) if self._grows(left) and self._grows(right):
@@ -189,24 +189,31 @@ class _Growth:
         return list(dict.fromkeys(lines))
 
     def _describe_join(self, node: Join) -> str:
-        sides = [" and ".join(map(repr, self._read(side))) or "rows" for side in (node.left, node.right)]
-        pairs = round(estimated(node.left, self._known).rows * estimated(node.right, self._known).rows)
+        sides = [
+            " and ".join(map(repr, self._list_growing_sources(side))) or "rows" for side in (node.left, node.right)
+        ]
+        pairs = round(estimate_relation(node.left, self._known).rows * estimate_relation(node.right, self._known).rows)
         return (
             f"the query joins {sides[0]} with {sides[1]} without a key: it compares all of their records, about "
             f"{pairs:,} pairs by now, and each change of one of them with all of the other. Let columns of both be "
             "equal (ON a.x = b.x), or bound one of them by a GROUP BY, a LIMIT or _now()"
         )
 
-    def _read(self, node: Node) -> list[str]:
+    def _list_growing_sources(self, node: Node) -> list[str]:
         collections = list(list_scans(node))
         if isinstance(node, Ref) and node.number in self._values:
-            collections += self._read(self._values[node.number])
+            collections += self._list_growing_sources(self._values[node.number])
         return list(
-            dict.fromkeys([*collections, *(collection for below in children(node) for collection in self._read(below))])
+            dict.fromkeys(
+                [
+                    *collections,
+                    *(collection for below in children(node) for collection in self._list_growing_sources(below)),
+                ]
+            )
         )
 
     def _grows(self, node: Node) -> bool:
-        """Return whether a relation has the more rows the more its inputs have, without an end."""
+        """Return whether a relation grows with its inputs, without an end."""
         match node:
             case Scan() | Recursive():
                 return True

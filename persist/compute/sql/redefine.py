@@ -31,7 +31,7 @@ from persist.codecs.evolution import evolved
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
-from persist.compute.sql.draft import Catalog, Draft, column_ids, drafted, has_groups, list_reads
+from persist.compute.sql.draft import Catalog, Draft, draft_view, find_column_ids, has_groups, list_reads
 from persist.compute.sql.graph import list_columns_read, load_definition
 from persist.compute.sql.types import to_arrow
 from persist.core.antichain import END
@@ -50,7 +50,7 @@ from persist.engine.write.operations import Step
 
 @dataclass(frozen=True, slots=True)
 class Dependent:
-    """A view that has to have a next definition, as it is now.
+    """A view whose definition changes with another view, as it is now.
 
     Attributes:
         name: for errors; for a view's groups, the name of that view.
@@ -80,7 +80,7 @@ def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool
     return [view for view in dependents if with_groups or find_owner(view.name) is None]
 
 
-def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple[list[Step], dict[str, str]] | None:
+def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple[list[Step], dict[str, str]] | None:
     """Return the steps of the commit that gives a view another query, and names for errors, by id.
 
     None if the query has the meaning of the present one.
@@ -89,9 +89,9 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple[list
         InvalidUsage: the query cannot replace the view's own; the message has the reason.
     """
     changed = load_dependent(view)
-    draft = drafted(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
+    draft = draft_view(Catalog(engine), changed.name, sql, changed.definition.key, replaces=changed.definition)
     _check_same_kind(changed, draft)
-    if _means_the_same(changed.definition, draft.definition):
+    if _is_same_query(changed.definition, draft.definition):
         return None
     dependents = load_dependents(engine, view, with_groups=True)
     names = {dependent.id: dependent.name for dependent in dependents}
@@ -102,11 +102,13 @@ def redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple[list
     catalog = Catalog(engine)
     inputs: dict[str, tuple[str, ...]] = {}
     steps: list[Step] = []
-    for dependent in in_order(every):
+    for dependent in sort_by_inputs(every):
         _check_columns(dependent, changed, draft)
         inputs[dependent.id] = _list_inputs(catalog, dependent, changed, draft, inputs)
         next_definition = draft.definition if dependent is changed else dependent.definition
-        definition = _next(dependent, next_definition, inputs[dependent.id], _start_after(dependent, changed, draft))
+        definition = _make_next_definition(
+            dependent, next_definition, inputs[dependent.id], _start_after(dependent, changed, draft)
+        )
         schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
@@ -128,7 +130,7 @@ def load_dependent(view: CollectionHandle, name: str | None = None) -> Dependent
     return Dependent(view, view.contents(), definition, name or view.name)
 
 
-def _means_the_same(old: Definition, new: Definition) -> bool:
+def _is_same_query(old: Definition, new: Definition) -> bool:
     if old.columns != new.columns or list_reads(old) != list_reads(new):
         return False
     return old.plan == new.plan or (old.sql == new.sql and has_groups(old))
@@ -163,7 +165,7 @@ def _check_together(every: Sequence[Dependent]) -> None:
         )
 
 
-def in_order(every: Sequence[Dependent]) -> list[Dependent]:
+def sort_by_inputs(every: Sequence[Dependent]) -> list[Dependent]:
     """Return views so that each comes after its inputs."""
     ids = {dependent.id for dependent in every}
     return sorted(every, key=lambda dependent: len(ids.intersection(dependent.definition.inputs)))
@@ -195,14 +197,14 @@ def _list_inputs(
 
 
 def _start_after(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
-    """Return where a view begins from now on: what holds no answer yet begins where it can be computed."""
+    """Return the start of a view under its next definition."""
     start = dependent.definition.start
     if dependent.contents.upper != 0:
         return start
     return max(start, draft.definition.start if dependent is changed else changed.contents.upper)
 
 
-def _next(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
+def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tuple[str, ...], start: int) -> Definition:
     old = dependent.definition
     was = Earlier(old.sql, old.since)
     return msgspec.structs.replace(
@@ -251,18 +253,18 @@ def _hold_steps(
         if current is not None and columns and not renews:
             _check_read(engine, dependent, readable, current.schema, columns)
             continue
-        ids = column_ids(readable.schema, columns)
+        ids = find_column_ids(readable.schema, columns)
         if current is not None:
             at, expected = current.time, current.time
         else:
-            at, expected = _begin(dependent, readable, definition.start), None
+            at, expected = _choose_hold_time(dependent, readable, definition.start), None
         steps.append(kinds.SetHold(id_, hold, at, None, expected, readable.schema.version, ids))
     steps += [kinds.ReleaseHold(id_, hold) for id_ in dependent.definition.inputs if id_ not in definition.inputs]
     return steps
 
 
-def _begin(dependent: Dependent, readable: Readable, start: int) -> int:
-    """Return where the hold on a new input begins: where the view is read again, just before it switches."""
+def _choose_hold_time(dependent: Dependent, readable: Readable, start: int) -> int:
+    """Return the time of the hold on a new input."""
     if readable.is_view:
         return TIME_MAX
     upper = dependent.contents.upper
@@ -296,8 +298,8 @@ def _check_read(
 
 
 @dataclass(frozen=True, slots=True)
-class ViewsAnew:
-    """Recreates views: submit the steps, with the names, as one commit, and then refresh the views.
+class RecreatedViews:
+    """The steps of a commit that recreates views; refresh these afterwards.
 
     Attributes:
         views: by name, each after its inputs, and whether it was ever refreshed.
@@ -312,14 +314,14 @@ class ViewsAnew:
     published: Mapping[str, Mapping[str, Publication]]
 
 
-def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> ViewsAnew:
+def recreate_views(engine: Engine, collections: Iterable[CollectionHandle]) -> RecreatedViews:
     """Return the steps that let all views that depend on some collections begin anew.
 
     Raises:
         InvalidUsage: a view has a tag or a named hold, or its query means nothing any more; the message names it.
     """
     ids = {view.id: view for handle in collections for view in load_dependents(engine, handle)}
-    every = in_order([load_dependent(view) for view in ids.values()])
+    every = sort_by_inputs([load_dependent(view) for view in ids.values()])
     for view in every:
         _check_untied(view)
     catalog = Catalog(engine)
@@ -329,15 +331,15 @@ def views_anew(engine: Engine, collections: Iterable[CollectionHandle]) -> Views
         catalog.remove(view.name)
     drafts: dict[str, Draft] = {}
     for view in every:
-        old, start = view.definition, _start(catalog, view, drafts)
-        draft = drafted(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
+        old, start = view.definition, _keep_start(catalog, view, drafts)
+        draft = draft_view(catalog, view.name, old.sql, old.key, start, keeps_groups=has_groups(old))
         catalog.add(draft)
         drafts[view.id] = draft
         steps += [*draft.steps, *steps_to_describe(view.contents, draft)]
         names |= draft.names
     views = {view.name: view.contents.upper != 0 for view in every}
     published = {view.name: view.contents.tables for view in every if view.contents.tables}
-    return ViewsAnew(tuple(steps), names, views, indexed, published)
+    return RecreatedViews(tuple(steps), names, views, indexed, published)
 
 
 def _check_untied(view: Dependent) -> None:
@@ -351,7 +353,7 @@ def _check_untied(view: Dependent) -> None:
         )
 
 
-def _start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
+def _keep_start(catalog: Catalog, view: Dependent, made: Mapping[str, Draft]) -> int | None:
     """Return the start of a view: its old one, if its inputs still have that time."""
     inputs = (made[id_].readable if id_ in made else catalog.by_id(id_) for id_ in view.definition.inputs)
     sinces = (readable.since for readable in inputs if find_owner(readable.name) is None)  # Groups have no past.

@@ -17,9 +17,9 @@ front of it. DuckDB, too, evaluates both on all rows of their side.
 **Correlated subqueries.** A subquery that reads columns of the surrounding rows is bound as a *domain* (the distinct
 values of these columns, as a relation of its own), the result of the subquery for each of them, and a join of that with
 the surrounding rows. Two parts of it are mostly not needed. The domain is joined again with a relation derived from it,
-by the columns that come from it: that join finds one partner for each row, and changes nothing (`without_domains`).
+by the columns that come from it: that join finds one partner for each row, and changes nothing (`drop_domain_joins`).
 Rows without a partner are kept with NULLs, of which a condition above then is not true: an inner join does, where no
-row can have a second partner (`_pushed`).
+row can have a second partner (`_push_down`).
 
 **First rows.** A condition on a row's place in its partition becomes the top rows of the partition. `row_number() OVER
 (PARTITION BY g ORDER BY x) <= 3` needs three rows of each partition. However it is written (`= 1`, `IN (1, 2)`,
@@ -60,15 +60,15 @@ from persist.compute.sql.algebra import (
     TopK,
     Window,
     WindowCall,
-    by_side,
     count_columns,
-    crosses,
-    equality,
+    count_cross_joins,
     filtered,
     has_one_partner,
     infer_types,
     inner_join,
     map_children,
+    split_by_side,
+    split_equality,
 )
 from persist.compute.sql.order import NOTHING, Known, order_joins
 from persist.compute.sql.types import to_arrow
@@ -85,19 +85,19 @@ _STRICT = (*_COMPARED, "add", "subtract", "multiply", "negate", "cast")
 Origin: TypeAlias = tuple[tuple[str, ...], int, int]  # The path to a `Ref` in a plan, its number, and a column of it.
 
 
-def rewritten(plan: Node, statistics: Known = NOTHING) -> Node:
+def rewrite_plan(plan: Node, statistics: Known = NOTHING) -> Node:
     """Return an equivalent plan that does less; known is what is known of the sizes of collections."""
     return rewrite_stepwise(plan, statistics)[-1]
 
 
 def rewrite_stepwise(plan: Node, statistics: Known = NOTHING) -> tuple[Node, Node]:
-    """Return the plan after its conditions went down, and then with its joins in order."""
-    pushed = _pushed(without_domains(plan), [])
-    return pushed, order_joins(with_first_rows(pushed), statistics)
+    """Return the plan with conditions pushed down, and then with joins ordered."""
+    pushed = _push_down(drop_domain_joins(plan), [])
+    return pushed, order_joins(limit_windows(pushed), statistics)
 
 
-def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
-    """Return a relation of which some conditions hold, which are done as far down as they can.
+def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> Node:
+    """Apply conditions to a relation, as far down as possible.
 
     Args:
         known: conditions that are done above, so rows for which they are not true need not be there.
@@ -109,90 +109,98 @@ def _pushed(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -> N
             node = msgspec.structs.replace(node, how="inner") if is_inner else node
     if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
         conjuncts = factored_conjuncts(node.condition)
-        return _pushed(msgspec.structs.replace(node, condition=None), [*conjuncts, *conditions], known)
+        return _push_down(msgspec.structs.replace(node, condition=None), [*conjuncts, *conditions], known)
     if conditions and not isinstance(node, Filter | Project):
         types = dict(enumerate(map(to_arrow, infer_types(node))))
         raising = [part for part in conditions if may_raise(part, types)]
         if raising:
-            pushed = _pushed(node, [part for part in conditions if part not in raising], [*known, *raising])
-            useful = (at for at, part in enumerate(raising, 1) if crosses(_keyed(pushed, [part])) < crosses(pushed))
+            pushed = _push_down(node, [part for part in conditions if part not in raising], [*known, *raising])
+            useful = (
+                at
+                for at, part in enumerate(raising, 1)
+                if count_cross_joins(_push_join_keys(pushed, [part])) < count_cross_joins(pushed)
+            )
             first = max(useful, default=0)
-            return filtered(_keyed(pushed, raising[:first]), raising[first:])
+            return filtered(_push_join_keys(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
-            return _pushed(input_, [*factored_conjuncts(condition), *conditions], known)
+            return _push_down(input_, [*factored_conjuncts(condition), *conditions], known)
         case Temporal(input_, lower, upper):
-            return _sunk(_pushed(input_, conditions, known), lower, upper)
+            return _push_bounds_down(_push_down(input_, conditions, known), lower, upper)
         case Project(input_, outputs):
             down, above = ([moved(part, outputs.__getitem__) for part in parts] for parts in (conditions, known))
-            return Project(_pushed(input_, down, above), outputs)
+            return Project(_push_down(input_, down, above), outputs)
         case Join():
-            return _pushed_into_join(node, conditions, known)
+            return _push_into_join(node, conditions, known)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
             below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
             down = [moved(part, keys.__getitem__) for part in below]
-            return filtered(map_children(node, lambda _: _pushed(input_, down)), above)
+            return filtered(map_children(node, lambda _: _push_down(input_, down)), above)
         case Distinct() | SetOperation():
-            return map_children(node, lambda below: _pushed(below, conditions))
+            return map_children(node, lambda below: _push_down(below, conditions))
         case Let(number, value, body):
-            return Let(number, _pushed(value, []), _pushed(body, conditions, known))
+            return Let(number, _push_down(value, []), _push_down(body, conditions, known))
         case Window(input_, calls):
             fixed = set.intersection(*({e.index for e in c.partition if isinstance(e, Place)} for c in calls))
             below = [part for part in conditions if list_places(part) <= fixed and list_places(part)]
             above = [part for part in conditions if part not in below]
-            return filtered(Window(_pushed(input_, below), calls), above)
-    return filtered(map_children(node, lambda below: _pushed(below, [])), conditions)
+            return filtered(Window(_push_down(input_, below), calls), above)
+    return filtered(map_children(node, lambda below: _push_down(below, [])), conditions)
 
 
-def _sunk(node: Node, lower: Term | None, upper: Term | None) -> Node:
+def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Node:
     """Apply the time bounds of rows as far down as possible: less is arranged then."""
     bounds = [bound for bound in (lower, upper) if bound is not None]
     reads = set().union(*map(list_places, bounds))
     if isinstance(node, Join) and node.how in ("inner", "left", "semi", "anti") and reads:
         width = count_columns(node.left)
         if max(reads) < width:
-            return msgspec.structs.replace(node, left=_sunk(node.left, lower, upper))
+            return msgspec.structs.replace(node, left=_push_bounds_down(node.left, lower, upper))
         if min(reads) >= width and node.how == "inner":
             below = [None if e is None else shifted(e, -width) for e in (lower, upper)]
-            return msgspec.structs.replace(node, right=_sunk(node.right, *below))
+            return msgspec.structs.replace(node, right=_push_bounds_down(node.right, *below))
     return Temporal(node, lower, upper)
 
 
-def _pushed_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
+def _push_into_join(join: Join, conditions: list[Term], known: Sequence[Term]) -> Node:
     width = count_columns(join.left)
-    known_lefts, known_rights, _ = by_side(known, width)
+    known_lefts, known_rights, _ = split_by_side(known, width)
     if join.how == "inner":
-        lefts, rights, crossing = by_side(conditions, width)
-        left, right = _pushed(join.left, lefts, known_lefts), _pushed(join.right, rights, known_rights)
+        lefts, rights, crossing = split_by_side(conditions, width)
+        left, right = _push_down(join.left, lefts, known_lefts), _push_down(join.right, rights, known_rights)
         return inner_join(left, right, crossing, join.equal, join.same)
     lefts = [part for part in conditions if list_places(part) and max(list_places(part)) < width]
     residual = [part for part in conditions if part not in lefts]
     if join.how in ("right", "full"):
         lefts, known_lefts, residual = [], [], conditions
-    joined = msgspec.structs.replace(join, left=_pushed(join.left, lefts, known_lefts), right=_pushed(join.right, []))
+    joined = msgspec.structs.replace(
+        join, left=_push_down(join.left, lefts, known_lefts), right=_push_down(join.right, [])
+    )
     return _filter_by_mark(joined, residual, width) if join.how == "mark" else filtered(joined, residual)
 
 
-def _keyed(node: Node, conditions: list[Term]) -> Node:
-    """Return a relation of which some conditions hold, done as far down as joins go that want one of them for a key."""
+def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
+    """Apply conditions that joins below can use as keys."""
     if not conditions:
         return node
     match node:
         case Project(input_, outputs):
-            return Project(_keyed(input_, [moved(part, outputs.__getitem__) for part in conditions]), outputs)
+            return Project(_push_join_keys(input_, [moved(part, outputs.__getitem__) for part in conditions]), outputs)
         case Filter(input_, condition):
-            return _keyed(input_, [*factored_conjuncts(condition), *conditions])
+            return _push_join_keys(input_, [*factored_conjuncts(condition), *conditions])
         case Let(number, value, body):
-            return Let(number, value, _keyed(body, conditions))
+            return Let(number, value, _push_join_keys(body, conditions))
         case Join(how, left, right, equal) if how not in ("right", "full"):
             width = count_columns(left)
-            lefts, rights, residual = by_side(conditions, width)
+            lefts, rights, residual = split_by_side(conditions, width)
             if how != "inner":
                 residual = [part for part in conditions if part not in lefts]
-                return filtered(msgspec.structs.replace(node, left=_keyed(left, lefts)), residual)
-            keys = [] if equal or node.same else [part for part in residual if equality(part, width) is not None][:1]
-            joined = inner_join(_keyed(left, lefts), _keyed(right, rights), keys, equal, node.same)
+                return filtered(msgspec.structs.replace(node, left=_push_join_keys(left, lefts)), residual)
+            keys = (
+                [] if equal or node.same else [part for part in residual if split_equality(part, width) is not None][:1]
+            )
+            joined = inner_join(_push_join_keys(left, lefts), _push_join_keys(right, rights), keys, equal, node.same)
             residual = [part for part in residual if part not in keys]
             return filtered(msgspec.structs.replace(joined, condition=node.condition), residual)
     return filtered(node, conditions)
@@ -208,10 +216,10 @@ def _filter_by_mark(join: Join, conditions: list[Term], width: int) -> Node:
     matching = msgspec.structs.replace(join, how="semi" if is_semi else "unless")
     joined = Project(matching, (*map(Place, range(width)), Lit(pa.scalar(is_semi))))
     above = [part for part in conditions if part != mark and part not in negated]
-    return _pushed(joined, above) if above else joined
+    return _push_down(joined, above) if above else joined
 
 
-def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Node:
+def drop_domain_joins(node: Node, domains: Mapping[int, int] | None = None) -> Node:
     """Return an equivalent plan without joins of a domain with a relation derived from it.
 
     Args:
@@ -219,10 +227,10 @@ def without_domains(node: Node, domains: Mapping[int, int] | None = None) -> Nod
     """
     known_domains = domains or {}
     if isinstance(node, Let):
-        value = without_domains(node.value, known_domains)
+        value = drop_domain_joins(node.value, known_domains)
         inside = {**known_domains, node.number: count_columns(value)} if _is_distinct(value) else known_domains
-        return Let(node.number, value, without_domains(node.body, inside))
-    rewritten_node: Node = map_children(node, lambda below: without_domains(below, known_domains))
+        return Let(node.number, value, drop_domain_joins(node.body, inside))
+    rewritten_node: Node = map_children(node, lambda below: drop_domain_joins(below, known_domains))
     if isinstance(rewritten_node, Join) and _adds_nothing(rewritten_node, known_domains):
         partner = {
             domain_column.index: row_column
@@ -245,7 +253,7 @@ def _rejects_nulls(condition: Term, first: int) -> bool:
 
 
 def _is_null(value: Term, first: int) -> bool:
-    """Return whether a value is NULL of such a row: of NULL AND false, for one, it is not."""
+    """Return whether a value is NULL if those columns are."""
     if not isinstance(value, Call):
         return isinstance(value, Place) and value.index >= first
     return calls(value, *_STRICT) and any(_is_null(part, first) for part in value.arguments[:2])
@@ -256,7 +264,7 @@ def _is_distinct(node: Node) -> bool:
 
 
 def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
-    """Return whether a join is one of a domain with rows that hold, all in one place, a row of that domain."""
+    """Return whether a join with a domain keeps all rows."""
     domain = join.left
     if join.how != "inner" or join.equal or join.condition is not None:
         return False
@@ -264,35 +272,35 @@ def _adds_nothing(join: Join, domains: Mapping[int, int]) -> bool:
         return False
     origins = {}
     for domain_column, row_column in join.same:
-        origin = _origin(join.right, row_column.index) if isinstance(row_column, Place) else None
+        origin = _find_origin(join.right, row_column.index) if isinstance(row_column, Place) else None
         if not isinstance(domain_column, Place) or origin is None or origin[1:] != (domain.number, domain_column.index):
             return False
         origins[domain_column.index] = origin[0]
     return len(origins) == domains[domain.number] == len(join.same) and len(set(origins.values())) == 1
 
 
-def _origin(node: Node, index: int) -> Origin | None:
-    """Return which column of which occurrence of a `Ref` a column of a relation is a copy of."""
+def _find_origin(node: Node, index: int) -> Origin | None:
+    """Return the `Ref` column that a column copies, or None."""
     match node:
         case Ref(number):
             return (), number, index
         case Project(input_, outputs):
-            return _below("input", input_, outputs[index])
+            return _find_origin_below("input", input_, outputs[index])
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and index < len(keys):
-            return _below("input", input_, keys[index])
+            return _find_origin_below("input", input_, keys[index])
         case Filter(input_) | Temporal(input_):
-            return _below("input", input_, Place(index))
+            return _find_origin_below("input", input_, Place(index))
         case Join(how, left, right):
             width = count_columns(left)
             if index < width and how not in ("right", "full"):
-                return _below("left", left, Place(index))
+                return _find_origin_below("left", left, Place(index))
             if index >= width and how == "inner":
-                return _below("right", right, Place(index - width))
+                return _find_origin_below("right", right, Place(index - width))
     return None
 
 
-def _below(where: str, node: Node, expression: Term) -> Origin | None:
-    origin = _origin(node, expression.index) if isinstance(expression, Place) else None
+def _find_origin_below(where: str, node: Node, expression: Term) -> Origin | None:
+    origin = _find_origin(node, expression.index) if isinstance(expression, Place) else None
     return None if origin is None else ((where, *origin[0]), *origin[1:])
 
 
@@ -304,13 +312,16 @@ class _Bound:
     most: int
 
 
-def with_first_rows(plan: Node) -> Node:
-    """Return an equivalent plan in which windows are put over the first rows of partitions where no others count."""
-    rewritten_plan: Node = map_children(plan, with_first_rows)
+def limit_windows(plan: Node) -> Node:
+    """Compute windows only over the first rows, where no others count."""
+    rewritten_plan: Node = map_children(plan, limit_windows)
     if isinstance(rewritten_plan, Project) and isinstance(rewritten_plan.input, TopK):
         return _without_order(rewritten_plan, rewritten_plan.input)
     if isinstance(rewritten_plan, Filter) and isinstance(rewritten_plan.input, Window):
-        window, bound = rewritten_plan.input, _bound(rewritten_plan.input, factored_conjuncts(rewritten_plan.condition))
+        window, bound = (
+            rewritten_plan.input,
+            _find_bound(rewritten_plan.input, factored_conjuncts(rewritten_plan.condition)),
+        )
         if bound is not None:
             call: Any = bound.call
             first = TopK(window.input, call.order, bound.most, 0, call.partition, call.function)
@@ -329,7 +340,7 @@ def _without_order(shown: Project, top: TopK) -> Node:
     return Project(distinct, tuple(moved(output, lambda at: places[Place(at)]) for output in shown.outputs))
 
 
-def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
+def _find_bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
     """Return the condition with the fewest first rows; None without one, or if others matter, too."""
     width = len(infer_types(window.input))
     bounds = []
@@ -337,32 +348,32 @@ def _bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:
         if call.function not in _PLACES or (call.function != "row_number" and not call.order):
             continue
         places = [Place(width + place) for place, window_call in enumerate(window.calls) if window_call == call]
-        most = min((_most(part, places) for part in conditions), default=math.inf)
-        if 1 <= most <= FEW and all(_looks_back(window_call, call) for window_call in window.calls):
+        most = min((_find_greatest_place(part, places) for part in conditions), default=math.inf)
+        if 1 <= most <= FEW and all(_ignores_later_rows(window_call, call) for window_call in window.calls):
             bounds.append(_Bound(call, int(most)))
     return min(bounds, key=lambda bound: (bound.call.function != "row_number", bound.most), default=None)
 
 
-def _looks_back(call: WindowCall, by: WindowCall) -> bool:
+def _ignores_later_rows(call: WindowCall, by: WindowCall) -> bool:
     """Return whether a function's result on a row is independent of the later rows."""
     if (call.partition, call.order) != (by.partition, by.order) or call.frame.exclude or call.within:
         return False
     if call.function == "lag":
-        return len(call.arguments) < 2 or _number(call.arguments[1]) >= 0
+        return len(call.arguments) < 2 or _to_number(call.arguments[1]) >= 0
     if call.function not in _RUNNING:
         return call.function in _PLACES
     is_whole = by.function != "row_number" and call.frame.end == ("range", 0)
     return call.frame.start is None and (is_whole or call.frame.end == ("rows", 0))
 
 
-def _most(condition: Term, places: Sequence[Place]) -> float:
-    """Return up to which number a place may be, so that a condition on it is true."""
+def _find_greatest_place(condition: Term, places: Sequence[Place]) -> float:
+    """Return the greatest place for which a condition can be true."""
     if not isinstance(condition, Call):
         return math.inf
     if calls(condition, "or"):
-        return max(_most(part, places) for part in condition.arguments)
+        return max(_find_greatest_place(part, places) for part in condition.arguments)
     if calls(condition, "and"):
-        return min(_most(part, places) for part in condition.arguments)
+        return min(_find_greatest_place(part, places) for part in condition.arguments)
     if calls(condition, "in"):
         first_term, *later_terms = condition.arguments
         return max(map(_floor, later_terms)) if _is_place(first_term, places) else math.inf
@@ -387,16 +398,16 @@ def _is_number(kind: pa.DataType) -> bool:
 
 
 def _floor(term: Term) -> float:
-    number = _number(term)
+    number = _to_number(term)
     return number if math.isinf(number) else math.floor(number)
 
 
 def _ceiling(term: Term) -> float:
-    number = _number(term)
+    number = _to_number(term)
     return number if math.isinf(number) else math.ceil(number)
 
 
-def _number(term: Term) -> float:
+def _to_number(term: Term) -> float:
     """Return the number that a constant is, or infinity."""
     inner = term
     while isinstance(inner, Call) and calls(inner, "cast"):

@@ -23,7 +23,7 @@ class _OneRow(dict[str, object]):
 
 
 def fold(term: Term) -> Term:
-    """Return a call of constants as the constant that it is; another term, or a call that raises, as it is."""
+    """Replace a call of constants by its value, unless it raises."""
     if not isinstance(term, Call) or term.function in ("sql.error", "sql.case"):
         return term
     if not all(isinstance(argument, Lit) for argument in term.arguments):
@@ -67,12 +67,12 @@ def free_names(names: Iterable[str], taken: Iterable[str] = ()) -> list[str]:
 
 
 def select(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
-    """Return computed columns of a stream. Unlike the columns of `map`, they may have any names."""
+    """Return computed columns of a stream, under any names."""
     return stream.then(LinearStep("map", lambda _: Map(tuple(outputs.items()))))
 
 
 def extend(stream: Stream, outputs: Mapping[str, Term]) -> Stream:
-    """Return a stream with computed columns behind its own; the stream itself if there are none."""
+    """Add computed columns to a stream."""
     return select(stream, {**{name: Col(name) for name in stream.columns}, **outputs}) if outputs else stream
 
 
@@ -100,7 +100,7 @@ class Rows:
         return [schema.field(name).type for name in self.columns]
 
     def term(self, term: Term) -> Term:
-        """Return a term over places of the relation as one over names of the stream."""
+        """Replace the places in a term by the stream's column names."""
         return lower_term(term, self.columns)
 
     def filter(self, conditions: Iterable[Term]) -> "Rows":
@@ -111,11 +111,11 @@ class Rows:
         return replace(self, stream=stream)
 
     def project(self, outputs: Iterable[Term]) -> "Rows":
-        """Return what terms over places give. Costs an operator if one of them is not a column."""
+        """Return the results of terms over places. Costs an operator if one of them is not a column."""
         return self.compute([self.term(output) for output in outputs])
 
     def compute(self, terms: Sequence[Term]) -> "Rows":
-        """Return what terms over names give. Costs an operator if one of them is not a column."""
+        """Return the results of terms over names. Costs an operator if one of them is not a column."""
         outputs: dict[str, Term] = {term.name: term for term in terms if isinstance(term, Col)}
         columns, is_computed = list[str](), False
         for at, term in enumerate(terms):
@@ -126,7 +126,7 @@ class Rows:
         return Rows(select(self.stream, outputs) if is_computed else self.stream, tuple(columns))
 
     def settle(self, names: Sequence[str] | None = None) -> Stream:
-        """Return a stream with just the columns of the relation, in their order.
+        """Return a stream with exactly the relation's columns, in order.
 
         Args:
             names: of its columns. Without them, they are called as they are, with numbers if they are not distinct.

@@ -69,7 +69,7 @@ class _Unstorable(Exception):
 
 
 class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """See the module's docstring."""
+    """The optimised plan of a view's refreshes, as stored."""
 
     form: int
     library: str
@@ -90,7 +90,7 @@ class StoredPlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return plan
 
     def fits(self, statistics: Mapping[str, Statistics]) -> bool:
-        """Return whether collections are about as large as they were, as far as the order of joins depends on it."""
+        """Return whether the collections still have the sizes that ordered its joins."""
         return all(abs(_measure(statistics.get(name)) - rows) <= GROWTH_MAX for name, rows in self.rows.items())
 
 
@@ -122,14 +122,14 @@ def encode_plan(
 
 
 def compute_digest(definition: Mapping[str, Any]) -> str:
-    """Return the digest of the program, the relation and the columns of a definition as it is stored."""
+    """Return a digest of the stored definition that the plan belongs to."""
     program = {**definition["program"], "digest": ""}
     members = (program, definition["plan"], definition["columns"])
     return blake2b(msgspec.json.encode(members, order="sorted"), digest_size=8).hexdigest()
 
 
 def read_plan(stored: dict[str, Any] | None) -> StoredPlan | None:
-    """Return a plan that was stored; None if there is none, or another version of the library made it."""
+    """Return a stored plan; None if another version stored it, or none."""
     if stored is None or stored.get("form") != FORM or stored.get("library") != __version__:
         return None
     return msgspec.convert(stored, StoredPlan)

@@ -11,7 +11,7 @@ from typing import NoReturn
 import pyarrow as pa
 
 from persist.compute.sql.algebra import Node, Temporal
-from persist.compute.sql.duck import place
+from persist.compute.sql.duck import show_position
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import evaluate
 from persist.core.expression.term import INTERVAL, SQL, Call, Lit, Term, calls, list_places, sql_call
@@ -49,18 +49,18 @@ def check_without_now(expression: Term, sql: str) -> None:
         _refuse(expression, sql)
 
 
-def bounded(node: Node, conditions: list[Term], unit: str | None, sql: str) -> Node:
-    """Return a relation at the times at which conditions hold that compare `_now()`.
+def apply_now_bounds(node: Node, conditions: list[Term], unit: str | None, sql: str) -> Node:
+    """Turn conditions on `_now()` into bounds of time.
 
     Args:
         unit: of the timeline; None if times are numbers.
     """
     for condition in conditions:
-        node = _bounded(node, condition, unit or "", sql)
+        node = _apply_now_bound(node, condition, unit or "", sql)
     return node
 
 
-def _bounded(node: Node, condition: Term, unit: str, sql: str) -> Node:
+def _apply_now_bound(node: Node, condition: Term, unit: str, sql: str) -> Node:
     if not isinstance(condition, Call) or not calls(condition, *_MIRRORED):
         _refuse(condition, sql)
     left_term, right_term = condition.arguments
@@ -69,7 +69,7 @@ def _bounded(node: Node, condition: Term, unit: str, sql: str) -> Node:
         left_term, right_term, how = right_term, left_term, _MIRRORED[how]
     if reads_now(right_term):
         _refuse(condition, sql)
-    right_term = _moved_over(left_term, right_term, sql)
+    right_term = _isolate_now(left_term, right_term, sql)
 
     def time(function: str) -> Term:
         return sql_call(function, pa.int64(), right_term, Lit(pa.scalar(unit)), at=condition.at)
@@ -81,14 +81,14 @@ def _bounded(node: Node, condition: Term, unit: str, sql: str) -> Node:
     return Temporal(node, lower, upper)
 
 
-def _moved_over(now: Term, other: Term, sql: str) -> Term:
-    """Return what `_now()` alone is compared with: `_now() - x < y` is `_now() < y + x`."""
+def _isolate_now(now: Term, other: Term, sql: str) -> Term:
+    """Move terms to the other side: `_now() - x < y` becomes `_now() < y + x`."""
     if is_now(now):
         return other
     if isinstance(now, Call) and calls(now, "cast") and now.kind in _MOMENTS:
         [inner] = now.arguments
         if isinstance(inner, Call) and inner.kind in _MOMENTS:  # In UTC, both are the same moment.
-            return _moved_over(inner, sql_call("cast", inner.kind, other, at=now.at), sql)
+            return _isolate_now(inner, sql_call("cast", inner.kind, other, at=now.at), sql)
     if isinstance(now, Call) and calls(now, "add", "subtract") and now.kind in _TIMES:
         moment, constant = now.arguments
         if calls(now, "add") and reads_now(constant):
@@ -119,5 +119,7 @@ def _refuse(expression: Term, sql: str) -> NoReturn:
 def _place(expression: Term, sql: str) -> str:
     match expression:
         case Call(_, arguments, _, at):
-            return place(sql, at) or next((where for argument in arguments if (where := _place(argument, sql))), "")
+            return show_position(sql, at) or next(
+                (where for argument in arguments if (where := _place(argument, sql))), ""
+            )
     return ""

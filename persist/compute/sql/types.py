@@ -72,7 +72,7 @@ def to_arrow(kind: str) -> pa.DataType:
     match = _DECIMAL.fullmatch(kind)
     if match:
         return pa.decimal128(int(match[1]), int(match[2]))
-    form, parts = _parts(kind)
+    form, parts = _split_nested(kind)
     if form == "list":
         return pa.list_(to_arrow(parts[0][1]))
     if form == "map":
@@ -83,8 +83,8 @@ def to_arrow(kind: str) -> pa.DataType:
 
 
 @cache
-def _parts(kind: str) -> tuple[str, list[tuple[str, str]]]:
-    """Return what a nested type is, and the names and types of its parts; of another type, nothing.
+def _split_nested(kind: str) -> tuple[str, list[tuple[str, str]]]:
+    """Return a nested type's kind, and the names and types of its parts.
 
     They are written as list(int32), map(text,list(int32)) and struct("a" int32,"b" text), with names as in JSON.
     """
@@ -110,12 +110,12 @@ def _parts(kind: str) -> tuple[str, list[tuple[str, str]]]:
 
 def is_nested(kind: str) -> bool:
     """Return whether a type is of lists, maps or structs."""
-    return bool(_parts(kind)[0])
+    return bool(_split_nested(kind)[0])
 
 
 def has_interval(kind: str) -> bool:
     """Return whether a type is of intervals, or has them inside."""
-    return kind == "interval" or any(has_interval(part) for _, part in _parts(kind)[1])
+    return kind == "interval" or any(has_interval(part) for _, part in _split_nested(kind)[1])
 
 
 def _nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
@@ -123,11 +123,11 @@ def _nested(form: str, parts: Iterable[tuple[str, str]]) -> str:
     return f"{form}({','.join(f'{json.dumps(name)} {kind}' if named else kind for name, kind in parts)})"
 
 
-def of_arrow(kind: pa.DataType) -> str | None:
+def from_arrow(kind: pa.DataType) -> str | None:
     """Return the type that queries read a column of a collection as; None if they cannot."""
     if pat.is_decimal128(kind) and kind.scale >= 0:
         return f"decimal({kind.precision},{kind.scale})"
-    nested = _name_nested(kind, of_arrow) if kind != INTERVAL else None
+    nested = _name_nested(kind, from_arrow) if kind != INTERVAL else None
     if nested is not None:
         return nested
     return next(
@@ -152,7 +152,7 @@ def _name_nested(kind: pa.DataType, of: Callable[[pa.DataType], str | None]) -> 
 
 @cache
 def name_arrow_type(kind: pa.DataType) -> str:
-    """Return what plans call the Arrow type of one of their types; of two types that are one in Arrow, the first."""
+    """Return our name of an Arrow type; the first if several fit."""
     if pat.is_decimal128(kind):
         return f"decimal({kind.precision},{kind.scale})"
     nested = _name_nested(kind, name_arrow_type) if kind != INTERVAL else None
@@ -236,11 +236,11 @@ class Unreadable:
 
 
 def to_duckdb(kind: str) -> str:
-    """Return what DuckDB calls a type."""
+    """Return DuckDB's name of a type."""
     match = _DECIMAL.fullmatch(kind)
     if match:
         return f"DECIMAL({match[1]},{match[2]})"
-    form, parts = _parts(kind)
+    form, parts = _split_nested(kind)
     if form == "list":
         return f"{to_duckdb(parts[0][1])}[]"
     if form == "map":
@@ -250,8 +250,8 @@ def to_duckdb(kind: str) -> str:
     return _DUCKDB[kind]
 
 
-def of_name(name: str) -> str:
-    """Return the type that DuckDB calls by a name.
+def from_duckdb_name(name: str) -> str:
+    """Return the type for one of DuckDB's type names.
 
     Raises:
         KeyError: there is none.
@@ -268,8 +268,8 @@ def list_struct_fields(kind: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]
     return [(part["first"] or f"v{number}", part["second"]) for number, part in enumerate(parts, 1)]
 
 
-def of_duckdb(kind: dict[str, Any]) -> str:
-    """Return the type that DuckDB's plan describes.
+def from_duckdb(kind: dict[str, Any]) -> str:
+    """Return the type of a type description in DuckDB's plan.
 
     Raises:
         InvalidUsage: queries here cannot have such values.
@@ -287,13 +287,13 @@ def of_duckdb(kind: dict[str, Any]) -> str:
         return _NAMES[name]
     info = kind.get("type_info") or {}
     if name in ("LIST", "ARRAY"):
-        return _nested("list", [("", of_duckdb(info["child_type"]))])
+        return _nested("list", [("", from_duckdb(info["child_type"]))])
     if name == "MAP":
         return _nested(
-            "map", [("", of_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
+            "map", [("", from_duckdb(part["second"])) for part in info["child_type"]["type_info"]["child_types"]]
         )
     if name in ("STRUCT", "TUPLE"):
-        nested = _nested("struct", [(name, of_duckdb(part)) for name, part in list_struct_fields(kind)])
+        nested = _nested("struct", [(name, from_duckdb(part)) for name, part in list_struct_fields(kind)])
         if to_arrow(nested) == INTERVAL:
             raise InvalidUsage(f"a struct whose fields are {INTERVAL.names} is not supported: call them otherwise")
         return nested

@@ -13,11 +13,11 @@ from persist.compute.dataflow.running.refreshed import Policy, Refreshed, explai
 from persist.compute.dataflow.running.reports import OperatorReport
 from persist.compute.dataflow.running.running import Options, Running, requested_indexes
 from persist.compute.index import create_index, refresh_indexes
-from persist.compute.sql.definition import Definition, InputBehind, Start, behind
-from persist.compute.sql.draft import Catalog, Draft, drafted, has_groups
+from persist.compute.sql.definition import Definition, InputBehind, Start, explain_lag
+from persist.compute.sql.draft import Catalog, Draft, draft_view, has_groups
 from persist.compute.sql.graph import ViewProgram, estimate_sizes, load_definition, load_views
-from persist.compute.sql.reasons import reasons
-from persist.compute.sql.redefine import load_dependents, redefinition, steps_to_describe
+from persist.compute.sql.reasons import explain_rewrites
+from persist.compute.sql.redefine import load_dependents, plan_redefinition, steps_to_describe
 from persist.core.closing import Closes
 from persist.core.errors import (
     CollectionNotFound,
@@ -101,15 +101,15 @@ class LiveView:
         check_policy(policy)
         self.engine.writer("refresh")
         with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
-            refreshed = self._refreshed_as_known(policy, first)
+            refreshed = self._refresh_from_cache(policy, first)
             if refreshed is None:
                 refreshed = self.together.refresh_with_retry(policy, first)
         refresh_indexes(self.engine, self.definition.inputs)
         self.warn_of_behind()
         return refreshed
 
-    def _refreshed_as_known(self, policy: Policy, first: "First | None") -> Refreshed | None:
-        """Refresh without a look at the log, if this client knows of something to do; None if that was not all.
+    def _refresh_from_cache(self, policy: Policy, first: "First | None") -> Refreshed | None:
+        """Refresh without reading the log, if this client knows of new input.
 
         It was, if the commit is the record that follows what was known: a look would have found nothing else.
         """
@@ -136,36 +136,36 @@ class LiveView:
         return None
 
     def warn_of_behind(self, *, is_new: bool = False) -> None:
-        """Warn if the view has no answer, or sees nothing of an input, because of how far inputs are sealed."""
-        reason = self._behind(is_new=is_new)
+        """Warn if unsealed inputs keep the view from showing an input."""
+        reason = self._explain_lag(is_new=is_new)
         if reason is not None:
             warnings.warn(reason, InputBehind, stacklevel=4 + 3 * is_new)  # At the client's caller.
 
-    def _behind(self, *, is_new: bool = False) -> str | None:
+    def _explain_lag(self, *, is_new: bool = False) -> str | None:
         """Return why the view lags behind its inputs; None if it does not, or if a new view will be filled."""
         peeked = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
         inputs = [contents for contents in peeked if contents.view is None]
         if is_new and any(contents.upper == 0 for contents in inputs):
             return None  # It will be filled.
-        return behind(self.handle.name, self.definition.start, inputs)
+        return explain_lag(self.handle.name, self.definition.start, inputs)
 
     def open_state(self) -> None:
         """Bring the view up to date, and keep what the next refreshes need; see `View.open_state`."""
         self.engine.writer("open_state")
         with self._lock:
-            self.follow_anew()
+            self.follow_recreated()
             self.together.open_state()
 
     def explain_refresh(self, policy: Policy = "auto") -> str:
-        """Return how `refresh` would go now, and why; see `View.explain_refresh`."""
+        """Explain how `refresh` would proceed now; see `View.explain_refresh`."""
         check_policy(policy)
         with self._lock:
             how = self.together.explain_refresh(policy)
-        reason = self._behind()
+        reason = self._explain_lag()
         return how if reason is None else f"{how}\n{reason}"
 
-    def follow_anew(self) -> bool:
-        """Go on with the view that took the place of this one, if it began anew; return whether it did.
+    def follow_recreated(self) -> bool:
+        """Switch to the view that replaced this one; return whether there is one.
 
         Raises:
             CollectionNotFound: it was dropped, and its name now belongs to no view with its query.
@@ -183,7 +183,7 @@ class LiveView:
             return True
 
     def adopt(self, definition: Definition) -> None:
-        """Take the definition that the view has by now."""
+        """Load the view's present definition."""
         if definition.number != self.definition.number:
             self.definition = definition
             self.handle = self.handle.newest()
@@ -199,7 +199,7 @@ class LiveView:
         return self.together.running
 
     def make_indexes(self) -> None:
-        """Make the indexes that steps of the view would look records up in; see `Client.create_view`."""
+        """Create the indexes that refreshes of the view would use."""
 
         def choose_index_key(name: str) -> tuple[str, ...]:
             return loaded(self.engine, name).schema.key_names
@@ -212,10 +212,10 @@ class LiveView:
         return ViewProgram(self.engine, load_views(self.engine, {self.handle.id: self.handle.name}))
 
     def redefine(self, sql: str | None, start: Start = None) -> None:
-        """Give the view another query, from the time on to which it is sealed; see `View.redefine`."""
+        """Give the view another query, from its upper on; see `View.redefine`."""
         self.engine.writer("redefine")
         if start is not None:
-            self._begin_anew(self.definition.sql if sql is None else sql, start)
+            self._recreate(self.definition.sql if sql is None else sql, start)
             return
         if sql is None:
             raise InvalidUsage("redefine: give a query, or start= to begin the view at another time, or both")
@@ -223,7 +223,7 @@ class LiveView:
         def plan() -> bool:
             """Refresh, and submit the next definition; return whether there was a change."""
             self._refresh_all()
-            change = redefinition(self.engine, self.handle, sql)
+            change = plan_redefinition(self.engine, self.handle, sql)
             if change is not None:
                 self.engine.submit("redefine", *change).result()
             return change is not None
@@ -235,7 +235,7 @@ class LiveView:
             self.close()
             self.adopt(load_definition(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
 
-    def _begin_anew(self, sql: str, start: Start) -> None:
+    def _recreate(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
 
         def plan() -> Draft:
@@ -264,7 +264,7 @@ class LiveView:
         catalog = Catalog(self.engine)
         catalog.remove(view.name)
         keeps_groups = has_groups(self.definition)
-        draft = drafted(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
+        draft = draft_view(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         contents = view.contents()
         drops, names = steps_to_drop(self.engine, [contents])
         expected = ExpectDerived(view.id, derived_holds(contents))
@@ -276,7 +276,10 @@ class LiveView:
         """Bring the view, and all that depend on it, to one time; what fails stays where it is."""
         views = [
             self,
-            *(live_view(self.engine, dependent.name) for dependent in load_dependents(self.engine, self.handle)),
+            *(
+                load_view_by_name(self.engine, dependent.name)
+                for dependent in load_dependents(self.engine, self.handle)
+            ),
         ]
         with suppress(*FAILURES, SchemaMismatch), ViewsTogether(views, self.options) as together:
             together.refresh()
@@ -284,7 +287,11 @@ class LiveView:
     def explain(self, *, optimise: bool = True) -> str:
         """Return the plan as it is run, and what was rewritten in it and why; see `View.explain`."""
         plan_text = self.program().explain(optimise=optimise)
-        why = reasons(self.definition.plan, estimate_sizes(self.engine, self.definition.reads)) if optimise else []
+        why = (
+            explain_rewrites(self.definition.plan, estimate_sizes(self.engine, self.definition.reads))
+            if optimise
+            else []
+        )
         with self._lock:
             state = [] if self.running is None else self.running.state()
         return "\n".join(
@@ -323,10 +330,10 @@ def check_policy(policy: Any) -> None:
         raise InvalidUsage(f'policy={policy!r} is not a way to refresh: use "auto" or "incremental"')
 
 
-def _pass_over(
+def _skip_failing_times(
     program: ViewProgram, engine: Engine, options: Mapping[str, Any], failure: OperatorFailed | NotConverging
 ) -> int | None:
-    """Pass over the times at which a query fails; return the seqno of the commit, if there was one.
+    """Skip the times at which a query fails; return the commit's seqno.
 
     Raises:
         OperatorFailed, NotConverging: the failure, if the query also fails at the latest time.
@@ -385,7 +392,7 @@ class ViewsTogether(Closes):
         engine = self._engine
         engine.writer("refresh")
         with engine.follower.looks.once(), failures_told([view.handle for view in self._views]):
-            self._follow_anew()
+            self._follow_recreated()
             self.refresh_with_retry("auto")
             refresh_indexes(engine, {id_ for view in self._views for id_ in view.definition.inputs})
 
@@ -426,14 +433,14 @@ class ViewsTogether(Closes):
         Args:
             first: tries to do it in another way; it returns None to leave it to this process.
         """
-        program = None if first is None else self._current()
+        program = None if first is None else self._update_program()
         refreshed = None if first is None or program is None else first(program)
         if refreshed is not None:
             return refreshed
         is_new = self._running is None
-        with self._closed_by_failure() as passed:
+        with self._close_on_failure() as passed:
             if self._running is None:
-                self._running = (program or self._current()).open(self._engine, **self.options, partial=True)
+                self._running = (program or self._update_program()).open(self._engine, **self.options, partial=True)
             refreshed = refresh(self._running, policy, is_new=is_new)
         if passed:
             return Refreshed("here", "everything", "the query failed on a row", seqno=passed[0])
@@ -444,29 +451,29 @@ class ViewsTogether(Closes):
 
     def open_state(self) -> None:
         """Bring the views up to date, and keep all that the next refreshes need."""
-        with self._closed_by_failure():
+        with self._close_on_failure():
             if self._running is None or self._running.partial is not None:
                 self.close()
-                self._running = self._current().open(self._engine, **self.options)
+                self._running = self._update_program().open(self._engine, **self.options)
             self._running.run()
 
     def explain_refresh(self, policy: Policy = "auto") -> str:
         """Return how `refresh` would go now, why, and what is read for each view; see `View.explain_refresh`."""
-        self._follow_anew()
+        self._follow_recreated()
         if self._running is not None:
             return str(replace(Refreshed.by(self._running, is_new=False), readings=(), bytes=0, reads="changes"))
         with self._program().open(self._engine, **self.options, partial=True) as running:
             return str(explain(running, policy))
 
     @contextmanager
-    def _closed_by_failure(self) -> Iterator[list[int | None]]:
-        """Close the program if it fails. If rows let the query fail, pass over their times, and yield the seqno."""
+    def _close_on_failure(self) -> Iterator[list[int | None]]:
+        """Close the program if it fails, and skip times whose rows fail."""
         passed: list[int | None] = []
         try:
             yield passed
         except FAILURES as error:
             self.close()
-            passed.append(_pass_over(self._program(), self._engine, self.options, error))
+            passed.append(_skip_failing_times(self._program(), self._engine, self.options, error))
         except BaseException:
             self.close()
             raise
@@ -474,8 +481,8 @@ class ViewsTogether(Closes):
     def _program(self) -> ViewProgram:
         return ViewProgram(self._engine, load_views(self._engine, self._names_by_id))
 
-    def _current(self) -> ViewProgram:
-        """Return the program of the definitions that there are now, which the views adopt."""
+    def _update_program(self) -> ViewProgram:
+        """Return the program of the views' present definitions."""
         views = load_views(self._engine, self._names_by_id)
         self._numbers = {view.handle.id: view.definition.number for view in views}
         definitions = {view.handle.id: view.definition for view in views}
@@ -492,8 +499,8 @@ class ViewsTogether(Closes):
         entries = (self._engine.follower.entry(view.handle.id) for view in self._views)
         return [None if entry is None or entry.contents is None else entry.contents.upper for entry in entries]
 
-    def _follow_anew(self) -> bool:
-        anew = [view.follow_anew() for view in self._views]
+    def _follow_recreated(self) -> bool:
+        anew = [view.follow_recreated() for view in self._views]
         if any(anew):
             self.close()
         return any(anew)
@@ -504,7 +511,7 @@ class ViewsTogether(Closes):
         Raises:
             CollectionNotFound: one was dropped.
         """
-        if self._follow_anew():
+        if self._follow_recreated():
             return True
         follower = self._engine.follower
         return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
@@ -547,7 +554,7 @@ def load_live_view(view: OnView) -> LiveView:
     return live
 
 
-def live_view(engine: Engine, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> LiveView:
+def load_view_by_name(engine: Engine, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> LiveView:
     """Return the view of a name; errors are those of `Client.view`."""
     handle = loaded(engine, name)
     definition = load_definition(handle)

@@ -189,11 +189,11 @@ Committing = Callable[[KeyedWork], pa.Table | None]
 def commit_keyed_batch(
     engine: Engine, mark: Mark, work: KeyedWork, rows: pa.Table, times: BatchTimes, plan: Planning
 ) -> None:
-    """Commit the events of a batch that are here, unless it was committed before.
+    """Commit the events of a batch from rows on the driver, unless it was committed before.
 
     Args:
-        work: as it was planned for the batch.
-        plan: plans it again, with the time of rows that have none, a seal, and contents as they are.
+        work: the plan of the batch.
+        plan: makes the plan again, from a time for rows without one, a seal, and the present contents.
 
     Raises:
         QueryMismatch: it is not the next batch of the query; nothing was written.

@@ -43,7 +43,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import read_engine
 from persist.engine.location.resolver import split_late
-from persist.engine.read.keyed.resolution import machine_needed, resolved_updates
+from persist.engine.read.keyed.resolution import require_machine, resolve_events
 from persist.engine.write.operations import Step, Write
 
 ToEvents = Callable[[pa.Table], EventTable]
@@ -123,8 +123,8 @@ class KeyedWork:
         target = self.target
         with read_engine(target.location, target.storage) as engine:
             reader = engine.reader()
-            machine = machine_needed(find_machine(self.form, self.machine, target.name), self.form, target.name)
-            yield from resolved_updates(self.contents, target.schema, machine, self.end, reader, events)
+            machine = require_machine(find_machine(self.form, self.machine, target.name), self.form, target.name)
+            yield from resolve_events(self.contents, target.schema, machine, self.end, reader, events)
 
     def _digest(self, events: EventTable) -> int | None:
         if self.token is None:
@@ -236,7 +236,7 @@ def commit_resolved(
         resolve = kinds.Resolve(id_, to_stored(contents.resolved), end, (), stored.parts, watermarks=marks)
         steps = [ExpectErasures(id_, erasure_number(contents)), resolve]
     steps += _pending(work, stored, pending_marks)
-    return _committed(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
+    return _commit_parts(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 
 
 def commit_pended(
@@ -249,7 +249,7 @@ def commit_pended(
     """
     steps = [*more, *_pending(work, stored, stored.watermarks), *_tokens(work, stored)]
     if steps or (stored.late and late_to is not None):
-        committed = _committed(engine, work, stored, steps, late_to)
+        committed = _commit_parts(engine, work, stored, steps, late_to)
         assert committed, "nothing comes in between events that are added"
     seal_done(engine, work)
 
@@ -280,7 +280,7 @@ def _tokens(work: KeyedWork, stored: Stored) -> list[Step]:
     return [kinds.Tokens(work.target.id, (TokenMark(work.token, stored.first or 0, f"{digest:016x}"),))]
 
 
-def _committed(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
+def _commit_parts(engine: Engine, work: KeyedWork, stored: Stored, steps: list[Any], late_to: str | None) -> bool:
     """Commit the stored parts; return False if the plan is stale and must be made again."""
     names = {work.target.id: work.target.name}
     try:

@@ -91,12 +91,12 @@ def egress(
         for feed in feeds:
             stack.callback(feed.close)
         if drop:
-            return _dropped(client, writing, feeds)
+            return _drop_target(client, writing, feeds)
         with failures_told([_first_collection(feeds)], writing.hold):
             return _Egress(client, writing, feeds, once, stop or threading.Event()).run()
 
 
-def _dropped(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
+def _drop_target(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
     names = tuple(feed.leaving.name for feed in feeds if feed.release())
     tell_success([_first_collection(feeds)], sink.hold)
     sink.forget(_location_id(client), [feed.leaving for feed in feeds])

@@ -146,10 +146,10 @@ def delivered(request: Wanted, messages: Messages, table: Callable[[], pa.Table]
     bad.sort(key=lambda rejection: rejection.row)
     if bad and request.on_error == "raise":
         raise BadMessage(bad[0].row, bad[0].reason, len(bad))
-    return Events(table(), _rejected(messages, bad))
+    return Events(table(), _make_rejected_rows(messages, bad))
 
 
-def _rejected(messages: Messages, bad: list[Bad]) -> pa.Table:
+def _make_rejected_rows(messages: Messages, bad: list[Bad]) -> pa.Table:
     rows = pa.array([rejection.row for rejection in bad], pa.int64())
     keys: Any = pa.nulls(len(bad), pa.large_binary()) if messages.keys is None else messages.keys.take(rows)
     reasons = pa.array([rejection.reason for rejection in bad], pa.string())

@@ -82,7 +82,7 @@ def parse(
     import pyarrow.json as pj
 
     _check_ends(texts)
-    stream = _joined(texts)
+    stream = _join_documents(texts)
     options = pj.ParseOptions() if fields is None else pj.ParseOptions(fields, False, others)
     reading = pj.ReadOptions(use_threads=False, block_size=stream.size + 1)
     table = pj.read_json(pa.BufferReader(stream), read_options=reading, parse_options=options)
@@ -190,7 +190,7 @@ def _check_ends(texts: pa.Array) -> None:
         raise Unreadable(f"it is not a JSON object: {first!r:.60}" if first else "it is empty")
 
 
-def _joined(texts: pa.Array) -> pa.Buffer:
+def _join_documents(texts: pa.Array) -> pa.Buffer:
     """Return the documents with newlines between, as one buffer of valid UTF-8.
 
     Raises:

@@ -184,6 +184,7 @@ def _decimals(what: Described, target: pa.DataType | None, samples: list[Any], n
 
 
 def _variable_decimals(target: pa.DataType | None, name: str) -> Reader:
+    """Return the reader of Connect's decimals, whose rows have their own scales."""
     if target is None or not pat.is_decimal(target):
         raise InvalidUsage(
             f"column {name!r} holds decimals of any scale ({VARIABLE_DECIMAL}): give it a decimal type in the schema."

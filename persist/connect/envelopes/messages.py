@@ -56,7 +56,7 @@ class Messages:
             return cls(None, _as_bytes(value, VALUE), pa.table({"rows": pa.nulls(len(value))}).select([]))
         table = _as_table(value)
         if isinstance(table, list):
-            return cls.of(_listed(table))
+            return cls.of(_to_array(table))
         if VALUE not in table.column_names and table.num_columns == 1:
             table = table.rename_columns([VALUE])
         if VALUE not in table.column_names:
@@ -91,7 +91,7 @@ def _as_table(value: Any) -> pa.Table | list[Any]:
     return items
 
 
-def _listed(items: list[Any]) -> pa.Array:
+def _to_array(items: list[Any]) -> pa.Array:
     odd = next((item for item in items if not (item is None or isinstance(item, str | bytes))), None)
     if odd is not None:
         raise InvalidUsage(f"a message is {odd!r:.60}: give bytes or text, or None for a tombstone.")
@@ -320,7 +320,7 @@ def _exact(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     return cast_column(pa.chunked_array([column]), target, name).combine_chunks()
 
 
-def _parsed(texts: pa.Array, target: pa.DataType) -> pa.Array:
+def _parse_documents(texts: pa.Array, target: pa.DataType) -> pa.Array:
     return parse_column(pa.chunked_array([texts]), target).combine_chunks()
 
 
@@ -342,14 +342,17 @@ def _flat(
     if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
         return target, _same
     if pat.is_boolean(target):
-        by_kind = {"number": (pa.int64(), _truth), "text": (pa.string(), lambda column: _parsed(column, target))}
+        by_kind = {
+            "number": (pa.int64(), _truth),
+            "text": (pa.string(), lambda column: _parse_documents(column, target)),
+        }
         return by_kind.get(kind, (target, _same))
     if text and (pat.is_integer(target) or pat.is_floating(target)):
-        return pa.string(), lambda column: _parsed(column, target)
+        return pa.string(), lambda column: _parse_documents(column, target)
     if pat.is_integer(target) or pat.is_floating(target):
         wire = pa.bool_() if kind == "boolean" else pa.float64() if pat.is_float16(target) else target
         if pat.is_float16(target):
-            return wire, lambda column: _parsed(column.cast(pa.string()), target)
+            return wire, lambda column: _parse_documents(column.cast(pa.string()), target)
         return wire, lambda column: column.cast(target)
     if pat.is_decimal(target):
         return target, _same  # Arrow reads both numbers and text, and refuses what it would have to round.
@@ -400,4 +403,4 @@ def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
     """Return a parser of ISO 8601; a missing zone means UTC in columns with zones."""
     if pat.is_duration(target):
         raise InvalidUsage(f"text is not read as {target}: give the column type string.")
-    return lambda texts: _parsed(texts, target)
+    return lambda texts: _parse_documents(texts, target)

@@ -126,7 +126,7 @@ def _tombstones(
     if not has_key.any():
         return none, bad
     rows = rows[has_key]
-    texts = _quoted(keys.drop_null(), request)
+    texts = _quote_keys(keys.drop_null(), request)
     own_keys = read_keys(Messages(texts, texts, messages.others.slice(0, 0)), request)
     bad += [Bad(int(rows[bad_key.row]), f"in its key: {bad_key.reason}") for bad_key in own_keys.bad]
     good = ~np.isin(np.arange(len(rows)), [bad_key.row for bad_key in own_keys.bad])
@@ -143,7 +143,7 @@ def _nulls(live: Changes, count: int) -> dict[str, pa.Array]:
     return {name: pa.nulls(count, column.type) for name, column in live.others.items()}
 
 
-def _quoted(keys: pa.Array, request: Wanted) -> pa.Array:
+def _quote_keys(keys: pa.Array, request: Wanted) -> pa.Array:
     """Make JSON of keys that are the bare text of a column."""
     if len(request.key) != 1 or request.types is None or not pat.is_string(request.types[request.key[0]]):
         return keys

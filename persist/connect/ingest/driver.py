@@ -300,10 +300,10 @@ def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "so
     try:
         return msgspec.convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{where}: {_worded(str(error), kind)}") from None
+        raise InvalidUsage(f"{where}: {_name_option(str(error), kind)}") from None
 
 
-def _worded(message: str, kind: type[msgspec.Struct]) -> str:
+def _name_option(message: str, kind: type[msgspec.Struct]) -> str:
     """Return a message of msgspec with the option that it is about in front, and the words that it may be."""
     text, _, path = message.partition(" - at `$.")
     if not path:

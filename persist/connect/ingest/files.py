@@ -129,7 +129,7 @@ class Files:
         marks_by_name = {} if not run.uppers[marks.name] else _load_marks(marks)
         while not run.stop.is_set():
             with self._answering():
-                waiting, listed = False, self._listed()
+                waiting, listed = False, self._list_files()
             run.outage.end()
             for number, file in enumerate(listed):
                 if not self._is_new(file, marks_by_name):
@@ -212,7 +212,7 @@ class Files:
         """Return the types of all columns, and the file that determines each; later files fill gaps."""
         types, told_by = dict(said), dict[str, str]()
         with self._answering():
-            listed = [file for file in self._listed() if file.size]
+            listed = [file for file in self._list_files() if file.size]
             for file in listed:
                 source = self._row_file(file)
                 names = read_names(source)
@@ -227,7 +227,7 @@ class Files:
                     break
         return types, told_by
 
-    def _listed(self) -> list[SourceFile]:
+    def _list_files(self) -> list[SourceFile]:
         """Return all files there are, in the order of their names. Names that begin with _ or . are skipped."""
         self._files.invalidate_cache()
         if self._is_pattern:
@@ -363,10 +363,10 @@ class Files:
                 f'the name {file.path!r} does not determine a format: set format = "csv", "json", "parquet" or '
                 '"arrow", or name the files that are meant, such as orders/*.csv'
             )
-        return RowFile(file.path, file.path, form, compression, lambda: self._opened(file))
+        return RowFile(file.path, file.path, form, compression, lambda: self._open_file(file))
 
     @contextmanager
-    def _opened(self, file: SourceFile) -> Iterator[Any]:
+    def _open_file(self, file: SourceFile) -> Iterator[Any]:
         """Yield the bytes of a file."""
         try:
             with self._files.open(file.path, "rb") as raw:

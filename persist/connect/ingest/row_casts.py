@@ -112,7 +112,7 @@ def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> 
     natural = _natural(column.type, target_type)
     if natural != column.type:
         whole = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]  # Without what slices hide.
-        column = pa.chunked_array([_parsed(chunk, natural) for chunk in whole], natural)
+        column = pa.chunked_array([_parse_texts(chunk, natural) for chunk in whole], natural)
     return cast_column(column, target_type, name)
 
 
@@ -136,13 +136,13 @@ def _natural(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
     return with_children(source_type, [_natural(f.type, w.type) for f, w in pairs])
 
 
-def _parsed(array: pa.Array, natural: pa.DataType) -> pa.Array:
+def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
     """Parse an array without offset into its natural type."""
     if array.type == natural:
         return array
     if is_flat(natural):
         return parse_column(pa.chunked_array([array]), natural).combine_chunks()
-    inner = [_parsed(part, field.type) for part, field in zip(inner_arrays(array), children(natural), strict=True)]
+    inner = [_parse_texts(part, field.type) for part, field in zip(inner_arrays(array), children(natural), strict=True)]
     return rebuilt(array, natural, inner)
 
 

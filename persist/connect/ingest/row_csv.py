@@ -125,7 +125,7 @@ class _Quotes:
 def _check_quotes(file: RowFile) -> None:
     """Raise InvalidUsage if a quoted field does not end, or goes on after its end."""
     line = 1
-    with _opened_text(file) as text:
+    with _open_text(file) as text:
         reader = csv.reader(text, strict=True)
         try:
             for _ in reader:
@@ -177,7 +177,7 @@ def read_header(file: RowFile) -> list[str]:
     Raises:
         InvalidUsage: it is empty, is not UTF-8, or names a column twice.
     """
-    with _opened_text(file, errors="surrogateescape") as text:
+    with _open_text(file, errors="surrogateescape") as text:
         names = next(csv.reader(text), None)
     if not names:
         raise InvalidUsage(f"{file.name} is empty: the first line of a CSV file names its columns")
@@ -200,7 +200,7 @@ def find_line(file: RowFile, column: str, is_meant: Callable[[str], bool]) -> in
 
 def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
     """Yield the first line and the fields of each record after the head."""
-    with _opened_text(file, errors) as text:
+    with _open_text(file, errors) as text:
         reader = csv.reader(text)
         next(reader, None)
         line = reader.line_num + 1
@@ -211,7 +211,7 @@ def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list
 
 
 @contextmanager
-def _opened_text(file: RowFile, errors: str = "replace") -> Iterator[io.TextIOWrapper]:
+def _open_text(file: RowFile, errors: str = "replace") -> Iterator[io.TextIOWrapper]:
     csv.field_size_limit(FIELD_CHARS_MAX)
     with file.opened() as stream:
         yield io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", errors=errors, newline="")

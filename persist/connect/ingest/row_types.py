@@ -158,7 +158,7 @@ def _json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) -> pa.Sc
             reason = _reason(texts, line, wires, error)
             raise InvalidUsage(f"{file.name} cannot be read as json: line {numbers[line]}: {reason}. {MEND}") from None
         try:
-            schema = pa.schema(list(_merged(pa.struct(list(schema)), pa.struct(list(block_schema)), "")))
+            schema = pa.schema(list(_merge_types(pa.struct(list(schema)), pa.struct(list(block_schema)), "")))
         except _Differs as error:
             raise InvalidUsage(
                 f"{file.name}: by line {numbers[-1]}, {error}. Write all its values alike, or say its type, such as "
@@ -229,7 +229,7 @@ class _Differs(ValueError):
         return "column {!r} is {} and {}".format(*self.args)
 
 
-def _merged(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
+def _merge_types(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
     """Return the type of values of which some have one type, and some another one."""
     if pat.is_null(one) or one == other:
         return other
@@ -239,10 +239,10 @@ def _merged(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
         types = {field.name: field.type for field in one}
         for field in other:
             earlier = types.get(field.name, pa.null())
-            types[field.name] = _merged(earlier, field.type, f"{path}.{field.name}".lstrip("."))
+            types[field.name] = _merge_types(earlier, field.type, f"{path}.{field.name}".lstrip("."))
         return pa.struct(types.items())
     if pat.is_list(one) and pat.is_list(other):
-        return pa.list_(_merged(one.value_type, other.value_type, path))
+        return pa.list_(_merge_types(one.value_type, other.value_type, path))
     kinds = {one, other}
     if kinds == {pa.int64(), pa.float64()}:
         return pa.float64()

@@ -358,7 +358,7 @@ class _Iceberg:
         self._config = config
 
     def versions(self) -> list[Version]:
-        metadata = self._loaded().metadata
+        metadata = self._load_table().metadata
         snapshot_ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         return [
             Version(entry.snapshot_id, entry.timestamp_ms)
@@ -370,7 +370,7 @@ class _Iceberg:
         """Return the columns of a version, by field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        schema = self._schema(self._loaded(), version)
+        schema = self._schema(self._load_table(), version)
         arrow = schema_to_pyarrow(schema, include_field_ids=False)
         return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
 
@@ -378,7 +378,7 @@ class _Iceberg:
         """Return the ids of the fields inside of each column, by its field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        schema = self._schema(self._loaded(), version)
+        schema = self._schema(self._load_table(), version)
         arrow = schema_to_pyarrow(schema, include_field_ids=True)
         return {id_.field_id: [*_ids_inside(field.type)] for id_, field in zip(schema.fields, arrow, strict=True)}
 
@@ -387,7 +387,7 @@ class _Iceberg:
         from pyiceberg.expressions import AlwaysTrue
         from pyiceberg.io.pyarrow import ArrowScan
 
-        table = self._loaded()
+        table = self._load_table()
         scan = ArrowScan(table.metadata, table.io, self._schema(table, version), AlwaysTrue())
         new = self._tasks(table, version)
         old = {} if before is None else self._tasks(table, before)
@@ -400,7 +400,7 @@ class _Iceberg:
                         f"snapshot {version.number} of {self._place} cannot be read: {without_secrets(str(error))}"
                     ) from error
 
-    def _loaded(self) -> Any:
+    def _load_table(self) -> Any:
         """Return the table as it is now."""
         try:
             if self._config.catalog is not None:

@@ -156,10 +156,10 @@ class Transactions:
         names = {id(rows): name for name, rows in self._rows.items()}
         for rows in tables:
             if rows.truncated(self.time):
-                yield from self._removed(names[id(rows)], rows)
+                yield from self._remove_all_rows(names[id(rows)], rows)
         self._count = sum(map(len, self._rows.values()))
 
-    def _removed(self, name: str, rows: TableRows) -> Iterator[Batch]:
+    def _remove_all_rows(self, name: str, rows: TableRows) -> Iterator[Batch]:
         collection, batch = self._run.collections[name], Batch((), None)
         removals = rows.removals(collection, self.upper, self.time)
 

@@ -245,7 +245,7 @@ class _Parsed:
             raise InvalidUsage(f"option {', '.join(wrong)} does not go with {why}")
 
 
-def _parsed(options: Mapping[str, str], use: Use) -> _Parsed:
+def _parse_options(options: Mapping[str, str], use: Use) -> _Parsed:
     """Return the options of a use. A missing option has its default, or no value without a default."""
     location, storage, texts = given_options(options, use)
     values: dict[str, Any] = {"location": location, "storage": storage}
@@ -292,7 +292,7 @@ class ReadOptions:
         Raises:
             InvalidUsage: an option is missing, unknown, of the wrong form, or does not go with the form of reading.
         """
-        options = _parsed(given, "read")
+        options = _parse_options(given, "read")
         form = options.values["form"]
         of_contents = {"start", "until", "times"}
         unfit = {
@@ -330,7 +330,7 @@ class StreamOptions(SourceOptions):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "StreamOptions":
         """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
-        options = _parsed(given, "stream")
+        options = _parse_options(given, "stream")
         values, form = options.values, options.values.get("form")
         if form is None:
             raise InvalidUsage(
@@ -382,7 +382,7 @@ class WriteOptions(SinkOptions):
     @classmethod
     def of(cls, given: Mapping[str, str]) -> "WriteOptions":
         """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
-        options = _parsed(given, "write")
+        options = _parse_options(given, "write")
         values = options.values
         upserts, late = values.pop("mode") == "upsert", values.get("late")
         options.refuse({"key"} if upserts else set(), 'mode="upsert": create a keyed collection with Client.create')
@@ -448,7 +448,7 @@ class StreamWriteOptions:
     @classmethod
     def of(cls, options: Mapping[str, str]) -> "StreamWriteOptions":
         """Check the options that a user passed to Spark; raises as `ReadOptions.of`."""
-        values = _parsed(options, "streaming write").values
+        values = _parse_options(options, "streaming write").values
         return cls(column=values.pop("time", None), upserts=values.pop("mode") == "upsert", **values)
 
     def times(self, columns: list[str]) -> BatchTimes:

@@ -27,7 +27,7 @@ from persist.compute.dataflow.cluster.tasks import SHAPE, WAKES, StageTask, Stor
 from persist.compute.dataflow.plan.plan import Source
 from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.program import Program
-from persist.compute.dataflow.running.partial import why_whole
+from persist.compute.dataflow.running.partial import why_not_partial
 from persist.compute.dataflow.running.refreshed import Refreshed
 from persist.compute.dataflow.running.refreshed import refresh as refresh_running
 from persist.compute.dataflow.running.running import Options
@@ -186,7 +186,7 @@ class _Cluster:
                     if not job.is_due:
                         return replace(plan, reads="changes", reason="nothing is sealed that is not there already")
                     tasks = job.tasks(self.partitions or shares(parallelism(self.spark), job.bytes))
-                    return replace(plan, seqno=job.commit(_stored(self.spark, tasks)))
+                    return replace(plan, seqno=job.commit(_run_stages(self.spark, tasks)))
             except UpdatesBeyondUpper:
                 return None  # Another writer writes an output: a running program reports which one.
             except OperatorFailed:
@@ -213,7 +213,7 @@ class _Cluster:
                     'in this process alone: run it here, with where="auto" or "driver"'
                 )
             return True
-        return why_whole(program.plan.without_unused()) is not None
+        return why_not_partial(program.plan.without_unused()) is not None
 
     def _job(self, program: Program, ports: Ports) -> Job:
         return Job(program, ports, self.location, self.storage, parallelism(self.spark))
@@ -236,14 +236,14 @@ def shares(slots: int, size: int) -> int:
     return min(PARTITIONS_MAX, max(1, worth, min(slots, 4 * worth, most)))
 
 
-def _stored(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
+def _run_stages(spark: SparkSession, tasks: Sequence[StageTask]) -> Stored:
     """Run stages as one job; return the parts that tasks have stored, by output."""
     ends = [task for task in tasks if task.stage.sinks]
     if not ends:
         return {}
     check_workers(spark)
     try:
-        blocks = _collected(spark, tasks, ends)
+        blocks = _collect_rows(spark, tasks, ends)
     except (PySparkException, Py4JJavaError) as error:  # The second, if several stages fail at once.
         if "OperatorFailed" not in str(error):
             raise
@@ -266,7 +266,7 @@ class _Surfaced:
             yield from self.task.rows(batches)
 
 
-def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageTask]) -> list[bytes]:
+def _collect_rows(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[StageTask]) -> list[bytes]:
     frames: dict[int, DataFrame] = {}
     cached: list[DataFrame] = []
     try:
@@ -278,7 +278,9 @@ def _collected(spark: SparkSession, tasks: Sequence[StageTask], ends: Sequence[S
                 frame = frame.persist()
                 cached.append(frame)
             frames[task.stage.number] = frame
-        rows = _united([frames[end.stage.number] for end in ends]).where(f"exchange = {WAKES}").select("rows").collect()
+        rows = (
+            _union_all([frames[end.stage.number] for end in ends]).where(f"exchange = {WAKES}").select("rows").collect()
+        )
         return [bytes(row.rows) for row in rows]
     finally:
         for cached_frame in cached:
@@ -295,9 +297,9 @@ def _frame(spark: SparkSession, task: StageTask, givers: Sequence[tuple[StageTas
         wake = ("-1 AS exchange", "0 AS partition", "CAST(NULL AS BINARY) AS rows")
         return spark.range(0, 1, 1, 1).selectExpr(*wake).mapInArrow(_Surfaced(task).__call__, SHAPE)
     numbers = ", ".join(str(exchange.number) for exchange in task.stage.reads)
-    inputs = _united([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
+    inputs = _union_all([frame for _, frame in givers]).where(f"exchange IN ({numbers})")
     return inputs.repartitionById(task.partitions, inputs["partition"]).mapInArrow(_Surfaced(task).__call__, SHAPE)
 
 
-def _united(frames: Sequence[DataFrame]) -> DataFrame:
+def _union_all(frames: Sequence[DataFrame]) -> DataFrame:
     return reduce(DataFrame.unionAll, frames)

@@ -22,7 +22,7 @@ from persist.connect.spark.workers import surfaced_errors, tell
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import read_timeline
 from persist.engine.read.following.changes import Transitions, UpsertEvents, read_changes, with_moments
-from persist.engine.read.merging import Form, read_snapshot, repeated
+from persist.engine.read.merging import Form, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.results.result import BATCH_ROWS_MAX
@@ -95,7 +95,7 @@ class Slice(InputPartition):
     def _as_stored(self, scan: Scan, form: Form, what: What, reader: PartReader) -> Iterator[pa.Table]:
         if what == "changes":
             updates = read_changes(scan, reader)
-            return iter([updates]) if form == "diff" else repeated(_insertions(updates), scan)
+            return iter([updates]) if form == "diff" else repeat_rows(_insertions(updates), scan)
         contents = read_snapshot(scan, form, reader)
         if self.as_of is None or form == "rows":
             return contents

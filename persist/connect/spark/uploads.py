@@ -55,7 +55,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import read_timeline
 from persist.engine.location.opening import loaded, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
-from persist.engine.read.keyed.resolution import machine_needed
+from persist.engine.read.keyed.resolution import require_machine
 
 RESERVED = (TIME, DIFF, DELETED, SEQ)  # Columns with metadata of a row.
 
@@ -84,7 +84,7 @@ class Rows:
             InvalidUsage: they contradict the options.
         """
         rows = to_stored_schema(schema).empty_table()
-        names = self._renamed(rows).column_names
+        names = self._rename_columns(rows).column_names
         if "_time" in names and (self.time is not None or self.column is not None):
             source = "the option time" if self.column is None else f"time={self.column!r}"
             raise InvalidUsage(
@@ -97,14 +97,14 @@ class Rows:
             )
         self.updates(rows)
 
-    def _renamed(self, table: pa.Table) -> pa.Table:
+    def _rename_columns(self, table: pa.Table) -> pa.Table:
         """Return rows under the names of the collection and of the column of times."""
         spellings = (*self.schema.names, *RESERVED, *(() if self.column is None else (self.column,)))
         return table.rename_columns(match_names(table.column_names, spellings, folds=self.folds))
 
     def updates(self, table: pa.Table) -> pa.Table:
         """Return rows as updates; raises what `to_updates` raises, and InvalidUpdate for a diff of 0."""
-        table = self._renamed(table)
+        table = self._rename_columns(table)
         if self.column is not None:
             table = self._with_times(table, self.column)
         _check_diffs(table)
@@ -354,7 +354,7 @@ def planned(
             engine.check_clock()
     if contents.keyed is None:
         raise NotKeyed(name)
-    needed = machine_needed(find_machine(contents.keyed, machine, name), contents.keyed, name)
+    needed = require_machine(find_machine(contents.keyed, machine, name), contents.keyed, name)
     rows = EventRows(target.schema, contents.keyed, stamp, machine, folds)
     rows.check(schema)
     work = KeyedWork(target, contents, needed, rows, end, options.token, collects, is_done, options.allow_future)

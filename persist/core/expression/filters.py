@@ -396,7 +396,7 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     if is_number and pat.is_decimal(target_type):
         return pa.scalar(str(value)).cast(target_type)
     if isinstance(value, str) and not is_text(target_type):
-        return _parsed(value, target_type)
+        return _parse_filter(value, target_type)
     if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
         raise ValueError("of another kind")
     return pa.scalar(value, target_type)
@@ -407,7 +407,7 @@ def is_text(t: pa.DataType) -> bool:
     return bool(pat.is_string(t) or pat.is_large_string(t))
 
 
-def _parsed(text: str, target_type: pa.DataType) -> pa.Scalar:
+def _parse_filter(text: str, target_type: pa.DataType) -> pa.Scalar:
     if pat.is_boolean(target_type) or pat.is_integer(target_type) or pat.is_floating(target_type):
         raise ValueError("text among numbers")
     try:

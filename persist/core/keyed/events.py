@@ -62,7 +62,7 @@ def events_schema(schema: CollectionSchema, fields: tuple[pa.Field, ...]) -> Col
     """
     if schema.version == 1 and not schema.known:
         return _events_schema(schema.key, fields, schema.timeline)
-    return _evolved_events(schema, schema.known)
+    return _evolve_events(schema, schema.known)
 
 
 @lru_cache(maxsize=256)
@@ -71,7 +71,7 @@ def _events_schema(key: Side, fields: tuple[pa.Field, ...], timeline: Any) -> Co
 
 
 @lru_cache(maxsize=256)
-def _evolved_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
+def _evolve_events(schema: CollectionSchema, known: tuple[CollectionSchema, ...]) -> CollectionSchema:
     return replace(_version(schema), known=tuple(_version(version) for version in known))
 
 

@@ -120,10 +120,10 @@ def to_events(
         stamp = stamp or _missing(TIME not in table.column_names)
         events = _of_table(table, taken_schema, schema, form, stamp, timeline, needed)
     else:
-        listed = _listed(data, stamp)
+        listed = _list_rows(data, stamp)
         stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
         rows, deleted = _of_tuples(listed, taken_schema, stamp, timeline, may_delete=may_delete)
-        events = _finished(rows, deleted, schema, form, fields, needed)
+        events = _finish_table(rows, deleted, schema, form, fields, needed)
     return replace(events, at_commit=stamp is not None and stamp.time is None)
 
 
@@ -204,7 +204,7 @@ class _Needed:
                 )
 
 
-def _listed(data: Any, stamp: Stamp | None) -> Sequence[Any]:
+def _list_rows(data: Any, stamp: Stamp | None) -> Sequence[Any]:
     if stamp is not None and isinstance(stamp.time, str):
         raise SchemaMismatch(f"time={stamp.time!r} names a column, and these events are not a table: {_SHAPE}")
     if isinstance(data, (str, bytes, bytearray)) or not isinstance(data, Iterable):
@@ -286,7 +286,7 @@ def _of_table(
     if stamp is not None:
         table = stamped(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
-    events = _finished(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
+    events = _finish_table(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
     return events if texts is None else replace(events, table=events.table.append_column(GIVEN, texts))
 
 
@@ -325,7 +325,7 @@ def _flags(column: pa.ChunkedArray) -> np.ndarray[Any, np.dtype[np.bool_]]:
     return boolean_values(combined(pc.fill_null(column.cast(pa.bool_()), False)))
 
 
-def _finished(
+def _finish_table(
     rows: pa.Table,
     deleted: "np.ndarray[Any, np.dtype[np.bool_]] | None",
     schema: CollectionSchema,

@@ -83,7 +83,7 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         IncompatibleVersion: it is undamaged, and of a newer format version, or has a member or kind of mutation that
             this one does not know.
     """
-    body = _verified_body(data, key) + b"}"
+    body = _verify_body(data, key) + b"}"
     try:
         head = get_decoder(_Head).decode(body)
         if head.format > FORMAT:
@@ -102,7 +102,7 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
 def intact_kind(data: bytes) -> str | None:
     """Return the kind of an undamaged object of any version; None for other bytes."""
     try:
-        return msgspec.json.decode(_verified_body(data, "") + b"}", type=_Head).persist
+        return msgspec.json.decode(_verify_body(data, "") + b"}", type=_Head).persist
     except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -171,7 +171,7 @@ def get_decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
     return decoder
 
 
-def _verified_body(data: bytes, key: str) -> bytes:
+def _verify_body(data: bytes, key: str) -> bytes:
     tail = data[-_TAIL_BYTES:]
     if not (len(data) > _TAIL_BYTES and tail.startswith(_OPEN) and tail.endswith(_CLOSE)):
         raise CorruptBlob(key, f"its {len(data)} bytes do not end in a checksum, so it was cut short or overwritten")

@@ -213,7 +213,7 @@ def cloned(step: kinds.Clone) -> CollectionState:
     return contents
 
 
-def _appended(contents: CollectionState, step: kinds.Append) -> CollectionState:
+def _apply_append(contents: CollectionState, step: kinds.Append) -> CollectionState:
     check_plain(contents)
     for part in step.parts:
         check_beyond_upper(contents, part.time_min)
@@ -228,7 +228,7 @@ def _append_planned(contents: CollectionState, step: PlannedAppend) -> Collectio
     return contents
 
 
-def _pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
+def _apply_pend(contents: CollectionState, step: kinds.Pend) -> CollectionState:
     for part in step.parts:
         check_written(contents, part.schema)
     return pended(contents, step)
@@ -239,11 +239,11 @@ def _pend_planned(contents: CollectionState, step: PlannedPend) -> CollectionSta
     return planned(contents, step)
 
 
-def _resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
+def _apply_resolve(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
     _check_versions_known(contents, step.parts)
     if any(part.schema < len(contents.earlier) + 1 for part in step.parts):
         raise Superseded("the collection has evolved since its events were resolved")  # They may mean less by now.
-    return _with_since(resolved(contents, step))
+    return _advance_since(resolved(contents, step))
 
 
 def _apply_replace(contents: CollectionState, step: kinds.Replace) -> CollectionState:
@@ -252,7 +252,7 @@ def _apply_replace(contents: CollectionState, step: kinds.Replace) -> Collection
     return after
 
 
-def _published(contents: CollectionState, step: kinds.Publish) -> CollectionState:
+def _apply_publish(contents: CollectionState, step: kinds.Publish) -> CollectionState:
     _check_versions_known(contents, step.parts)
     return published(contents, step)
 
@@ -262,55 +262,55 @@ def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) ->
         raise ValueError("it brings parts of a schema version that there is not yet")
 
 
-def _sealed(contents: CollectionState, step: kinds.Seal) -> CollectionState:
+def _apply_seal(contents: CollectionState, step: kinds.Seal) -> CollectionState:
     _check_forward("upper", contents.upper, from_stored(step.upper))
     if step.upper == contents.upper_times:
         return contents
-    return _with_retention(_with_since(sealed(contents, step.upper)))
+    return _apply_retention(_advance_since(sealed(contents, step.upper)))
 
 
-def _allowed(contents: CollectionState, step: kinds.AllowCompaction) -> CollectionState:
+def _apply_allow_compaction(contents: CollectionState, step: kinds.AllowCompaction) -> CollectionState:
     since = from_stored(step.since)
     _check_forward("since", contents.since, since)
-    return _with_since(_change(contents, allowed_times=to_stored(max(contents.allowed, since))))
+    return _advance_since(_change(contents, allowed_times=to_stored(max(contents.allowed, since))))
 
 
-def _remembered(contents: CollectionState, step: kinds.Tokens) -> CollectionState:
+def _apply_tokens(contents: CollectionState, step: kinds.Tokens) -> CollectionState:
     tokens = with_tokens(contents.tokens, step, contents.upper, contents.archives)
     archives = with_archive(contents.archives, step)
     return _change(contents, tokens=tokens, archived=msgspec.UNSET if archives is None else archives)
 
 
-def _noted(contents: CollectionState, step: kinds.Note) -> CollectionState:
+def _apply_batch(contents: CollectionState, step: kinds.Note) -> CollectionState:
     check_note(step)
     return contents
 
 
-def _with_since(contents: CollectionState) -> CollectionState:
+def _advance_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
     hold_times = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
     reach = min(contents.allowed, since_max(contents), *hold_times)
     return _change(contents, since_times=to_stored(reach)) if reach > contents.since else contents
 
 
-def _with_retention(contents: CollectionState) -> CollectionState:
+def _apply_retention(contents: CollectionState) -> CollectionState:
     """Return contents with compaction allowed up to the retention. A collection that is complete for ever keeps its
     history.
     """
     if contents.retention is None or not contents.upper_times:
         return contents
     allowed = max(contents.allowed, contents.upper - contents.retention)
-    return _with_since(_change(contents, allowed_times=to_stored(allowed)))
+    return _advance_since(_change(contents, allowed_times=to_stored(allowed)))
 
 
-def _retained(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
+def _apply_retain(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
     if step.times is not None and not 1 <= step.times <= TIME_MAX:
         raise InvalidUsage(f"retention={step.times} is not a number of times from 1 to {TIME_MAX}, or None to keep all")
-    return _with_retention(_change(contents, retention=step.times))
+    return _apply_retention(_change(contents, retention=step.times))
 
 
-def _tagged(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> CollectionState:
-    return _with_since(_change(contents, tags=_with_tag(contents, step)))
+def _apply_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> CollectionState:
+    return _advance_since(_change(contents, tags=_with_tag(contents, step)))
 
 
 def _with_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> dict[str, int]:
@@ -333,7 +333,7 @@ def _with_tag(contents: CollectionState, step: kinds.SetTag | kinds.DropTag) -> 
     return dict(sorted({**other_tags, step.tag: step.time}.items()))
 
 
-def _described(contents: CollectionState, step: kinds.Describe) -> CollectionState:
+def _apply_describe(contents: CollectionState, step: kinds.Describe) -> CollectionState:
     known_ids = {str(id_) for id_ in contents.schema.ids} if step.columns else set()
     if not known_ids.issuperset(step.columns):
         raise InvalidUsage(f"{sorted(step.columns)} are not all ids of columns of this collection: {sorted(known_ids)}")
@@ -369,7 +369,7 @@ def derived_holds(contents: CollectionState) -> tuple[str, ...]:
     return tuple(sorted(hold for hold in contents.holds if hold.startswith(DERIVED_HOLDS)))
 
 
-def _erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+def _apply_erase(contents: CollectionState, step: kinds.Erase) -> CollectionState:
     after = erased(contents, step)
     _check_versions_known(contents, step.parts)
     return after
@@ -415,10 +415,10 @@ def _all_held(contents: CollectionState, step: Holds) -> CollectionState:
     for place, set_hold in enumerate(step.steps):
         held_before = holds.get(set_hold.hold)
         if follows and (held_before is None or set_hold.time < held_before.time):
-            contents, follows = _with_since(_change(contents, holds=holds)), False
+            contents, follows = _advance_since(_change(contents, holds=holds)), False
         holds[set_hold.hold] = _build_hold(contents, held_before, set_hold)
         follows |= held_before is not None or place == 0
-    return _with_since(_change(contents, holds=holds))
+    return _advance_since(_change(contents, holds=holds))
 
 
 def _build_hold(contents: CollectionState, before: Held | None, step: kinds.SetHold) -> Held:
@@ -433,13 +433,13 @@ def _build_hold(contents: CollectionState, before: Held | None, step: kinds.SetH
     return Held(step.time, step.lease, schema_version, columns)
 
 
-def _released(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionState:
+def _apply_release_hold(contents: CollectionState, step: kinds.ReleaseHold) -> CollectionState:
     held_now = contents.holds.get(step.hold)
     if held_now is not None and step.expected not in (None, held_now.time):
         raise HoldMoved(step.hold, step.expected, held_now.time)
     remaining = dict(contents.holds)  # Ten times as fast as a comprehension, of which a million holds make 0.4 s.
     remaining.pop(step.hold, None)
-    return _with_since(_change(contents, holds=remaining))
+    return _advance_since(_change(contents, holds=remaining))
 
 
 def _check_hold(contents: CollectionState, held: Held | None, step: kinds.SetHold) -> None:
@@ -471,27 +471,27 @@ RULES: dict[type, Callable[[CollectionState, Any], CollectionState]] = {
     ExpectErasures: _expect_erasures,
     ExpectDerived: _expect_derived,
     ExpectRuns: _expect_runs,
-    kinds.Append: _appended,
-    kinds.Pend: _pended,
-    kinds.Resolve: _resolved,
+    kinds.Append: _apply_append,
+    kinds.Pend: _apply_pend,
+    kinds.Resolve: _apply_resolve,
     kinds.AdvanceLateBound: with_late_bound,
     kinds.Replace: _apply_replace,
-    kinds.Erase: _erased,
-    kinds.Tokens: _remembered,
+    kinds.Erase: _apply_erase,
+    kinds.Tokens: _apply_tokens,
     kinds.Batch: lambda before, step: _change(before, queries=with_batch(before.queries, step)),
-    kinds.Seal: _sealed,
-    kinds.AllowCompaction: _allowed,
+    kinds.Seal: _apply_seal,
+    kinds.AllowCompaction: _apply_allow_compaction,
     kinds.SetHold: _apply_set_hold,
     Holds: _all_held,
-    kinds.ReleaseHold: _released,
-    kinds.SetTag: _tagged,
-    kinds.DropTag: _tagged,
-    kinds.SetRetention: _retained,
-    kinds.Note: _noted,
-    kinds.Describe: _described,
+    kinds.ReleaseHold: _apply_release_hold,
+    kinds.SetTag: _apply_tag,
+    kinds.DropTag: _apply_tag,
+    kinds.SetRetention: _apply_retain,
+    kinds.Note: _apply_batch,
+    kinds.Describe: _apply_describe,
     kinds.Evolve: evolved,
     kinds.Redefine: redefined,
-    kinds.Publish: _published,
+    kinds.Publish: _apply_publish,
     kinds.Unpublish: unpublished,
     kinds.Rename: lambda before, step: _change(before, name=step.name),
 }

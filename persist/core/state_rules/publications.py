@@ -81,7 +81,7 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
     if not set(new_parts) <= set(numbers):
         raise ValueError("it brings parts that the table does not name")
     after = _with_published(contents, {**contents.published, step.table: publication}, new_parts)
-    return _checked(after, contents, step)
+    return _check_unused(after, contents, step)
 
 
 def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionState:
@@ -95,7 +95,7 @@ def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionS
     if present_publication is None or present_publication.version != step.version:
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now, or is gone")
     remaining = {table: publication for table, publication in contents.published.items() if table != step.table}
-    return _checked(_with_published(contents, remaining, {}), contents, step)
+    return _check_unused(_with_published(contents, remaining, {}), contents, step)
 
 
 def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
@@ -129,7 +129,9 @@ def _with_published(
     )
 
 
-def _checked(after: CollectionState, before: CollectionState, step: kinds.Publish | kinds.Unpublish) -> CollectionState:
+def _check_unused(
+    after: CollectionState, before: CollectionState, step: kinds.Publish | kinds.Unpublish
+) -> CollectionState:
     """Return after, if a step lists the blobs that it leaves unused."""
     check_published(after)
     unused = tuple(sorted(before.named_blobs - after.named_blobs))

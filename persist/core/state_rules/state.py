@@ -237,13 +237,13 @@ class Changing:
             check_unused(step, entry.folders)
             self.control = with_unused(self.control, step, entry.readers, entry.folders, seqno, written_ms)
         if isinstance(step, kinds.Rename):
-            entry = self._renamed(entry, step.name)
+            entry = self._rename_entry(entry, step.name)
         elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
             self._check_columns_not_needed(entry, step.schema)
         self.entries[entry.id] = self._extend(entry, step)
         self.ids[entry.name] = entry.id
 
-    def _renamed(self, entry: CollectionEntry, name: str) -> CollectionEntry:
+    def _rename_entry(self, entry: CollectionEntry, name: str) -> CollectionEntry:
         """Return entry with another name, which must be free; the one before becomes free."""
         check_name(name)
         if name != entry.name and self.ids.now(name) is not None:

@@ -74,7 +74,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
         id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
         new_parts: Sequence[Part] = ()
         try:
-            new_parts = _rewritten(source, contents, id_, shares)
+            new_parts = _rewrite_straddling_parts(source, contents, id_, shares)
             steps = _steps(contents, id_, name, shares, new_parts)
             engine.submit("clone", steps, {id_: name, source.id: source.name}).result()
         except BaseException as error:
@@ -143,7 +143,9 @@ def _shares(contents: CollectionState, as_of: int, keyframe: Keyframe | None) ->
     return _Shares(as_of, keyframe, tuple(run for run in runs if run), tuple(straddling))
 
 
-def _rewritten(source: CollectionHandle, contents: CollectionState, id_: str, shares: _Shares) -> tuple[Part, ...]:
+def _rewrite_straddling_parts(
+    source: CollectionHandle, contents: CollectionState, id_: str, shares: _Shares
+) -> tuple[Part, ...]:
     """Store the rows that are wanted of what straddles as parts of a collection; return them, in key order."""
     if not shares.straddling:
         return ()

@@ -33,7 +33,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.lookups.requested_keys import distinct_keys
-from persist.engine.read.merging import NewRows, differences, read_snapshot
+from persist.engine.read.merging import NewRows, compute_differences, read_snapshot
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
@@ -108,8 +108,8 @@ class KeyedChange:
     """Replaces the contents of a keyed collection, or a part of them, after all events up to its time.
 
     Attributes:
-        new: rows as `differences` takes them, which no other code changes; or a function that computes them from the
-            contents.
+        new: rows as `compute_differences` takes them, which no other code changes; or a function that computes them
+            from the contents.
         time: when; None for the time of the commit.
         where: replaces only what it is true for; None for all.
         digest: of the complete request.
@@ -141,7 +141,7 @@ class KeyedChange:
         is_delete = not len(new)
         scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
-        for updates in differences(scan, new, reader, of_keys.check, of_keys.replaced):
+        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replaced):
             yield with_time(updates, time, schema)
 
     def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:

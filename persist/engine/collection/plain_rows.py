@@ -67,7 +67,7 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import distinct_keys
-from persist.engine.read.merging import NewRows, Replaced, differences
+from persist.engine.read.merging import NewRows, Replaced, compute_differences
 from persist.engine.read.planning.scan import Scan, negated
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
@@ -80,7 +80,7 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
 
     Raises: the errors of `overwrite_steps`; AsOfCompacted, if the old contents are compacted.
     """
-    contents, at = _settled(handle), None if time is None else handle.exact_time("time", time)
+    contents, at = _read_after_requests(handle), None if time is None else handle.exact_time("time", time)
     request = Asked(handle.id, overwrite_digest(then, at, "what was there"))
     if handle.remembers(contents, token):
         return [request, *_stamping(handle, at)]
@@ -101,7 +101,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
         rewritten: takes a function that reads the contents, and returns the rows that go and come.
         time: of the difference; None for the time of the commit.
     """
-    contents = _settled(handle)
+    contents = _read_after_requests(handle)
     with ExitStack() as stack:
         rewrite = rewritten(reading_rows(_scans(handle, contents, stack), handle.engine.reader()))
         if rewrite is None:
@@ -184,7 +184,7 @@ class NewContents:
 
     def steps(self, where: pc.Expression | None) -> list[Step]:
         """Return the difference to what is there now; see `overwrite_steps`."""
-        handle, contents = self._handle, _settled(self._handle)
+        handle, contents = self._handle, _read_after_requests(self._handle)
         text = filter_text(where, self._token)
         if handle.remembers(contents, self._token):
             return [Asked(handle.id, overwrite_digest(self._new()[1], self._at, text)), *_stamping(handle, self._at)]
@@ -253,7 +253,7 @@ def delete_steps(
     """
     handle.check_plain("a plain delete")
     check_either(wanted, where)
-    at, contents = None if time is None else handle.exact_time("time", time), _settled(handle)
+    at, contents = None if time is None else handle.exact_time("time", time), _read_after_requests(handle)
     writer = handle.engine.writer("delete")
     keys = distinct_keys(wanted, handle.schema) if where is None else None
     digest = 0
@@ -304,7 +304,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
         )
     _check_replaceable(handle)
     events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
-    return _checked_events(handle, events, "upsert")
+    return _check_events(handle, events, "upsert")
 
 
 def _check_replaceable(handle: CollectionHandle) -> None:
@@ -328,10 +328,10 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
     _check_replaceable(handle)
     form = _upsert_form(handle.schema)
     events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
-    return _checked_events(handle, events, "update")
+    return _check_events(handle, events, "update")
 
 
-def _checked_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
+def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
     schema = handle.schema
     check_event_times(handle, events)
     ready = prepared(schema, _upsert_form(schema), events.table)
@@ -356,7 +356,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
 
     Raises: as `overwrite_steps`, for the first of their times.
     """
-    contents, schema, form = _settled(handle), handle.schema, _upsert_form(handle.schema)
+    contents, schema, form = _read_after_requests(handle), handle.schema, _upsert_form(handle.schema)
     handle.check_plain("a plain upsert")
     columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
@@ -389,7 +389,7 @@ def check_either(keys: Any, where: pc.Expression | None) -> None:
         )
 
 
-def _settled(handle: CollectionHandle) -> CollectionState:
+def _read_after_requests(handle: CollectionHandle) -> CollectionState:
     """Return the newest state, after all earlier requests of this client."""
     handle.engine.settle()
     return handle.contents()
@@ -485,9 +485,9 @@ def _hold_or_store_rows(
     writer: PartWriter,
     stack: ExitStack,
 ) -> tuple[NewRows, int]:
-    """Return plain rows, or updates, as a table, or as parts that are deleted when the stack is left; and their digest.
+    """Return rows or updates in memory or as stored parts, and their digest by some columns.
 
-    A digest is taken by some columns; there is none without any.
+    The stored parts are deleted when the stack is left.
     """
     committer = handle.engine.writer("overwrite").committer
     new, digest = committer.write_steps.hold_or_store_updates(handle.id, handle.schema, rows, stamp, by=by)
@@ -510,7 +510,7 @@ def _upload(
     stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
     stored: list[Part] = []
     try:
-        for rows in differences(present, new, reader, check, replaced):
+        for rows in compute_differences(present, new, reader, check, replaced):
             stored += (
                 writer.put(handle.id, data, part) for data, part in stream.add(with_time(rows, at, handle.schema))
             )

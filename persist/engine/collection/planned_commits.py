@@ -91,7 +91,7 @@ def submit_all(
         beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
-    writer, asks = engine.writer(action), [(handle, _prepared(handle, request)) for handle, request in asks]
+    writer, asks = engine.writer(action), [(handle, _prepare_request(handle, request)) for handle, request in asks]
     ids = [handle.id for handle, _ in asks]
     commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
     if any(request.at_commit and request.end is not None for _, request in asks):
@@ -114,7 +114,7 @@ def submit_all(
         raise
 
 
-def _prepared(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
+def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
         request = replace(request, events=None)
@@ -202,9 +202,7 @@ class _Commit:
     times: dict[str, int] = field(default_factory=dict)
 
     def in_queue(self, future: CommitFuture) -> Committed:
-        """Plan and commit until it is not lost to another client; return the place in the log; report late events to
-        future.
-        """
+        """Plan and commit, again after each lost race; return the seqno; report late events to future."""
         writer = self.engine.writer(self.action)
         # Earlier events of this client that are not committed yet are unknown here.
         writer.committer.settle(SETTLE_S)
@@ -252,7 +250,7 @@ class _Commit:
     def _drop_what_moved(self, error: PersistError) -> None:
         """Drop the plans of contents that have changed; raise error if no other plan can succeed."""
         newest = {handle.id: handle.contents() for handle, _ in self.asks}
-        is_late = any(map(self._is_late, self.times.items()))
+        is_late = any(map(self._must_choose_again, self.times.items()))
         if not is_late and not self._may_succeed(error, self.contents, newest):
             raise error
         moved = [] if is_late else [id_ for id_ in self.plans if newest[id_] != self.contents[id_]]
@@ -275,7 +273,7 @@ class _Commit:
         for handle, request in self.asks:
             if handle.id not in self.plans:
                 contents = self.contents.get(handle.id) or handle.known()
-                self.plans[handle.id] = _planned(handle, contents, request, self.times.get(handle.id))
+                self.plans[handle.id] = _plan_commit(handle, contents, request, self.times.get(handle.id))
         return self._submitted()
 
     def _times(self) -> dict[str, int]:
@@ -291,8 +289,8 @@ class _Commit:
         contents = self.engine.follower.load(collection)
         return 0 if contents is None else contents.upper
 
-    def _is_late(self, chosen: tuple[str, int]) -> bool:
-        """Whether upper has gone beyond a time since it was chosen, and there are others."""
+    def _must_choose_again(self, chosen: tuple[str, int]) -> bool:
+        """Return whether upper has passed a chosen time, and later times exist."""
         collection, time = chosen
         return time < self._upper(collection) <= TIME_MAX
 
@@ -346,12 +344,14 @@ class _Commit:
                 future.late = late
 
 
-def _planned(handle: CollectionHandle, contents: CollectionState, request: AskedEvents, time: int | None) -> _Planned:
+def _plan_commit(
+    handle: CollectionHandle, contents: CollectionState, request: AskedEvents, time: int | None
+) -> _Planned:
     if request.plain is not None:
         return _Planned(contents, with_token(request.token, [handle.id], request.plain.steps()), {}, None)
     if time is not None:
         request = request.at(time)
-    timely, late = _timely(handle, contents, _lifted(contents, request.against(contents)))
+    timely, late = _timely(handle, contents, _lift_events(contents, request.against(contents)))
     resolves = _resolves(handle, request)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
     if time is not None:
@@ -362,7 +362,7 @@ def _planned(handle: CollectionHandle, contents: CollectionState, request: Asked
     return _Planned(contents, [*steps, *more], named, late)
 
 
-def _lifted(contents: CollectionState, request: AskedEvents) -> AskedEvents:
+def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents:
     """Return the request with its events as the newest schema has them.
 
     Raises:

@@ -36,7 +36,7 @@ from persist.engine.read.following.changes import (
     UpsertEvents,
     Upserts,
     check_changes_form,
-    joined_changes,
+    read_all_changes,
     slices_by_time,
     with_moments,
 )
@@ -266,7 +266,7 @@ def open_listen(
         return pieces
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
-        return with_moments(joined_changes(scan, reading), moments)
+        return with_moments(read_all_changes(scan, reading), moments)
 
     return Listen(handle.engine.follower, handle.id, handle.name, lower, reading, plan, first)
 

@@ -305,7 +305,7 @@ class Compactor:
         report = CompactionReport(runs_merged=len(runs))
         if (order := self._disjoint(contents, numbers)) is not None:
             return kinds.Replace(contents.id, removed_runs=runs, runs=(order,)), report
-        new = self._rewritten(contents, [numbers], 0, attempt)
+        new = self._rewrite_runs(contents, [numbers], 0, attempt)
         return kinds.Replace(contents.id, removed_runs=runs, runs=new), with_read(contents.list_parts(numbers), report)
 
     def _disjoint(self, contents: CollectionState, numbers: Sequence[int]) -> Numbers | None:
@@ -322,7 +322,7 @@ class Compactor:
             return None
         return tuple(number for _, _, number in keyed)
 
-    def _rewritten(
+    def _rewrite_runs(
         self, contents: CollectionState, runs: Sequence[Sequence[int]], lower: int, attempt: "_Attempt"
     ) -> tuple[Numbers, ...]:
         """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
@@ -350,7 +350,7 @@ class Compactor:
         step = kinds.Replace(
             contents.id,
             removed_runs=tuple(run[0] for run in removed),
-            runs=self._rewritten(contents, straddling, history_from, attempt),
+            runs=self._rewrite_runs(contents, straddling, history_from, attempt),
             removed_keyframes=old,
             history_from=history_from,
         )

@@ -175,7 +175,7 @@ class LocalPartMaker:
             is_quiet = piece.is_quiet
             stream = stream or self._stream(piece.scan.schema, sources)
             for slice_ in self._slices(piece.scan):
-                table, diffs = self._merged(slice_, piece)
+                table, diffs = self._merge_slice(slice_, piece)
                 added += diffs
                 is_single = is_single and (
                     (slice_.sign > 0 and all(part.is_single for part in slice_.all_parts))
@@ -203,7 +203,7 @@ class LocalPartMaker:
                 raise ClientClosed("compaction")
             yield slice_
 
-    def _merged(self, scan: Scan, piece: Rewrite) -> tuple[pa.Table, int]:
+    def _merge_slice(self, scan: Scan, piece: Rewrite) -> tuple[pa.Table, int]:
         """Return what one slice of a piece amounts to, and the sum of the diffs of its history."""
         names, sums = scan.schema.names, list[int]()
         if piece.as_of is None:

@@ -120,7 +120,7 @@ def write_checkpoint(
     is_new = (
         replayed.location is None and takeover is not None
     )  # Nothing may be taken over, and the log may begin later.
-    replayed = _verify_log(blob, state) if is_new else _replayed(blob, replayed, state, recent)
+    replayed = _verify_log(blob, state) if is_new else _replay_records(blob, replayed, state, recent)
     directory_before = levels[-1].directory if levels else EMPTY
     rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
@@ -139,7 +139,7 @@ def write_checkpoint(
     return True
 
 
-def _replayed(blob: Blob, replayed: State, state: State, recent: Mapping[int, Record]) -> State:
+def _replay_records(blob: Blob, replayed: State, state: State, recent: Mapping[int, Record]) -> State:
     """Return state as the records after an earlier one give it."""
     # After a roll-back of the location, cached records must not replace missing ones. All of them must be in the log,
     # whoever wrote the first ones beyond the hole. One record is read although it is cached, because the store may have

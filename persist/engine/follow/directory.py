@@ -150,7 +150,7 @@ class Changes:
     @property
     def collections(self) -> tuple[DirectoryEntry, ...]:
         """The entries that come, as they are stored."""
-        return tuple(_stored(entry) for entry in self.entries.values() if entry is not None)
+        return tuple(_to_directory_entry(entry) for entry in self.entries.values() if entry is not None)
 
     @property
     def gone(self) -> tuple[str, ...]:
@@ -165,7 +165,7 @@ class Changes:
     def encoded_entries(self) -> Iterator[tuple[str, bytes]]:
         """Yield the ids, ascending, and the JSON of the entries."""
         for id_, entry in sorted(self.entries.items(), key=_key):
-            yield id_, msgspec.json.encode(None if entry is None else _stored(entry))
+            yield id_, msgspec.json.encode(None if entry is None else _to_directory_entry(entry))
 
     def encoded_names(self) -> Iterator[tuple[str, bytes]]:
         """Yield the names, ascending, and the JSON of the ids."""
@@ -346,7 +346,7 @@ def _with_pages(
     )
 
 
-def _stored(entry: CollectionEntry) -> DirectoryEntry:
+def _to_directory_entry(entry: CollectionEntry) -> DirectoryEntry:
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
     pending = tuple(map(as_stored, entry.pending))
     return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders, entry.levels)

@@ -140,7 +140,9 @@ class Table(Generic[V]):
         if len(data) != pages.bytes:
             raise CorruptBlob(pages.blob, f"it has {len(data)} bytes, and {pages.bytes} belong there")
         for n, page in enumerate(pages.pages):
-            yield from ((key, bytes(raw)) for key, raw in _checked(pages, n, data[start : start + page.bytes]).items())
+            yield from (
+                (key, bytes(raw)) for key, raw in _decode_page(pages, n, data[start : start + page.bytes]).items()
+            )
             start += page.bytes
 
     def _page(self, at: int) -> dict[str, Any]:
@@ -159,7 +161,7 @@ class Table(Generic[V]):
     def _read(self, pages: Pages, n: int) -> dict[str, Any]:
         start = sum(page.bytes for page in pages.pages[:n])
         data = self._blob.get(pages.blob, range=(start, start + pages.pages[n].bytes))
-        return _checked(pages, n, _present(pages, data))
+        return _decode_page(pages, n, _present(pages, data))
 
     def _value(self, at: int, key: str, data: bytes) -> V | None:
         if data == _NULL:
@@ -290,7 +292,7 @@ def _present(pages: Pages, data: bytes | None) -> bytes:
     return data
 
 
-def _checked(pages: Pages, n: int, data: bytes) -> dict[str, Any]:
+def _decode_page(pages: Pages, n: int, data: bytes) -> dict[str, Any]:
     """Return what the bytes of a page hold."""
     page = pages.pages[n]
     checksum = xxhash.xxh3_64_hexdigest(data)

@@ -48,7 +48,7 @@ from persist.engine.hold import Claim, WantedClaim, no_claim
 from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
 from persist.engine.location.moments import MOMENTS, MomentMap, check_timeout
-from persist.engine.read.keyed.resolution import machine_needed
+from persist.engine.read.keyed.resolution import require_machine
 from persist.engine.read.merging import snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
@@ -270,7 +270,7 @@ class CollectionHandle(CollectionTimes):
             SchemaMismatch: it is not known here.
         """
         assert contents.keyed is not None
-        return machine_needed(find_machine(contents.keyed, self.machine, self.name), contents.keyed, self.name)
+        return require_machine(find_machine(contents.keyed, self.machine, self.name), contents.keyed, self.name)
 
     def pend_step(self, events: EventTable) -> Write:
         """Return the step that adds events, of which there are some, to a commit; start their upload."""

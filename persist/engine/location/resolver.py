@@ -37,7 +37,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.keyed_rules import due, keyed_form, unused_after
 from persist.engine.follow.follower import Follower
-from persist.engine.read.keyed.resolution import Purging, machine_needed, resolved_updates
+from persist.engine.read.keyed.resolution import Purging, require_machine, resolve_events
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.write.commit_future import CommitFuture, Committed
 from persist.engine.write.operations import Step
@@ -244,7 +244,7 @@ class Resolver:
         inline_bytes = contents.inline_bytes
         purged = self._purging.purged(contents, schema, end, reader)
         on_keys = (lambda keys: None) if purged is None else purged.touched
-        updates = resolved_updates(contents, schema, machine, end, reader, own_events, on_keys)
+        updates = resolve_events(contents, schema, machine, end, reader, own_events, on_keys)
         purged_tables = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
         pending, unused = due(contents, end), unused_after(contents, end)
 
@@ -290,7 +290,7 @@ class Resolver:
             contents = self._follower.current(id_, name)
             if not due(contents, contents.upper):
                 return False
-            machine = machine_needed(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
+            machine = require_machine(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
             resolution_parts: tuple[Part, ...] = ()
             try:
                 step = self.made(contents, contents.schema, machine, contents.upper)

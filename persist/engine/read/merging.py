@@ -59,15 +59,15 @@ def read_snapshot(
     """
     for item in _read_slice(scan, reader, form, elsewhere):
         if isinstance(item, _Rest):
-            yield from _emit(item.consolidated(), scan, form)
+            yield from _to_form(item.consolidated(), scan, form)
         else:
             yield item
 
 
-def _emit(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
+def _to_form(table: pa.Table, scan: Scan, form: Form) -> Iterator[pa.Table]:
     table = scan.cast_to_result(table)
     if form == "rows" and "_diff" in table.column_names:
-        yield from repeated(table, scan)
+        yield from repeat_rows(table, scan)
     elif table.num_rows:
         yield table
 
@@ -157,8 +157,8 @@ def _read_slice(
     columns, keys, keeps_diff = [*scan.columns], scan.schema.key_names, form == "diff" or not scan.columns
     if not split.is_merged:
         part_split = split if elsewhere is None else split.standing_where(lambda part: not elsewhere(part))
-        for table in _standing(scan, reader, part_split, columns, keeps_diff=keeps_diff):
-            yield from _emit(table, scan, form)
+        for table in _read_standing(scan, reader, part_split, columns, keeps_diff=keeps_diff):
+            yield from _to_form(table, scan, form)
         return
     names = [*columns, *(name for name in keys if name not in columns)]
     # In form "rows", records of different keys that look alike must not cancel each other: whether they are in one
@@ -176,7 +176,7 @@ def _read_slice(
         (
             (is_here, table)
             for some, is_here in stands
-            for table in _standing(scan, reader, some, names, keeps_diff=keeps_diff)
+            for table in _read_standing(scan, reader, some, names, keeps_diff=keeps_diff)
         ),
         reader.pool,
     )
@@ -196,18 +196,18 @@ def _read_slice(
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
-                yield from _emit(_selected(table, columns), scan, form)
+                yield from _to_form(_selected(table, columns), scan, form)
             elif touching is None:
                 touched.append(with_diff(table).select([*apart, "_diff"]))
             else:
                 inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
                 touched.append(with_diff(inside).select([*apart, "_diff"]))
                 if outside is not None:
-                    yield from _emit(_selected(outside, columns), scan, form)
+                    yield from _to_form(_selected(outside, columns), scan, form)
     yield _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
 
-def _standing(
+def _read_standing(
     scan: Scan, reader: PartReader, split: Split, names: list[str], *, keeps_diff: bool
 ) -> Iterator[pa.Table]:
     """Yield the standing rows, without `_diff` if it is 1 in all of them and is not requested."""
@@ -232,7 +232,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
     """
     reader = reading()
     slices = snapshot_slices(scan, form, reader.slice_bytes)
-    tables = _slice_by_slice(slices, form, lambda: reading.checked(reader))
+    tables = _read_slices(slices, form, lambda: reading.checked(reader))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return
@@ -243,7 +243,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
         yield summed
 
 
-def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
+def _read_slices(slices: Sequence[Scan], form: Form, reading: Callable[[], PartReader]) -> Iterator[pa.Table]:
     """Yield the contents of each slice, in order; a slice is merged while the next one is read.
 
     Memory: as `read_snapshot`, and a slice.
@@ -261,7 +261,7 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
                 yield from last_merged
                 if isinstance(item, _Rest):
                     merging = reader.pool.submit(item.consolidated)
-                    last_merged = _emit_when_merged(merging, scan_slice, form)
+                    last_merged = _merge_and_emit(merging, scan_slice, form)
                 else:
                     yield item
         yield from last_merged
@@ -269,11 +269,11 @@ def _slice_by_slice(slices: Sequence[Scan], form: Form, reading: Callable[[], Pa
         finish([] if merging is None else [merging])
 
 
-def _emit_when_merged(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
-    yield from _emit(future.result(), scan, form)
+def _merge_and_emit(future: "Future[pa.Table]", scan: Scan, form: Form) -> Iterator[pa.Table]:
+    yield from _to_form(future.result(), scan, form)
 
 
-def repeated(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
+def repeat_rows(contents: pa.Table, scan: Scan) -> Iterator[pa.Table]:
     """Yield contents without `_diff`, each row `_diff` times."""
     rows = contents.select(list(scan.columns))
     counts = int64_values(combined(contents["_diff"]))
@@ -307,7 +307,7 @@ NewRows: TypeAlias = Sequence[Part] | pa.Table  # Parts that no record names; or
 Replaced: TypeAlias = Callable[[pa.Table, pa.Table], pa.Table]  # Called with new rows and present updates of some keys.
 
 
-def differences(
+def compute_differences(
     present: Scan,
     new: NewRows,
     reader: PartReader,
@@ -369,7 +369,7 @@ def _slice_memory(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsO
     """Return a function that slices rows in memory, and a part that represents them for cutting slices."""
     schema = present.schema
     if not len(new) or present.memory + new.nbytes <= 2 * slice_bytes:  # There will be one slice.
-        return (lambda piece: [_passing(new, piece)]), []
+        return (lambda piece: [_filter_rows(new, piece)]), []
     order = int64_values(sort_indices(new, schema.key_names))
     is_sorted = bool((np.diff(order) == 1).all())
     keys = new.select([*schema.key_names])
@@ -379,10 +379,10 @@ def _slice_memory(new: pa.Table, present: Scan, slice_bytes: int) -> tuple[RowsO
     def slice_rows(piece: Scan) -> list[pa.Table]:
         start, end = piece.keys.rows(keys, schema) if schema.key_names else (0, len(new))
         rows = new.slice(start, end - start) if is_sorted else new.take(int64_array(order[start:end]))
-        return [_passing(rows, piece)]
+        return [_filter_rows(rows, piece)]
 
     return slice_rows, [describe_held(keys, int(new.nbytes), schema)]
 
 
-def _passing(rows: pa.Table, piece: Scan) -> pa.Table:
+def _filter_rows(rows: pa.Table, piece: Scan) -> pa.Table:
     return rows if piece.filter is None else rows.filter(piece.filter)

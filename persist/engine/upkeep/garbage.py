@@ -447,18 +447,18 @@ class _Round:
             if newest is not None and self._names.least_seqno(newest.pointer.blob) >= floor:
                 self._with_room(lambda: self._take_over(newest))
 
-    def _stored_floor(self) -> int:
+    def _load_stored_floor(self) -> int:
         """Return the floor of the log in the newest checkpoint, where clients that open or wake up find it."""
         newest = self._names.newest()
         return max(self._log_floor, 0 if newest is None else newest.checkpoint.control.log_floor)
 
     def _collect_records(self) -> None:
-        floor = self._stored_floor()
+        floor = self._load_stored_floor()
         old = takewhile(lambda listed: listed[0] < floor, listed_records(self._blob))
         self._delete("records", (entry for _, entry in old))
 
     def _collect_checkpoints(self) -> None:
-        floor, control = self._stored_floor(), self._follower.state.control
+        floor, control = self._load_stored_floor(), self._follower.state.control
         destroyed = control.destroyed_before(floor)
         basis = None if control.taken_over is None else control.taken_over.checkpoint.blob
         staying: list[Mark] = []

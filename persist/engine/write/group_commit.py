@@ -133,14 +133,14 @@ class GroupCommit:
 
     def commit(self, group: list[Operation]) -> None:
         """Resolve the future of every operation of the group."""
-        operations = self._relayed_first([operation for operation in group if self._is_uploaded(operation)])
+        operations = self._relay_first([operation for operation in group if self._is_uploaded(operation)])
         try:
             self._commit_here(operations)
         except BaseException as error:
             doubt(operations, error)
             raise
 
-    def _relayed_first(self, operations: list[Operation]) -> list[Operation]:
+    def _relay_first(self, operations: list[Operation]) -> list[Operation]:
         """Have another client commit operations, if there is one; return the uncommitted ones."""
         relay, location = self.relay, self._follower.state.location
         if relay is None or location is None or not may_be_relayed(operations):
@@ -187,7 +187,7 @@ class GroupCommit:
             state, unreadable = self._load_state(operations)
             if not self._is_store_proven(state):
                 continue
-            operations = self._unsettled(operations, state, unreadable)
+            operations = self._keep_unsettled(operations, state, unreadable)
             try:
                 accepted, done, rejected, times = self._validate(state, operations, unreadable, is_alone=is_alone)
             except MissingBlob:  # Pages of a directory that newer checkpoints do not refer to have been collected.
@@ -240,9 +240,9 @@ class GroupCommit:
         for operation in accepted:
             operation.future.succeed(seqno, _select_times(times, operation))
         for operation in done:  # In this record, or in one before.
-            operation.future.succeed(seqno, self._remembered(operation))
+            operation.future.succeed(seqno, self._find_token_times(operation))
 
-    def _remembered(self, operation: Operation) -> dict[str, int]:
+    def _find_token_times(self, operation: Operation) -> dict[str, int]:
         """Return the times that an operation got which is remembered by its token."""
         marks = [step for step in operation.steps if isinstance(step, kinds.Tokens)] if operation.at_commit else []
         times: dict[str, int] = {}
@@ -255,7 +255,7 @@ class GroupCommit:
                     times[marked.collection] = remembered_write.time_min
         return _select_times(times, operation)
 
-    def _in_record(self, seqno: int, operation: Operation) -> dict[str, int]:
+    def _list_record_times(self, seqno: int, operation: Operation) -> dict[str, int]:
         """Return the times that an operation got in a record, which seals after them; none if that is gone."""
         record = read_record(self._blob, seqno) if operation.at_commit else None
         sealed = {
@@ -265,7 +265,7 @@ class GroupCommit:
         }
         return _select_times({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
 
-    def _unsettled(
+    def _keep_unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
     ) -> list[Operation]:
         """Resolve the operations whose outcome is in the log; return the others."""
@@ -281,7 +281,7 @@ class GroupCommit:
                 )
             elif (seqno := submissions.find_seqno(submission.submitter, submission.number)) is not None:
                 self._counts["operations"] += 1
-                operation.future.succeed(seqno, self._in_record(seqno, operation))
+                operation.future.succeed(seqno, self._list_record_times(seqno, operation))
             elif submissions.is_past(submission.submitter, submission.number):
                 self._settle_past(state, operation, unreadable)
             else:
@@ -405,7 +405,7 @@ class GroupCommit:
     def _load_state(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        ids = {id_ for operation in operations for step in operation.steps for id_ in _concerned(step)}
+        ids = {id_ for operation in operations for step in operation.steps for id_ in _list_concerned(step)}
         while True:
             for id_ in ids:
                 try:
@@ -437,7 +437,7 @@ class GroupCommit:
                 appends[change.id] = (change.writes, self._parts.encoded(change.id, change.writes, inline_bytes))
             encoded = appends[change.id][1]
             if change.id in times:
-                encoded = [_stamped(mutation, times[change.id]) for mutation in encoded]
+                encoded = [_stamp_mutation(mutation, times[change.id]) for mutation in encoded]
             for mutation in change.mutations(contents, encoded):
                 if isinstance(mutation, BringsParts) and state.location is not None:
                     # For every attempt: garbage collection deletes lists whose names are below the log's floor.
@@ -482,7 +482,7 @@ class GroupCommit:
         rejected: list[tuple[Operation, PersistError]] = []
         for operation in operations:
             if unreadable:
-                ids = [id_ for step in operation.steps for id_ in _concerned(step) if id_ in unreadable]
+                ids = [id_ for step in operation.steps for id_ in _list_concerned(step) if id_ in unreadable]
                 if ids:
                     rejected.append((operation, unreadable[ids[0]]))
                     continue
@@ -530,7 +530,7 @@ class GroupCommit:
         )
 
 
-def _concerned(step: Step) -> set[str]:
+def _list_concerned(step: Step) -> set[str]:
     """Return the collections whose contents decide whether a step is valid."""
     return {step.collection, step.source if isinstance(step, kinds.Clone) else ""} - {""}
 
@@ -547,7 +547,7 @@ def _select_times(times: Mapping[str, int], operation: Operation) -> dict[str, i
     }
 
 
-def _stamped(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
+def _stamp_mutation(mutation: kinds.Append | kinds.Pend, time: int) -> kinds.Append | kinds.Pend:
     """Return a mutation with the time of the commit in its stamped parts."""
     parts = tuple(part.with_time(time) if part.stamped else part for part in mutation.parts)
     return msgspec.structs.replace(mutation, parts=parts)

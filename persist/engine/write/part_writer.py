@@ -84,10 +84,10 @@ class PartWriter:
 
     def append(self, collection: str, writes: Sequence[Write], inline_bytes: int) -> kinds.Append | None:
         """Return the mutation that adds all writes to a collection that has inline_bytes already; None if empty."""
-        parts = [part for write in writes if isinstance(write.data, Future) for part in _uploaded(write)]
+        parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
-            for data, part in self._encoded_together(small, _batch_room(inline_bytes)):
+            for data, part in self._encode_together(small, _batch_room(inline_bytes)):
                 stored_part = self.stored(collection, data, part, inline_bytes)
                 stored_part = stored_part.as_single() if all(write.is_single for write in small) else stored_part
                 parts.append(stored_part.with_time(0) if at_commit else stored_part)
@@ -106,10 +106,10 @@ class PartWriter:
         parts: list[Part] = []
         for (is_small, _, at_commit), group in groupby(events, _how_encoded):
             if not is_small:
-                parts += [part for write in group for part in _uploaded(write)]
+                parts += [part for write in group for part in _list_uploaded_parts(write)]
                 continue
             small = [*group]
-            table = in_order_of_arrival(_table(small, small[0].schema))
+            table = in_order_of_arrival(_join_writes(small, small[0].schema))
             stored_parts = self.stored_parts(collection, table, small[0].schema, inline_bytes)
             inline_bytes += sum(len(part.inline) for part in stored_parts)
             parts += [part.with_time(0) for part in stored_parts] if at_commit else stored_parts
@@ -160,7 +160,7 @@ class PartWriter:
             raise Unavailable(f"a part could not be stored, so nothing was written: {error}") from error
         return msgspec.structs.replace(part, blob=key)
 
-    def _encoded_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
+    def _encode_together(self, writes: Sequence[Write], batch_bytes_max: int) -> list[tuple[bytes, Part]]:
         """Encode small writes as one part, or each alone if their diffs overflow only when they are added up."""
         if not writes:
             return []
@@ -168,12 +168,12 @@ class PartWriter:
             # Some writers have an older schema: each version becomes a part of its own.
             versions = sorted({write.schema.version for write in writes})
             groups = ([write for write in writes if write.schema.version == version] for version in versions)
-            return [part for group in groups for part in self._encoded_together(group, batch_bytes_max)]
+            return [part for group in groups for part in self._encode_together(group, batch_bytes_max)]
         schema = writes[0].schema
         try:
-            return encode_parts(_table(writes, schema), schema, batch_bytes_max=batch_bytes_max)
+            return encode_parts(_join_writes(writes, schema), schema, batch_bytes_max=batch_bytes_max)
         except DiffOverflow:  # Rare, and each takes of the room: as files, which may go anywhere.
-            return [encoded for write in writes for encoded in encode_parts(_table([write], schema), schema)]
+            return [encoded for write in writes for encoded in encode_parts(_join_writes([write], schema), schema)]
 
 
 def group_bytes_max(memory_budget: int, schema: CollectionSchema) -> int:
@@ -199,7 +199,7 @@ def _batch_room(inline_bytes: int) -> int:
     return bytes_max if inline_bytes + bytes_max <= INLINE_TOTAL_MAX else 0
 
 
-def _table(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
+def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
     values = [write.data for write in writes if isinstance(write.data, SmallUpdates)]
     tables = [write.data for write in writes if isinstance(write.data, pa.Table)]
     if values:
@@ -217,7 +217,7 @@ def _how_encoded(events: Write) -> tuple[bool, int, bool]:
     return not isinstance(events.data, Future), events.schema.version, events.at_commit
 
 
-def _uploaded(write: Write) -> list[Part]:
+def _list_uploaded_parts(write: Write) -> list[Part]:
     """Return the parts of a write that was uploaded."""
     assert isinstance(write.data, Future), "what is uploaded has a future"
     parts = (part.as_single() if write.is_single else part for part in write.data.result())

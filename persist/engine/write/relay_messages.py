@@ -115,7 +115,7 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
             id_.number,
             operation.names,
             tuple(
-                _sent_write(step) if isinstance(step, Write) else step
+                _to_message(step) if isinstance(step, Write) else step
                 for step in operation.steps
                 if not isinstance(step, Asked)
             ),
@@ -127,7 +127,7 @@ def request_bytes(location: str, operations: Sequence[Operation]) -> bytes:
 
 def decode_request(data: bytes) -> Request:
     """Return a request. Raises ValueError if it is none, of another format, or has rows larger than they look."""
-    request = _read(data, Request)
+    request = _decode_message(data, Request)
     for write in (step for asking in request.operations for step in asking.steps if isinstance(step, _Write)):
         if not write.parts:
             check_sent_rows(write.rows)
@@ -144,7 +144,7 @@ def answers_bytes(answers: Sequence[Answer]) -> bytes:
 
 def decode_answers(data: bytes, count: int) -> list[Answer]:
     """Return the answers to so many operations. Raises ValueError if these are none."""
-    answers = _read(data, _Answers).answers
+    answers = _decode_message(data, _Answers).answers
     if len(answers) != count:
         raise ValueError(f"it has {len(answers)} answers, and {count} were asked for")
     return [_decode_answer(answer) for answer in answers]
@@ -184,7 +184,7 @@ def _message(value: Request | _Answers) -> bytes:
     return xxhash.xxh3_128_digest(body) + body
 
 
-def _read(data: bytes, kind: type[T]) -> T:
+def _decode_message(data: bytes, kind: type[T]) -> T:
     if len(data) > REQUEST_BYTES_MAX:
         raise ValueError(f"a request has {len(data)} bytes, and at most {REQUEST_BYTES_MAX} are read")
     body = data[CHECKSUM_BYTES:]
@@ -199,7 +199,7 @@ def _read(data: bytes, kind: type[T]) -> T:
     return message
 
 
-def _sent_write(write: Write) -> _Write:
+def _to_message(write: Write) -> _Write:
     events = None if write.events is None else (write.events.time_max, write.events.watermarks)
     schema = write.schema.to_json()
     if isinstance(write.data, Future):

@@ -65,27 +65,27 @@ def _read_head(data: bytes) -> tuple[int, Sequence[int], Sequence[int], bool]:
     if mark != 0xFFFFFFFF or not 0 < length <= len(data) - 8:
         raise ValueError("it has no head")
     head = data[8 : 8 + length]
-    message = _at(head, 0)
+    message = _follow_offset(head, 0)
     kind = _field(head, message, 1)
     if kind is None or head[kind] != RECORD_BATCH:
         raise ValueError("it is another message")
-    batch = _at(head, _needed(_field(head, message, 2)))
+    batch = _follow_offset(head, _count_needed(_field(head, message, 2)))
     (rows,) = struct.unpack_from("<q", head, field) if (field := _field(head, batch, 0)) is not None else (0,)
-    lengths = _pairs(head, _needed(_field(head, batch, 1)))[::2]
-    buffers = _pairs(head, _needed(_field(head, batch, 2)))[1::2]
+    lengths = _pairs(head, _count_needed(_field(head, batch, 1)))[::2]
+    buffers = _pairs(head, _count_needed(_field(head, batch, 2)))[1::2]
     return rows, lengths, buffers, _field(head, batch, 3) is not None
 
 
 def _pairs(head: bytes, place: int) -> Sequence[int]:
     """Return the numbers of a vector of pairs of int64, one after the other."""
-    vector = _at(head, place)
+    vector = _follow_offset(head, place)
     (count,) = struct.unpack_from("<I", head, vector)
     if count * 16 > len(head):
         raise ValueError("its head is cut off")
     return struct.unpack_from(f"<{2 * count}q", head, vector + 4)
 
 
-def _at(head: bytes, place: int) -> int:
+def _follow_offset(head: bytes, place: int) -> int:
     """Follow the offset at a place."""
     (offset,) = struct.unpack_from("<I", head, place)
     return int(place + offset)
@@ -106,7 +106,7 @@ def _field(head: bytes, table: int, number: int) -> int | None:
     return place
 
 
-def _needed(place: int | None) -> int:
+def _count_needed(place: int | None) -> int:
     if place is None:
         raise ValueError("its head lacks something")
     return place

@@ -47,7 +47,7 @@ class Unclosed:
         self.committer = committer
         self.timeout_s = timeout_s
         self.is_shared = False  # Nobody could have closed it, so it ends without a warning.
-        self._collected = weakref.finalize(client, _dropped, self)
+        self._collected = weakref.finalize(client, _finish_dropped, self)
         self._collected.atexit = False  # At that time `_finish` sees to it.
         _registry.add(self)
 
@@ -129,7 +129,7 @@ class _Registry:
 _registry = _Registry()
 
 
-def _dropped(unclosed: Unclosed) -> None:
+def _finish_dropped(unclosed: Unclosed) -> None:
     """Let a client that was collected finish by itself, and warn."""
     if unclosed.pid != os.getpid():
         return

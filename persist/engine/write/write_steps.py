@@ -63,15 +63,15 @@ class WriteSteps:
         data = opened(updates)
         if isinstance(data, TableStream):
             pieces = streamed_updates(data, schema, moments=self._get_timeline(schema))
-            write = self._of_stream(collection, schema, pieces, by)
+            write = self._from_stream(collection, schema, pieces, by)
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
-            write = self._of_table(collection, schema, table, by) if len(table) else None
+            write = self._from_table(collection, schema, table, by) if len(table) else None
         return replace(write, at_commit=True) if at_commit and write is not None else write
 
     def of_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
         """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""
-        return self._of_table(collection, schema, table, (), is_ours=True)
+        return self._from_table(collection, schema, table, (), is_ours=True)
 
     def hold_or_store_updates(
         self, collection: str, schema: CollectionSchema, updates: Any, stamp: Stamp | None, *, by: Sequence[str] = ()
@@ -92,14 +92,14 @@ class WriteSteps:
             first, second = next(pieces, None), next(pieces, None)
             if second is not None:
                 assert first is not None
-                write = self._of_pieces(collection, schema, chain((first, second), pieces), by)
+                write = self._from_pieces(collection, schema, chain((first, second), pieces), by)
                 return _list_stored_parts(write), write.digest or 0
             table = schema.arrow.empty_table() if first is None else first
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
         if table.nbytes <= 4 * self._parts.piece_bytes:
             return table, _digest(table, by) or 0
-        write = self._of_table(collection, schema, table, by)
+        write = self._from_table(collection, schema, table, by)
         return _list_stored_parts(write), write.digest or 0
 
     def _get_timeline(self, schema: CollectionSchema) -> Timeline | None:
@@ -121,7 +121,7 @@ class WriteSteps:
         at_commit = events.at_commit
         return Write(collection, events.schema, planned.time_min, size, data, events=planned, at_commit=at_commit)
 
-    def _of_table(
+    def _from_table(
         self, collection: str, schema: CollectionSchema, table: pa.Table, by: Sequence[str], *, is_ours: bool = False
     ) -> Write:
         """Return the step that adds a table; is_ours: whether the caller has no access to its buffers."""
@@ -143,16 +143,16 @@ class WriteSteps:
             upload.exception()  # Waits; what went wrong is raised by the future of the commit.
         return Write(collection, schema, _time_min(table), size, upload, digest=digest)
 
-    def _of_stream(
+    def _from_stream(
         self, collection: str, schema: CollectionSchema, tables: Iterator[pa.Table], by: Sequence[str]
     ) -> Write | None:
         pieces = gathered_pieces(tables, self._parts.piece_bytes)
         first, second = next(pieces, None), next(pieces, None)
         if first is None or second is None:
-            return None if first is None else self._of_table(collection, schema, first, by, is_ours=True)
-        return self._of_pieces(collection, schema, chain((first, second), pieces), by)
+            return None if first is None else self._from_table(collection, schema, first, by, is_ours=True)
+        return self._from_pieces(collection, schema, chain((first, second), pieces), by)
 
-    def _of_pieces(
+    def _from_pieces(
         self, collection: str, schema: CollectionSchema, pieces: Iterator[pa.Table], by: Sequence[str]
     ) -> Write:
         uploads: list[Upload] = []
@@ -166,17 +166,17 @@ class WriteSteps:
                 digest += _digest(piece, by) or 0
                 uploads.append(self._upload(collection, schema, piece))
         except BaseException:
-            self._parts.discard(_stored(uploads))
+            self._parts.discard(_collect_parts(uploads))
             raise
-        return Write(collection, schema, time_min, 0, self._joined(uploads), digest=digest if by else None)
+        return Write(collection, schema, time_min, 0, self._join_uploads(uploads), digest=digest if by else None)
 
     def _upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Upload:
         return self._pool.submit(self._parts.upload, collection, schema, table)
 
-    def _joined(self, uploads: Sequence[Upload]) -> Upload:
+    def _join_uploads(self, uploads: Sequence[Upload]) -> Upload:
         """Return one upload that has ended as all of those: with their parts, or with the first error among them."""
         errors = [error for upload in uploads if (error := upload.exception()) is not None]
-        parts = _stored(uploads)
+        parts = _collect_parts(uploads)
         whole: Upload = Future()
         if errors:
             self._parts.discard(parts)
@@ -210,7 +210,7 @@ def _list_stored_parts(write: Write) -> tuple[Part, ...]:
     return write.data.result()
 
 
-def _stored(uploads: Sequence[Upload]) -> list[Part]:
+def _collect_parts(uploads: Sequence[Upload]) -> list[Part]:
     """Return the parts of those uploads that did not fail; waits for all of them."""
     return [part for upload in uploads if upload.exception() is None for part in upload.result()]
 

@@ -432,7 +432,7 @@ class _Copying:
         waiting: deque[Any] = deque()
         try:
             for key, check in wanted:
-                waiting.append(self._pool.submit(self._copied, key, check))
+                waiting.append(self._pool.submit(self._copy_blob, key, check))
                 if len(waiting) >= COPIES_AT_ONCE:
                     self._count(waiting.popleft().result())
             while waiting:
@@ -442,7 +442,7 @@ class _Copying:
                 future.exception()  # Nothing is under way when this returns.
 
     def _copy_one(self, key: str, check: Check) -> None:
-        self._count(self._copied(key, check))
+        self._count(self._copy_blob(key, check))
 
     def _count(self, bytes_: int | None) -> None:
         if bytes_ is not None:
@@ -450,7 +450,7 @@ class _Copying:
             self._bytes += bytes_
             self._done(1)
 
-    def _copied(self, key: str, check: Check) -> int | None:
+    def _copy_blob(self, key: str, check: Check) -> int | None:
         """Copy a blob; return its size, None if it is damaged."""
         data = self._source.get(key)
         if data is None and key.startswith(PARTS):
@@ -482,7 +482,7 @@ class _Copying:
                 continue
             named = list_named(self._target, state, folder, shares)
             unnamed = [entry.key for entry in entries if is_upload(entry.key, folder) and entry.key not in named]
-            deleted += self._deleted(unnamed)
+            deleted += self._delete_extra(unnamed)
         floor, older, named = state.control.log_floor, list[str](), set[str]()
         if checkpoint is not None:
             older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
@@ -490,9 +490,9 @@ class _Copying:
         records = [entry.key for seqno, entry in listed_records(self._target) if seqno < floor]
         named |= _lists(self._target, floor, state.seqno)
         objects = [key for prefix in OBJECTS.values() for key in self._present(prefix) if key not in named]
-        return deleted + sum(self._deleted(keys) for keys in (older, records, objects))
+        return deleted + sum(self._delete_extra(keys) for keys in (older, records, objects))
 
-    def _deleted(self, keys: Sequence[str]) -> int:
+    def _delete_extra(self, keys: Sequence[str]) -> int:
         if keys:
             self._check_alone()
         return delete_all(self._target, keys)

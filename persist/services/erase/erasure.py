@@ -37,7 +37,7 @@ import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
 from persist.compute.index import list_indexed_columns
-from persist.compute.sql import load_dependents, views_anew
+from persist.compute.sql import load_dependents, recreate_views
 from persist.core.closing import note_on_error
 from persist.core.errors import AsOfCompacted, CollectionNotFound, InvalidUsage, PersistError, Superseded, UploadExpired
 from persist.core.log import kinds
@@ -168,7 +168,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
             renew = partial(work.renewed, prepared, reads_blobs=reads_blobs)
             seqno = engine.submit("erase", prepared.steps, dict(prepared.names), renew).result()
             done(1)
-            return _reported(handle.name, prepared, work.committed(), seqno)
+            return _make_report(handle.name, prepared, work.committed(), seqno)
 
         def prepare(error: PersistError) -> None:
             work.lost(error)
@@ -294,7 +294,7 @@ class _Erasing:
         if not concerned:
             return None
         handles = [handle for handle, _, _ in concerned]
-        views = views_anew(engine, handles)
+        views = recreate_views(engine, handles)
         indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:
@@ -315,7 +315,7 @@ class _Erasing:
                 tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
                 {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
                 {
-                    by_name[name]: {t: _owed(published) for t, published in publications.items()}
+                    by_name[name]: {t: _find_owed_table(published) for t, published in publications.items()}
                     for name, publications in tables.items()
                     if publications
                 },
@@ -325,7 +325,7 @@ class _Erasing:
             seqno,
             ids,
             {handle.id for handle in relatives},
-            _released_last((*steps, *views.steps, *owing)),
+            _put_releases_last((*steps, *views.steps, *owing)),
             {**dropped_names, **names, **views.names, **owed_names},
             self._handle.id,
             {handle.id: step for handle, _, step in concerned},
@@ -398,7 +398,7 @@ class _Erasing:
             eraser.discard()
 
 
-def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
+def _put_releases_last(steps: Sequence[Step]) -> Sequence[Step]:
     """Return steps of one record in an order in which since stays where it is.
 
     If a hold of an index or a view replaces another one, since would advance between the two, beyond the time that the
@@ -409,14 +409,14 @@ def _released_last(steps: Sequence[Step]) -> Sequence[Step]:
     return (*(step for step in steps if step not in late), *late)
 
 
-def _owed(publication: Publication) -> OwedTable:
+def _find_owed_table(publication: Publication) -> OwedTable:
     options = {**publication.options}
     if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
         options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), publication.id][-REPLACED_MAX:])
     return OwedTable(options, digest=bool(publication.digest))
 
 
-def _reported(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
+def _make_report(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
     """Return the report of an erasure that the record at seqno committed."""
     relatives = {made.names[id_] for id_ in erased if id_ != made.own}
     options = [table.options for tables in made.tables.values() for table in tables.values()]

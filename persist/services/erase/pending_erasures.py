@@ -18,7 +18,7 @@ import msgspec
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index import create_index
-from persist.compute.sql import ViewsTogether, live_view
+from persist.compute.sql import ViewsTogether, load_view_by_name
 from persist.core.errors import CollectionNotFound, NotConverging, OperatorFailed, PersistError
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -105,14 +105,14 @@ def refreshes() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 def settle_old(engine: Engine, contents: CollectionState) -> None:
     """Do the pending work in a hidden collection, unless its creator is probably doing it."""
-    owed = _owed(contents)
+    owed = _decode_owed(contents)
     if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
         settle(engine, contents)
 
 
 def settle(engine: Engine, contents: CollectionState) -> None:
     """Do the pending work in a hidden collection, then drop it; if some of it fails, continue, and keep it."""
-    owed = _owed(contents)
+    owed = _decode_owed(contents)
     with refreshes() as attempt:
         views = _not_dropped(engine, owed.views)
         if views:
@@ -120,7 +120,7 @@ def settle(engine: Engine, contents: CollectionState) -> None:
             with (
                 attempt(),
                 suppress(OperatorFailed, NotConverging),
-                ViewsTogether([live_view(engine, view.name) for view in views], {}) as together,
+                ViewsTogether([load_view_by_name(engine, view.name) for view in views], {}) as together,
             ):
                 together.refresh()
         for handle in _not_dropped(engine, [*owed.indexes]):
@@ -138,7 +138,7 @@ def settle(engine: Engine, contents: CollectionState) -> None:
         engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
 
 
-def _owed(contents: CollectionState) -> Owed:
+def _decode_owed(contents: CollectionState) -> Owed:
     return msgspec.json.decode(contents.about.properties["owed"], type=Owed)
 
 

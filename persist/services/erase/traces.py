@@ -287,7 +287,7 @@ class _Search:
     def _find_texts(self, entry: BlobEntry) -> Trace | None:
         """Return whether a file that is not a part contains one of the texts."""
         data = self._blob.get(entry.key) if self._texts else None
-        rows = 0 if data is None else self._count_rows(_unpacked(data))
+        rows = 0 if data is None else self._count_rows(_unpack_avro(data))
         return Trace(entry.key, "it has such texts", None, rows) if rows else None
 
     def _explain_wait(self, entry: BlobEntry, rows: int | None) -> Trace:
@@ -308,7 +308,7 @@ class _Search:
 
     def _count_rows(self, data: bytes) -> int:
         """Return the number of erased rows, or texts, in an object that is not a part."""
-        count = sum(text.encode() in data or _escaped(text) in data for text in self._texts)
+        count = sum(text.encode() in data or _escape_value(text) in data for text in self._texts)
         for inline in _inline(data):
             count += self._count_batch_rows(inline.data, inline.collection, inline)
         return count
@@ -320,7 +320,7 @@ class _Search:
         rows = 0
         for table in _tables(data, contents, inline):
             if records is not None and contents is not None:
-                rows += _matching(table, records, contents)
+                rows += _count_matching(table, records, contents)
             if self._texts:
                 rows += sum(_mentions(table, text) for text in self._texts)
         if self._texts and not data.startswith(b"PAR1"):
@@ -346,7 +346,7 @@ def _place(key: str) -> tuple[int | None, str | None]:
     return (uploaded_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
 
 
-def _unpacked(data: bytes) -> bytes:
+def _unpack_avro(data: bytes) -> bytes:
     """Return the contents of the blocks of an Avro file, which are deflated; other bytes as they are.
 
     Such a file ends with the sixteen bytes that stand between its blocks. A block begins with two numbers, each as long
@@ -358,7 +358,7 @@ def _unpacked(data: bytes) -> bytes:
     return head + b"".join(zlib.decompress(block[1], -15) for block in map(_BLOCK.fullmatch, blocks) if block)
 
 
-def _escaped(text: str) -> bytes:
+def _escape_value(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False)[1:-1].encode()
 
 
@@ -465,7 +465,7 @@ def _schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[Colle
         yield from ((written, schema) for written in schema.known or (schema,) if written.version == inline.version)
 
 
-def _matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:
+def _count_matching(table: pa.Table, records: ErasedRecords, contents: CollectionState) -> int:
     columns = records.columns(contents.schema)
     if not {*columns} <= {*table.column_names}:
         return 0

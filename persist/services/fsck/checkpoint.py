@@ -80,7 +80,7 @@ class Renewal:
             yield self._report(self._key, self._key in self._bad)
         for key in self._bad:
             if not (self._makes_one and key == self._key):
-                yield self._deleted(key)
+                yield self._delete_checkpoints(key)
 
     def run(self) -> Iterator[Repair]:
         """Do it; yield each thing that was done."""
@@ -92,7 +92,7 @@ class Renewal:
         for key in self._bad:
             if key != self._key and _is_bad(self._blob, key):
                 self._blob.delete(key)
-                yield self._deleted(key)
+                yield self._delete_checkpoints(key)
 
     def _make(self) -> Iterator[Repair]:
         state = self._state
@@ -134,7 +134,7 @@ class Renewal:
     def _report(self, key: str, is_there: bool) -> Repair:
         return Repair("replace" if is_there else "create", key, f"what the log says up to seqno {self._state.seqno}")
 
-    def _deleted(self, key: str) -> Repair:
+    def _delete_checkpoints(self, key: str) -> Repair:
         return Repair("delete", key, "it cannot be used, and a newer or equal one can")
 
 

@@ -155,20 +155,20 @@ def examine(
             "{set_aside:option:True} goes with {repair:option:True}, which says that the location may be changed."
         )
     examination = _Examination(blob, settings, clock, deep)
-    report = _repaired(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
+    report = _repair_and_report(blob, examination, collect, repair=repair, dry_run=dry_run, set_aside=set_aside)
     is_changed = bool(report.problems and report.repairs_done)
     remaining = _Examination(blob, settings, clock, deep).run().problems if is_changed else report.problems
     return replace(report, problems_left=remaining)
 
 
-def _repaired(
+def _repair_and_report(
     blob: Blob, examination: "_Examination", collect: Collect, *, repair: bool, dry_run: bool, set_aside: bool
 ) -> FsckReport:
     report = examination.run()
     renewal = Renewal.of(blob, examination.log, report.problems)
     if renewal is not None or not examination.log.is_complete:
         advice = AGAIN if renewal is not None else NOT_AGAIN
-        report = replace(report, problems=tuple(_with_advice(problem, advice) for problem in report.problems))
+        report = replace(report, problems=tuple(_add_advice(problem, advice) for problem in report.problems))
     if not repair:
         return report
     aside = SettingAside.of(blob, examination.log, examination.inventory) if set_aside else None
@@ -239,7 +239,7 @@ class _Examination:
             problems=self.findings.problems,
             unreferenced=tuple(self.unreferenced),
             checked=dict(self.findings.checked),
-            unfinished=tuple(_unfinished(log.state)),
+            unfinished=tuple(_list_pending_erasures(log.state)),
             seqno=log.at - 1,
             deep=self._deep,
         )
@@ -413,7 +413,7 @@ def _is_published(state: State, collection: str, key: str) -> bool:
     return ("delta" if "/_delta_log/" in key else "iceberg") in entry.contents.published
 
 
-def _unfinished(state: State | None) -> Iterator[str]:
+def _list_pending_erasures(state: State | None) -> Iterator[str]:
     """Yield the pending work of erasures, which hidden collections store."""
     for entry in () if state is None else state.entries.values():
         if entry.contents is not None and entry.name.startswith(OWED_PREFIX):
@@ -427,7 +427,7 @@ def _declaration(seqno: int, what: str) -> Repair:
     return Repair("commit", record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
 
 
-def _with_advice(problem: Problem, advice: str) -> Problem:
+def _add_advice(problem: Problem, advice: str) -> Problem:
     """Return problem with what to do about it where checkpoints are concerned."""
     is_derived = problem.blob.startswith((CHECKPOINTS, DIRECTORIES, STATES)) and problem.kind in REMADE
     return replace(problem, advice=advice) if is_derived else problem

@@ -165,14 +165,14 @@ class IcebergCatalog:
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
         if handle.contents().upper == 0:
-            return _without_rows(handle, handle.known(), read_format_version(self._options))
+            return _make_empty_table(handle, handle.known(), read_format_version(self._options))
         requested = None if as_of is None else handle.as_time("as_of", as_of)
         if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
             raise Superseded(f"{handle.name!r} is being published: load it again")
         try:
             contents = self._publish(slot, handle, handle.contents(), requested)
             contents = self._pin(handle, contents, requested)
-            return self._described(slot, handle, contents, requested)
+            return self._describe_table(slot, handle, contents, requested)
         finally:
             slot.lock.release()
 
@@ -257,7 +257,7 @@ class IcebergCatalog:
 
     def _pin(self, handle: CollectionHandle, contents: CollectionState, requested: int | None) -> CollectionState:
         """Pin tagged times and the requested one, and give up pins that nobody needs; return the contents then."""
-        newest, now_ms = _newest(contents).as_of, self._clock.wall_ms()
+        newest, now_ms = _find_newest(contents).as_of, self._clock.wall_ms()
         tagged = {time for time in contents.tags.values() if time < newest}
         for time_, publication in contents.pins.items():
             until_ms = int(publication.options.get("until_ms", "0"))
@@ -284,11 +284,11 @@ class IcebergCatalog:
             pin(handle, requested, {"at_ms": str(now_ms), **until, **self._format(handle.known())})
         return handle.known()
 
-    def _described(
+    def _describe_table(
         self, slot: _Slot, handle: CollectionHandle, contents: CollectionState, requested: int | None
     ) -> LoadedTable:
         table = IcebergTable(handle, {})
-        known = _newest(contents)
+        known = _find_newest(contents)
         version = (known.id, known.version)  # The URL comes again if the table is published anew after an erasure.
         if version not in slot.metadata:
             slot.metadata = {version: table.stored_metadata(contents, known)}
@@ -358,7 +358,7 @@ def to_identifier(name: str) -> tuple[Namespace, str]:
     return tuple(space), table
 
 
-def _newest(contents: CollectionState) -> Publication:
+def _find_newest(contents: CollectionState) -> Publication:
     known = contents.published.get("iceberg")
     if known is None:
         raise Superseded(f"the iceberg table of {contents.name!r} was given up meanwhile: load it again")
@@ -381,7 +381,7 @@ def _snapshot_of_pin(
     return snapshot | ({"first-row-id": 0, "added-rows": 0} if "added-rows" in snapshot else {})
 
 
-def _without_rows(handle: CollectionHandle, contents: CollectionState, version: int) -> LoadedTable:
+def _make_empty_table(handle: CollectionHandle, contents: CollectionState, version: int) -> LoadedTable:
     """Return a table without snapshots, for a collection of which no time is sealed."""
     schema, location = handle.load_schema(contents, None), IcebergTable(handle, {}).location(contents)
     metadata = table_json(contents, schema, location, version)

@@ -233,19 +233,19 @@ def version_bytes(
     }
     actions: list[dict[str, Any]] = [{"commitInfo": info}]
     if publication.is_renewed:
-        actions += _header(contents, publication, now_ms)
-    actions += [{"remove": _removed(contents, n, file, now_ms)} for n, file in publication.before.items()]
+        actions += _make_header_actions(contents, publication, now_ms)
+    actions += [{"remove": _make_remove_action(contents, n, file, now_ms)} for n, file in publication.before.items()]
     came = ((number, file) for number, file in publication.files.items() if file.version == publication.version)
-    actions += [{"add": _added(contents, publication.schema, number, file, now_ms)} for number, file in came]
+    actions += [{"add": _make_add_action(contents, publication.schema, number, file, now_ms)} for number, file in came]
     actions += changes
     return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
 
 
 def checkpoint_bytes(contents: CollectionState, publication: Publication, now_ms: int) -> tuple[bytes, bytes]:
     """Return a checkpoint of the present version, and the pointer to it."""
-    rows = _header(contents, publication, now_ms)
+    rows = _make_header_actions(contents, publication, now_ms)
     rows += [
-        {"add": _added(contents, publication.schema, number, file, now_ms)}
+        {"add": _make_add_action(contents, publication.schema, number, file, now_ms)}
         for number, file in publication.files.items()
     ]
     sink = io.BytesIO()
@@ -284,7 +284,7 @@ def has_vectors(publication: Publication) -> bool:
     return publication.options.get("deletes", "vectors") == "vectors"
 
 
-def _header(contents: CollectionState, publication: Publication, now_ms: int) -> list[dict[str, Any]]:
+def _make_header_actions(contents: CollectionState, publication: Publication, now_ms: int) -> list[dict[str, Any]]:
     schema = load_schema_version(contents, publication.schema)
     fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.columns]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
@@ -309,7 +309,9 @@ def _field(name: str, written: Any) -> dict[str, Any]:
     return {"name": name, "type": written, "nullable": True, "metadata": {}}
 
 
-def _added(contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
+def _make_add_action(
+    contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int
+) -> dict[str, Any]:
     part = contents.part(number)
     add = {
         "path": _path(contents, part),
@@ -322,7 +324,7 @@ def _added(contents: CollectionState, schema: int, number: int, file: PublishedF
     return add if file.deletes is None else {**add, "deletionVector": _vector(file.deletes)}
 
 
-def _removed(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
+def _make_remove_action(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
     part = contents.part(number)
     remove = {
         "path": _path(contents, part),
@@ -362,8 +364,8 @@ def _z85(data: bytes) -> str:
 def _stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str, Any]:
     """Return the statistics with which readers skip a part: bounds that JSON represents exactly."""
     stats = {name: bounds for name, bounds in part.stats.items() if name in schema.names}
-    least = _bounds(((name, bounds[0]) for name, bounds in stats.items()), schema)
-    greatest = _bounds(((name, bounds[1]) for name, bounds in stats.items()), schema)
+    least = _format_bounds(((name, bounds[0]) for name, bounds in stats.items()), schema)
+    greatest = _format_bounds(((name, bounds[1]) for name, bounds in stats.items()), schema)
     nulls = {name: bounds[2] for name, bounds in stats.items()}
     return {
         "numRecords": part.rows,
@@ -374,7 +376,7 @@ def _stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str,
     }
 
 
-def _bounds(values: Iterable[tuple[str, Any]], schema: CollectionSchema) -> Mapping[str, Any]:
+def _format_bounds(values: Iterable[tuple[str, Any]], schema: CollectionSchema) -> Mapping[str, Any]:
     bounds: dict[str, Any] = {}
     for name, value in values:
         kind = schema.arrow.field(name).type

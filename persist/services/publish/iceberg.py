@@ -113,14 +113,14 @@ class IcebergTable:
             if rows is not None and len(rows):
                 changed[at] = (file.part, rows)
         if read_format_version(options) == 2:
-            stored = [self._stored(part, rows) for part, rows in changed.values()]
+            stored = [self._store_deletes(part, rows) for part, rows in changed.values()]
         else:
-            stored = self._stored_together([*changed.values()])
+            stored = self._store_deletion_vectors([*changed.values()])
         for at, written in zip(changed, stored, strict=True):
             deletes[at] = written
         return deletes
 
-    def _stored_together(self, changed: Sequence[tuple[Part, Rows]]) -> list[Deletes]:
+    def _store_deletion_vectors(self, changed: Sequence[tuple[Part, Rows]]) -> list[Deletes]:
         """Store deletion vectors, all in one Puffin file."""
         if not changed:
             return []
@@ -132,7 +132,7 @@ class IcebergTable:
         places = zip(starts, vectors, changed, strict=True)
         return [Deletes(key, start, len(vector), len(rows)) for start, vector, (_, rows) in places]
 
-    def _stored(self, part: Part, rows: Rows) -> Deletes:
+    def _store_deletes(self, part: Part, rows: Rows) -> Deletes:
         key = part_key(self._handle.id, self._handle.engine.follower.next_seqno())
         paths = pa.DictionaryArray.from_arrays(np.zeros(len(rows), np.int8), [self.format_url(part.blob)]).cast(
             pa.string()

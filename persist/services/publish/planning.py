@@ -45,7 +45,7 @@ from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.part_rows import find_places
-from persist.engine.read.merging import Split, read_snapshot, repeated
+from persist.engine.read.merging import Split, read_snapshot, repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
@@ -153,7 +153,7 @@ class Planner:
     ) -> Plan:
         split, numbers = Split.of(scan, "rows"), _numbers(newest)
         lying = self._lying([*split.base, *split.history], scan, numbers)
-        touched = self._touched(scan, [*split.base_rest, *split.rest], reader)
+        touched = self._find_touched_keys(scan, [*split.base_rest, *split.rest], reader)
         dead = self._dead(contents, scan.schema)
         places = {id(part): find_omitted_rows(part, scan.schema, touched, dead, reader) for part in lying}
         listed = [part for part in lying if len(places[id(part)]) <= self._share * part.rows]
@@ -198,7 +198,7 @@ class Planner:
         unlisted = [part for part in changes.parts if id(part) not in ids]
         if small >= SMALL_FILES_MAX or sum(part.rows for part in unlisted) > CHANGED_SHARE * rows:
             return None
-        touched = self._touched(changes, unlisted, reader)
+        touched = self._find_touched_keys(changes, unlisted, reader)
         files = [
             PlannedFile(part, number, places)
             for number, part in parts.items()
@@ -226,7 +226,7 @@ class Planner:
                 lying.setdefault(part.blob, part)
         return [*lying.values()]
 
-    def _touched(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
+    def _find_touched_keys(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
         """Return the keys of updates that may cancel rows of other parts; None if there are none."""
         keys = [*scan.schema.key_names]
         based = {id(part) for part in scan.base}
@@ -292,7 +292,7 @@ class Planner:
                 elsewhere = is_listed if can_split else None
                 rows = [table for table in read_snapshot(piece, "rows", reader, elsewhere=elsewhere) if len(table)]
                 if rows:
-                    yield _with_diffs(pa.concat_tables(rows), scan.schema)
+                    yield _add_diffs(pa.concat_tables(rows), scan.schema)
 
         return self._stored(tables(), scan)
 
@@ -420,7 +420,7 @@ def _can_readers_fill(before: Node, after: Node) -> bool:
     return before == after if has_map else is_extended(before, after)
 
 
-def _with_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
+def _add_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
     """Return records with their multiplicities, of rows."""
     diffs = pa.array(np.ones(len(rows), np.int64))
     return consolidate(rows.append_column(schema.arrow.field("_diff"), diffs), [*schema.names])
@@ -429,7 +429,7 @@ def _with_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
 def _make_distinct(records: pa.Table, scan: Scan) -> pa.Table:
     """Return each record as often as its multiplicity, in part order, as distinct updates."""
     counts = records["_diff"].to_numpy()
-    rows = pa.concat_tables(repeated(records, scan))
+    rows = pa.concat_tables(repeat_rows(records, scan))
     occurrence = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)
     columns = [*rows.columns, pa.chunked_array([occurrence]), pa.chunked_array([np.ones(len(rows), np.int64)])]
     return pa.Table.from_arrays(columns, schema=scan.schema.arrow)

@@ -102,14 +102,14 @@ class FlightSql:
     def done(self, what: str, body: bytes) -> bytes | None:
         """Do an action and return its result; None if it is none of Flight SQL."""
         if what == "CancelFlightInfo":
-            return encode_fields((1, self._cancelled(group_fields(body).get(1, b""))))
+            return encode_fields((1, self._cancel_queries(group_fields(body).get(1, b""))))
         if what == "CloseSession":
             return encode_fields((1, _CLOSED))
         if what not in SQL_ACTIONS:
             return None
         fields = group_fields(unpack_command(body)[1])
         if what == "CancelQuery":
-            return _any("ActionCancelQueryResult", encode_fields((1, self._cancelled(fields.get(1, b"")))))
+            return _any("ActionCancelQueryResult", encode_fields((1, self._cancel_queries(fields.get(1, b"")))))
         if what == "ClosePreparedStatement":
             with self._lock:
                 self._prepared.pop(fields.get(1, b""), None)
@@ -141,7 +141,7 @@ class FlightSql:
             prepared = self._find_prepared(fields.get(1, b""))
             if prepared.count and prepared.rows is None:
                 raise InvalidUsage(f"the statement has {prepared.count} parameters, and none were given")
-            return _Statement(prepared.sql, [], "" if prepared.rows is None else _encoded(prepared.rows))
+            return _Statement(prepared.sql, [], "" if prepared.rows is None else _encode_rows(prepared.rows))
         raise ValueError(_only_reads(name))
 
     def _bound(self, statement: _Statement) -> tuple[pa.Schema, _Statement]:
@@ -211,7 +211,7 @@ class FlightSql:
             self._prepared.move_to_end(handle)
             return prepared
 
-    def _cancelled(self, info: bytes) -> int:
+    def _cancel_queries(self, info: bytes) -> int:
         """End the queries of a FlightInfo; return whether any ran."""
         try:
             tickets = [endpoint.ticket.ticket for endpoint in flight.FlightInfo.deserialize(info).endpoints]
@@ -333,7 +333,7 @@ def _until_end(requests: Iterator[bytes]) -> Iterator[bytes]:
         yield from requests
 
 
-def _encoded(rows: pa.Table) -> str:
+def _encode_rows(rows: pa.Table) -> str:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows)

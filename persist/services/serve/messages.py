@@ -101,7 +101,7 @@ class CommitRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Newest(msgspec.Struct, frozen=True):
-    """The answer to a wait."""
+    """The location's id and newest seqno: the answer to a request to wait."""
 
     location: str | None
     seqno: Seqno

@@ -144,7 +144,7 @@ class Server(Closes):
         """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
         speaks Flight SQL; with a store, others open the location through it.
         """
-        address = _checked(url, token, certificate, insecure)
+        address = _check_addresses(url, token, certificate, insecure)
         self._commits = None if committer is None else CommitsForOthers(committer, follower)
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
@@ -264,7 +264,7 @@ class _Answers:
         yield encode_fields((1, self._described(requests).schema.serialize()))
 
     def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        ticket = _parsed(flight.Ticket, next(requests)).ticket
+        ticket = _parse_message(flight.Ticket, next(requests)).ticket
         if is_sql(ticket):
             schema, close, rows = self._speaking_sql().opened(ticket, context)
             batches = _sliced(rows)
@@ -278,7 +278,7 @@ class _Answers:
         yield from _guarded(itertools.chain([schema_message(schema)], batches), stream, self._hub)
 
     def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        action = _parsed(flight.Action, next(requests))
+        action = _parse_message(flight.Action, next(requests))
         self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
         results = None if self._store is None else self._store.done(action.type, body)
@@ -293,7 +293,7 @@ class _Answers:
     def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Commit for others, or store a value: the descriptor has its length, and metadata are its pieces."""
         message = group_fields(next(requests))
-        descriptor = _parsed(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
+        descriptor = _parse_message(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
         command = descriptor.command or b""
         kind = "put" if command.startswith(b'{"put"') else "commit"
         if kind == "put" and self._store is None:
@@ -365,7 +365,7 @@ class _Answers:
         return part
 
     def _described(self, requests: Iterator[bytes]) -> flight.FlightInfo:
-        descriptor = _parsed(flight.FlightDescriptor, next(requests))
+        descriptor = _parse_message(flight.FlightDescriptor, next(requests))
         if is_sql(descriptor.command or b""):
             return self._speaking_sql().info(descriptor.command)
         return self._info(_read_path(descriptor))
@@ -426,7 +426,7 @@ def _read_path(descriptor: flight.FlightDescriptor) -> str:
     return str(descriptor.path[0].decode())
 
 
-def _parsed(kind: Any, message: bytes) -> Any:
+def _parse_message(kind: Any, message: bytes) -> Any:
     """Return a message of Flight. Raises ValueError if it is none."""
     try:
         return kind.deserialize(message)
@@ -538,7 +538,7 @@ def _guarded(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[
         stream.close()
 
 
-def _checked(
+def _check_addresses(
     url: str, token: str | None, certificate: tuple[str | bytes, str | bytes] | None, insecure: bool
 ) -> Address:
     """Return where to serve. Raises InvalidUsage if that does not fit, or would let strangers in."""

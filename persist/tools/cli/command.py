@@ -77,7 +77,7 @@ class TimesCommand(TyperCommand):
     """A command whose arguments may be spans such as -1d, which are not options."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; a span passes the parser with a blank in front."""
+        """Parse arguments; a blank in front protects spans such as `-1d` from the parser."""
         unparsed = super().parse_args(ctx, [f" {text}" if _is_span(text) else text for text in args])
         ctx.params = {name: value[1:] if _has_blank(value) else value for name, value in ctx.params.items()}
         return unparsed

@@ -45,20 +45,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
         )
         return status if isinstance(status, int) else OK
     except _Misuse as error:
-        return _misused(error, as_json)
+        return _report_misuse(error, as_json)
     except (typer.Abort, KeyboardInterrupt):
-        return _failed("interrupted", INTERRUPTED, as_json)
+        return _report_failure("interrupted", INTERRUPTED, as_json)
     except persist.PersistError as error:
-        return _failed(error, _exit_status(error), as_json)
+        return _report_failure(error, _exit_status(error), as_json)
     except BaseExceptionGroup as group_of:  # Several writes of one client failed.
         first = group_of.exceptions[0]
         if not isinstance(first, persist.PersistError):
             raise
-        return _failed(first, _exit_status(first), as_json)
+        return _report_failure(first, _exit_status(first), as_json)
     except OSError as error:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
-        return _failed(message, MISTAKE if is_mistake else UNAVAILABLE, as_json)
+        return _report_failure(message, MISTAKE if is_mistake else UNAVAILABLE, as_json)
 
 
 @cache
@@ -77,17 +77,17 @@ def _exit_status(error: "persist.PersistError") -> int:
     return MISTAKE
 
 
-def _misused(error: Any, as_json: bool) -> int:
+def _report_misuse(error: Any, as_json: bool) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ == "NoArgsIsHelpError":
         print(error.format_message(), file=sys.stderr)
         return MISTAKE
     if context is not None and not as_json:
         print(f"{context.get_usage()}\nTry '{context.command_path} --help'.", file=sys.stderr)
-    return _failed(error.format_message(), MISTAKE, as_json)
+    return _report_failure(error.format_message(), MISTAKE, as_json)
 
 
-def _failed(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
+def _report_failure(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
     has_lines = getattr(error, "has_lines", False)
     text = error if isinstance(error, str) else word_error(error)
     # On one line, the caret of a query would point at nothing.

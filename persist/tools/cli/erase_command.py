@@ -35,7 +35,7 @@ def erase(
     if verify:
         if reason is not None or yes:
             raise persist.InvalidUsage("--verify erases nothing: erase first, and leave --reason and --yes out here")
-        return _verified(at, collection, where, keys, text or [], format)
+        return _verify_traces(at, collection, where, keys, text or [], format)
     if text:
         raise persist.InvalidUsage("--text goes with --verify, which looks for it")
     if (where is None) == (keys is None):
@@ -58,7 +58,7 @@ def erase(
     return OK
 
 
-def _verified(
+def _verify_traces(
     at: Place, collection: str, where: str | None, keys: str | None, texts: list[str], format: str | None
 ) -> int:
     with at.reading() as client:

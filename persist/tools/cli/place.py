@@ -142,11 +142,11 @@ def storage_options(location: str, given: Sequence[str] = (), file: str | None =
         InvalidUsage: an option is not NAME=VALUE, or the file is unreadable, open to others, or not a JSON object. No
             message shows what they hold.
     """
-    options = _parsed(os.environ.get(VARIABLE) or "{}", f"the environment variable {VARIABLE}")
+    options = _parse_json(os.environ.get(VARIABLE) or "{}", f"the environment variable {VARIABLE}")
     if is_folder(location):
         options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS}
     if file is not None:
-        options |= _parsed(_read_private_file(file), f"the file {file}")
+        options |= _parse_json(_read_private_file(file), f"the file {file}")
     return {**options, **dict(map(_option, given))}
 
 
@@ -164,7 +164,7 @@ def _read_private_file(path: str) -> str:
         raise persist.InvalidUsage(f"the storage options in {path} cannot be read: {reason}") from None
 
 
-def _parsed(text: str, where: str) -> dict[str, Any]:
+def _parse_json(text: str, where: str) -> dict[str, Any]:
     try:
         options = json.loads(text)
     except (ValueError, RecursionError):

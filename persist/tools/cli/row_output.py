@@ -81,7 +81,7 @@ def _written(
     with opened(output) as file:
         writer = row_writer(schema, format, file)
         try:
-            for batch in _limited(batches, limit):
+            for batch in _limit_batches(batches, limit):
                 writer.write_batch(batch)
                 rows += batch.num_rows
         finally:
@@ -89,7 +89,7 @@ def _written(
     return rows
 
 
-def _limited(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
+def _limit_batches(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iterator[pa.RecordBatch]:
     remaining = limit
     for batch in batches:
         if remaining is not None:

@@ -95,7 +95,7 @@ def sql(
     with at.reading() as client:
         shell = Shell(at, client, row_format, limit, times, files)
         if query is None:
-            return _run_interactively(shell) if sys.stdin.isatty() else _piped(shell)
+            return _run_interactively(shell) if sys.stdin.isatty() else _run_piped(shell)
         shell.ask(query, output)
     return OK
 
@@ -220,7 +220,7 @@ class Lines:
         return ended
 
 
-def _piped(shell: Shell) -> int:
+def _run_piped(shell: Shell) -> int:
     """Carry out what standard input holds; the first that fails ends it."""
     lines = Lines()
     for line in sys.stdin:

@@ -206,7 +206,7 @@ def gc(
 ) -> int:
     """Delete blobs that nothing refers to any more."""
     if explain:
-        return _explained(at, format, output)
+        return _print_explanation(at, format, output)
     if format is not None or output is not None:
         raise persist.InvalidUsage("--format and --output go with --explain: what was deleted is one line")
     with at.writing() as client:
@@ -274,7 +274,7 @@ def policy(
     return OK
 
 
-def _explained(at: Place, format: str | None, output: str | None) -> int:
+def _print_explanation(at: Place, format: str | None, output: str | None) -> int:
     from persist.tools.reports.health import waiting_blobs
 
     with at.reading() as client:

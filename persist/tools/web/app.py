@@ -85,47 +85,47 @@ def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Name
     async def answer(request: Request) -> Response:
         """Check host and token, then send a file, an event stream or a JSON answer."""
         if not names.has(request.headers.get("host", "")):
-            return _with_headers(PlainTextResponse(OTHER_NAME, status_code=403))
+            return _add_headers(PlainTextResponse(OTHER_NAME, status_code=403))
         token_text, _, path = request.url.path.removeprefix("/").partition("/")
         if not hmac.compare_digest(token_text.encode(), token.encode()):
-            return _with_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))
+            return _add_headers(PlainTextResponse("Open the address that persist ui printed.\n", status_code=403))
         if path in FILES:
             name, kind = FILES[path]
-            return _with_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
+            return _add_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
         if path == "api/events":
-            return _with_headers(await listeners.response(request))
+            return _add_headers(await listeners.response(request))
         if path == "metrics":
-            return _with_headers(await exposition.response())
+            return _add_headers(await exposition.response())
         if path == "api/download":
-            return _with_headers(await run_in_threadpool(_answered, explorer, _download, request))
+            return _add_headers(await run_in_threadpool(_answer_request, explorer, _download, request))
         if (question := QUESTIONS.get(path)) is not None:
-            return _with_headers(await run_in_threadpool(_answered, explorer, _as_json(question), request))
-        return _with_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
+            return _add_headers(await run_in_threadpool(_answer_request, explorer, _as_json(question), request))
+        return _add_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
 
 
-def _answered(explorer: Explorer, answer: Callable[[Explorer, Request], Response], request: Request) -> Response:
+def _answer_request(explorer: Explorer, answer: Callable[[Explorer, Request], Response], request: Request) -> Response:
     try:
         return answer(explorer, request)
     except persist.errors.CollectionNotFound as error:
-        return _refused(error, 404)
+        return _refuse_request(error, 404)
     except persist.InvalidUsage as error:
-        return _refused(error, 400)
+        return _refuse_request(error, 400)
     except (persist.Unavailable, persist.Indeterminate) as error:
-        return _refused(error, 503)
+        return _refuse_request(error, 503)
     except persist.PersistError as error:
-        return _refused(error, 500)
+        return _refuse_request(error, 500)
     except Exception as error:  # The page shows the error and goes on; the log has details.
         logger.exception("the page could not answer %s", request.url.path.rpartition("/")[2])
-        return _refused(error, 500)
+        return _refuse_request(error, 500)
 
 
-def _refused(error: Exception, status: int) -> Response:
+def _refuse_request(error: Exception, status: int) -> Response:
     return JSONResponse({"error": " ".join(str(error).split())}, status_code=status)
 
 
-def _with_headers(response: Response) -> Response:
+def _add_headers(response: Response) -> Response:
     response.headers.update(HEADERS)
     return response
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.codecs.types.objects import to_objects
-from persist.compute.dataflow.running.reports import depths
+from persist.compute.dataflow.running.reports import measure_depths
 from persist.connect.ingest.source import SOURCE
 from persist.tools.reports.surveys import Facts, portrait, survey
 from persist.tools.web.flows import Flows, classify
@@ -43,7 +43,7 @@ class Explorer:
         offset = min(offset, max(0, len(names) - 1))
         now_s = time.time()
         page_names = names[max(0, offset) :][: min(max(1, limit), LIST_MAX)]
-        items = [_listed(facts, now_s) for facts in survey(self._client, page_names)]
+        items = [_list_facts(facts, now_s) for facts in survey(self._client, page_names)]
         return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
 
     def collection(self, name: str) -> dict[str, Any]:
@@ -53,7 +53,7 @@ class Explorer:
         facts = summary.facts
         latest = facts.latest
         return {
-            **_listed(facts, time.time()),
+            **_list_facts(facts, time.time()),
             "url": self._client.url,
             "columns": [dict(zip(("side", "name", "type"), column, strict=True)) for column in summary.columns],
             "timeline": facts.contents.timeline,
@@ -174,7 +174,7 @@ class Explorer:
         measured = view.live.rehearse()
         operators = [
             {**asdict(operator), "rate": operator.rate, "depth": at}
-            for operator, at in zip(measured, depths(measured), strict=True)
+            for operator, at in zip(measured, measure_depths(measured), strict=True)
         ]
         return {"operators": operators, "rows": rows}
 
@@ -191,7 +191,7 @@ def _differing(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
     return differing
 
 
-def _listed(facts: Facts, now_s: float) -> dict[str, Any]:
+def _list_facts(facts: Facts, now_s: float) -> dict[str, Any]:
     listed = facts.as_json()
     return {
         **listed,

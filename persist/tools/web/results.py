@@ -88,7 +88,7 @@ class Results:
                 rows = snapshot.get(parse_key(key, collection.handle.reading_schema(schema))).slice(0, LIST_MAX)
             elif sort:
                 _check_sorted(Facts(collection.handle.contents()), snapshot.schema, sort)
-                rows = _sorted_rows(snapshot, sort, descending, offset + limit).slice(offset)
+                rows = _sort_rows(snapshot, sort, descending, offset + limit).slice(offset)
             else:
                 rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, limit)
         moment = None if collection.timeline is None else collection.timeline.text_of(at)
@@ -256,7 +256,7 @@ def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
         )
 
 
-def _sorted_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count: int) -> pa.Table:
+def _sort_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count: int) -> pa.Table:
     """Return the first rows in the order of a column, NULL last; equal ones in the order of keys."""
     best = snapshot.schema.empty_table()
     order = [(sort, "descending" if descending else "ascending")]

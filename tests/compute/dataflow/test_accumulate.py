@@ -25,8 +25,8 @@ def test_groups_contribute_what_their_updates_do(keys: int, seed: int, largest: 
     words = random.integers(0, 5, (keys, rows))
     updates = np.concatenate((words, values, random.integers(0, 3, (1, rows)), random.integers(-2, 3, (1, rows))))
     updates[-1, 7] = largest
-    at_once = aggregates.exploded(updates, keys, wanted, Domain())
-    one_by_one = aggregates.exploded(updates, keys, wanted, Domain(), Costs(summed_rows=1 << 60))
+    at_once = aggregates.explode_to_slots(updates, keys, wanted, Domain())
+    one_by_one = aggregates.explode_to_slots(updates, keys, wanted, Domain(), Costs(summed_rows=1 << 60))
     assert at_once.shape[1] < 1000 < one_by_one.shape[1]
     layout = Layout(keys, 1, 1)
     assert (to_batch(at_once, layout) == to_batch(one_by_one, layout)).all()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.compute.dataflow.plan.optimise import optimised
+from persist.compute.dataflow.plan.optimise import optimise_plan
 from persist.compute.dataflow.plan.plan import Capture, Join
 from persist.dataflow import Program, Stream, col
 from tests.support.tiers import examples
@@ -65,7 +65,7 @@ def optimised_join(stream: Stream) -> str:
     others = {number: node for number, node in nodes if not isinstance(node.operator, Capture)}
     plan = replace(stream.program.plan, nodes=others)
     plan.add(Capture("capture"), (stream.number,), stream.schema)
-    return next(line for line in str(optimised(plan)).splitlines() if " join[" in line)
+    return next(line for line in str(optimise_plan(plan)).splitlines() if " join[" in line)
 
 
 def test_an_index_that_others_may_read_keeps_everything() -> None:
@@ -73,7 +73,7 @@ def test_an_index_that_others_may_read_keeps_everything() -> None:
     a = program.input("a", key={"k": pa.int64()}, value={"a": pa.int64()}).arrange_by_key("k")
     b = program.input("b", key={"k": pa.int64()}, value={"b": pa.int64()})
     a.join(b, "k").temporal_filter(col("a"), col("a") + 3).capture()
-    [join] = [n.operator for n in optimised(program.plan).nodes.values() if isinstance(n.operator, Join)]
+    [join] = [n.operator for n in optimise_plan(program.plan).nodes.values() if isinstance(n.operator, Join)]
     assert join.before == ((), ())
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from persist.compute.dataflow.updates.batch import Layout, mixed, sort_columns, sort_hashes, to_batch
+from persist.compute.dataflow.updates.batch import Layout, hash_columns, sort_columns, sort_hashes, to_batch
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000
@@ -47,8 +47,8 @@ def test_the_hash_of_a_bulk_decides_its_order() -> None:
     updates = np.array(np.broadcast_arrays(*MADE["few records of one time"](np.random.default_rng(2))), np.int64)
     layout = Layout(KEYS, VALUES, DIMENSIONS)
     batch = to_batch(updates, layout)
-    upper = mixed(batch[1 : 1 + KEYS]) >> np.uint64(32)
-    lower = mixed(batch[1 + KEYS : 1 + KEYS + VALUES]) >> np.uint64(32)
+    upper = hash_columns(batch[1 : 1 + KEYS]) >> np.uint64(32)
+    lower = hash_columns(batch[1 + KEYS : 1 + KEYS + VALUES]) >> np.uint64(32)
     assert (batch[0].view(np.uint64) == (upper << np.uint64(32)) | lower).all()
 
 

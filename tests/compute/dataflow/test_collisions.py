@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from persist.compute.dataflow.updates import batch
-from persist.compute.dataflow.updates.batch import HASH_VERSION, key_hashes, mixed
+from persist.compute.dataflow.updates.batch import HASH_VERSION, hash_columns, key_hashes
 from persist.compute.dataflow.updates.times import Ints
 from tests.compute.dataflow.programs import OPERATORS
 from tests.compute.dataflow.test_oracle import NAMES, compare
@@ -22,7 +22,7 @@ FIRST = [0x0, 0xAB169EB805B8C71C, 0x2A0A6C0285034331, 0x9FD29F0540000000, 0x3FA5
 
 def colliding(bits: int) -> Any:
     """Return the hash with only so many bits of either half left."""
-    true = mixed
+    true = hash_columns
     mask = np.uint64(((1 << bits) - 1) << (64 - bits))
 
     def hashed(rows: Ints) -> Any:
@@ -33,20 +33,20 @@ def colliding(bits: int) -> Any:
 
 @pytest.fixture(params=[1, 2])
 def _collisions(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("persist.compute.dataflow.updates.batch.mixed", colliding(request.param))
+    monkeypatch.setattr("persist.compute.dataflow.updates.batch.hash_columns", colliding(request.param))
     monkeypatch.setattr("persist.compute.dataflow.operators.aggregates.mixed", colliding(request.param))
 
 
 def test_the_hash_is_the_same_for_ever() -> None:
     assert HASH_VERSION == 1
-    assert mixed(np.array(WORDS, np.int64)).tolist() == BOTH
-    assert mixed(np.array(WORDS[:1], np.int64)).tolist() == FIRST
+    assert hash_columns(np.array(WORDS, np.int64)).tolist() == BOTH
+    assert hash_columns(np.array(WORDS[:1], np.int64)).tolist() == FIRST
 
 
 @pytest.mark.usefixtures("_collisions")
 def test_the_hash_of_these_tests_collides() -> None:
     keys = np.arange(1000)[None]
-    assert len(np.unique(batch.mixed(keys))) <= 16
+    assert len(np.unique(batch.hash_columns(keys))) <= 16
     assert len(np.unique(key_hashes(keys))) <= 4
 
 

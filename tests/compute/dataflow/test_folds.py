@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from persist.compute.dataflow.operators.folds import folds, framed
+from persist.compute.dataflow.operators.folds import iterate_frames, make_fold_logic
 from persist.compute.dataflow.operators.large_groups import ranking_of_folds
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.words import Domain
@@ -126,7 +126,7 @@ def test_a_fold_of_a_group_is_what_a_look_at_its_values_gives(seed: int) -> None
     rows = [row for part in parts for row in part]
     columns = [domain.encode(pa.array([row[field.name] for row in rows], field.type)) for field in SCHEMA]
     groups = np.arange(5).repeat([len(part) for part in parts])
-    owners, made, diffs = folds([case for case, _ in CASES], SCHEMA, domain)(
+    owners, made, diffs = make_fold_logic([case for case, _ in CASES], SCHEMA, domain)(
         groups, np.array(columns), np.ones(len(rows), np.int64), None
     )
     assert (owners.tolist(), diffs.tolist()) == ([0, 1, 2, 3, 4], [1] * 5)
@@ -144,7 +144,7 @@ def test_the_mode_is_the_value_that_comes_most_often_and_first_of_several(by: An
     for _ in range(20):
         rows = drawn(chance, chance.randint(1, 7))
         columns = [domain.encode(pa.array([row[field.name] for row in rows], field.type)) for field in SCHEMA]
-        _, made, _ = folds([case], SCHEMA, domain)(
+        _, made, _ = make_fold_logic([case], SCHEMA, domain)(
             np.zeros(len(rows), np.int64), np.array(columns), np.ones(len(rows), np.int64), None
         )
 
@@ -177,13 +177,13 @@ def test_only_quantiles_of_one_column_are_taken_from_an_order_that_is_kept() -> 
 def test_frames_come_in_pieces_of_a_bounded_size_and_a_larger_one_alone() -> None:
     low, high = np.array([0, 1, 1, 3, 3, 2, 0]), np.array([2, 3, 1, 9, 3, 4, 4])
     parts, rows = [], []
-    for part, owners, places in framed(low, high, 4):
+    for part, owners, places in iterate_frames(low, high, 4):
         parts.append((part.start, part.stop))
         rows += [(part.start + owner, place) for owner, place in zip(owners.tolist(), places.tolist(), strict=True)]
         assert len(owners) <= 4 or part.stop - part.start == 1
     assert rows == [(at, place) for at in range(len(low)) for place in range(low[at], high[at])]
     assert parts == [(0, 3), (3, 4), (4, 6), (6, 7)]
-    assert [*framed(low[:0], high[:0], 4)] == []
+    assert [*iterate_frames(low[:0], high[:0], 4)] == []
 
 
 @pytest.mark.parametrize("kind", ["var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem"])

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from persist import InvalidUsage
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.state.spine import Spill, Spine
-from persist.compute.dataflow.updates.batch import Layout, find_starts, key_hashes, settled, to_batch
+from persist.compute.dataflow.updates.batch import Layout, find_starts, key_hashes, sort_and_consolidate, to_batch
 from persist.compute.dataflow.updates.times import Stash
 from persist.compute.dataflow.updates.words import Domain, Interner, is_ordered, ranks
 from persist.dataflow import Antichain, Program, col, lit
@@ -142,7 +142,7 @@ def test_what_cancels_in_a_spine_is_gone() -> None:
 
 def test_records_whose_hashes_collide_are_still_told_apart() -> None:
     batch = np.array([[7] * 6, [1, 2, 1, 2, 1, 3], [5, 5, 5, 6, 5, 5], [0] * 6, [1, 1, 1, 1, -2, 1]])
-    found = settled(batch, LAYOUT)
+    found = sort_and_consolidate(batch, LAYOUT)
     assert held(found) == Counter({(2, 5, 0): 1, (2, 6, 0): 1, (3, 5, 0): 1})
 
 
@@ -182,13 +182,13 @@ def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None
     from persist.compute.dataflow.state import spine as module
 
     merged: list[int] = []
-    original = module.advanced
+    original = module.advance_batch
 
     def counting(batch: Any, layout: Any, since: Any) -> Any:
         merged.append(batch.shape[1])
         return original(batch, layout, since)
 
-    module.advanced = counting
+    module.advance_batch = counting
     try:
         spine = Spine(LAYOUT)
         rng = np.random.default_rng(0)
@@ -203,7 +203,7 @@ def test_an_insertion_into_a_large_spine_does_a_bounded_amount_of_work() -> None
         assert spine.rows == 400 * size
         assert worst < 100_000
     finally:
-        module.advanced = original
+        module.advance_batch = original
 
 
 @pytest.mark.thorough

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, root, statistics, summed_products
+from persist.compute.dataflow.operators.moments import (
+    LOWEST,
+    STATISTICS,
+    square_root_rounded,
+    statistics,
+    summed_products,
+)
 from tests.support.tiers import examples
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -31,7 +37,7 @@ def test_sums_of_products_are_those_of_fractions(rows: list[tuple[int, float, fl
 @given(st.fractions(min_value=0))
 @settings(max_examples=examples(200), deadline=None)
 def test_a_root_is_the_float_that_is_next_to_it(square: Fraction) -> None:
-    near = root(square.numerator, square.denominator)
+    near = square_root_rounded(square.numerator, square.denominator)
     for other in (math.nextafter(near, math.inf), math.nextafter(near, 0.0)):
         middle = (Fraction(near) + Fraction(other)) / 2
         assert (middle**2 <= square) == (other < near) or middle**2 == square
@@ -56,7 +62,9 @@ def test_variances_are_those_of_fractions(values: list[float]) -> None:
     owners = np.zeros(len(values), np.int64)
     exact = python.variance([Fraction(value) for value in values])
     assert statistics("var_samp", owners, [np.array(values)], 1) == [float(exact)]
-    assert statistics("stddev_samp", owners, [np.array(values)], 1) == [root(exact.numerator, exact.denominator)]
+    assert statistics("stddev_samp", owners, [np.array(values)], 1) == [
+        square_root_rounded(exact.numerator, exact.denominator)
+    ]
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
@@ -68,7 +76,7 @@ def test_what_is_not_finite_makes_its_own_group_nan(odd: float) -> None:
 
 
 def rooted(square: Fraction) -> float:
-    return root(square.numerator, square.denominator)
+    return square_root_rounded(square.numerator, square.denominator)
 
 
 def central(values: list[Fraction], power: int) -> Fraction:

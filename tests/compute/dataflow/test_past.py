@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import persist
-from persist.compute.dataflow.ports.past import LISTED_MAX, Past, _pruning
+from persist.compute.dataflow.ports.past import LISTED_MAX, Past, _make_pruning_filter
 from persist.compute.dataflow.updates.batch import Keys, Layout, distinct_columns, to_batch
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
@@ -111,11 +111,11 @@ def test_rows_with_some_values_pass_and_few_others(count: int, has_null: bool) -
         return
     values = pa.array([*range(0, 2 * count, 2), *([None] if has_null else [])], pa.int64())
     table = pa.table({"x": pa.array([*range(-2, 2 * count + 2), None], pa.int64())})
-    found = _pruning(pa.table({"x": values}))
+    found = _make_pruning_filter(pa.table({"x": values}))
     assert found is not None
     listed = [*range(0, 2 * count, 2)] if count <= LISTED_MAX else [*range(2 * count - 1)]
     assert table.filter(found)["x"].to_pylist() == [*listed, *([None] if has_null else [])]
 
 
 def test_floats_do_not_prune() -> None:
-    assert _pruning(pa.table({"f": [0.5]})) is None, "Arrow does not compare them as keys are compared"
+    assert _make_pruning_filter(pa.table({"f": [0.5]})) is None, "Arrow does not compare them as keys are compared"

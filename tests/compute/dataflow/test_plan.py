@@ -10,12 +10,12 @@ import pytest
 import persist
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.draft import Draft
-from persist.compute.dataflow.plan.optimise import optimised
+from persist.compute.dataflow.plan.optimise import optimise_plan
 from persist.compute.dataflow.plan.plan import Concat, Constant, Join, Linear, Plan, Reduce, Source
 from persist.compute.dataflow.plan.stages import Map
 from persist.compute.dataflow.program import Together
 from persist.compute.dataflow.running.graph import Builder
-from persist.compute.dataflow.state.spine import in_memory
+from persist.compute.dataflow.state.spine import allocate_in_memory
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.expression.term import Col
 from persist.dataflow import Captured, Program, Stream, col, lit, when
@@ -36,7 +36,7 @@ def test_linear_operators_become_one() -> None:
     program, [a] = inputs("a")
     a.filter(col("a") > 1).extend(b=col("a") + 1).filter(col("b") < 9).project("b").negate().capture()
     assert len(of_kind(program.plan, Linear)) == 5
-    [linear] = of_kind(optimised(program.plan), Linear)
+    [linear] = of_kind(optimise_plan(program.plan), Linear)
     # Both maps between two filters are one, so what only the first computed is computed once.
     assert str([str(stage) for stage in linear.stages]).count("map(") == 2
 
@@ -44,7 +44,7 @@ def test_linear_operators_become_one() -> None:
 def test_what_is_used_twice_is_computed_once() -> None:
     program, [a] = inputs("a")
     a.map(x=col("a") + 1).map(y=col("x") * col("x")).map(z=col("y") + 1).capture()
-    [linear] = of_kind(optimised(program.plan), Linear)
+    [linear] = of_kind(optimise_plan(program.plan), Linear)
     assert [str(stage) for stage in linear.stages] == ["map(x=(a + 1))", "map(z=((x * x) + 1))"]
 
 
@@ -53,17 +53,17 @@ def test_a_column_that_only_a_filter_before_a_join_reads_is_not_arranged() -> No
     facts = program.input("facts", key={"id": pa.int64()}, value={"k": pa.int64(), "x": pa.int64()})
     groups = program.input("groups", key={"k": pa.int64()}, value={"g": pa.int64()})
     facts.filter(col("x") > 1).named("large").join(groups, "k").named("pairs").project("g").named("shown").capture()
-    [join] = of_kind(optimised(program.plan), Join)
+    [join] = of_kind(optimise_plan(program.plan), Join)
     assert [str(stage) for stage in join.before[0]] == ["filter((x > 1))", "map(k)"]
     # A stack of an input is not what its join is called; what is done to the pairs is.
-    assert [node.name for node in optimised(program.plan).nodes.values() if node.name] == ["pairs . shown"]
+    assert [node.name for node in optimise_plan(program.plan).nodes.values() if node.name] == ["pairs . shown"]
 
 
 def test_linear_operators_move_into_joins_and_reductions() -> None:
     program, [a, b] = inputs("a", "b")
     joined = a.extend(a=col("a") * 2).join(b.filter(col("b") > 0), "k").map(k=col("k"), s=col("a") + col("b"))
     joined.named("sums").group_by("k").agg(s=col("s").sum()).filter(col("s") > 5).capture()
-    plan = optimised(program.plan)
+    plan = optimise_plan(program.plan)
     assert of_kind(plan, Linear) == []
     shown = program.explain()
     assert "input 0: [map(k, a=(a * 2))]" in shown
@@ -78,7 +78,7 @@ def test_a_stage_that_somebody_else_reads_is_not_moved() -> None:
     shared = a.extend(a=col("a") * 2)
     shared.join(b, "k").capture()
     shared.capture()
-    assert len(of_kind(optimised(program.plan), Linear)) == 1
+    assert len(of_kind(optimise_plan(program.plan), Linear)) == 1
 
 
 def test_conditions_move_before_joins_and_unread_columns_are_not_arranged() -> None:
@@ -87,7 +87,7 @@ def test_conditions_move_before_joins_and_unread_columns_are_not_arranged() -> N
     a = program.input("a", key=wide)
     b = program.input("b", key={"k": pa.int64()}, value={"z": pa.int64(), "unused": pa.string()})
     a.join(b, "k").filter(col("z") > 1).filter(col("x") + col("z") > 3).map(x=col("x")).capture()
-    [join] = of_kind(optimised(program.plan), Join)
+    [join] = of_kind(optimise_plan(program.plan), Join)
     assert [str(stage) for stage in join.before[0]] == ["map(k, x)"]
     assert [str(stage) for stage in join.before[1]] == ["filter((z > 1))", "map(k, z)"]
     assert [str(stage) for stage in join.after] == ["filter(((x + z) > 3))", "map(x)"]
@@ -98,7 +98,7 @@ def test_a_join_gives_only_what_its_readers_read() -> None:
     facts = program.input("facts", key={"id": pa.int64()}, value={"k": pa.int64()})
     groups = program.input("groups", key={"k": pa.int64()}, value={"g": pa.int64()})
     facts.join(groups, "k").group_by("g").count().capture()
-    plan = optimised(program.plan)
+    plan = optimise_plan(program.plan)
     [join] = of_kind(plan, Join)
     assert [str(stage) for stage in join.before[0]] == ["map(k)"]
     assert [node.schema.names for node in plan.nodes.values() if node.operator == join] == [["g"]]
@@ -110,7 +110,7 @@ def test_a_join_that_a_join_reads_gives_only_what_that_one_still_needs() -> None
     groups = program.input("groups", key={"k": pa.int64()}, value={"g": pa.int64(), "unused": pa.string()})
     names = program.input("names", key={"g": pa.int64()}, value={"name": pa.string()})
     facts.join(groups, "k").extend(x=col("x") + 1).join(names, "g").group_by("name").agg(x=col("x").sum()).capture()
-    first, second = of_kind(optimised(program.plan), Join)
+    first, second = of_kind(optimise_plan(program.plan), Join)
     assert [str(stage) for stages in first.before for stage in stages] == ["map(k, x)", "map(k, g)"]
     assert [str(stage) for stage in second.before[0]] == ["map(x=(x + 1), g)"]
 
@@ -122,7 +122,7 @@ def test_what_nobody_reads_is_neither_read_of_a_collection_nor_computed() -> Non
     both = facts.extend(f=col("a") / col("b")) + more.extend(f=col("c") / col("d"))
     sums = both.filter(col("c") > 0).group_by("a").agg(s=col("b").sum(), t=col("f").sum(), u=col("e").max())
     sums.map(a=col("a"), s=col("s")).capture()
-    plan = optimised(program.plan)
+    plan = optimise_plan(program.plan)
     sources = {n.operator.collection: n.schema.names for n in plan.nodes.values() if isinstance(n.operator, Source)}
     assert sources == {"facts": ["a", "b", "c"], "more": ["a", "b", "c"]}
     [reduce] = of_kind(plan, Reduce)
@@ -138,7 +138,7 @@ def test_what_functions_and_whole_records_read_is_left_as_it_is() -> None:
     program.source("filtered", schema=wide).filter(lambda row: row.b > 1).map(a=col("a")).capture()
     program.source("first", schema=wide).group_by("a").top_k(1, "a").map(a=col("a")).capture()
     program.source("indexed", schema=wide).arrange_by_key("a").map(a=col("a")).capture()
-    plan = optimised(program.plan)
+    plan = optimise_plan(program.plan)
     assert {n.schema.names == ["a", "b"] for n in plan.nodes.values() if isinstance(n.operator, Source)} == {True}
 
 
@@ -170,7 +170,7 @@ def test_of_a_collection_is_read_what_operators_read(name: str) -> None:
     program = Program("p")
     wide = {"a": pa.int64(), "b": pa.int64(), "c": pa.int64(), "l": pa.list_(pa.int64())}
     make(program.source("t", schema=wide)).capture()
-    [source] = [node for node in optimised(program.plan).nodes.values() if isinstance(node.operator, Source)]
+    [source] = [node for node in optimise_plan(program.plan).nodes.values() if isinstance(node.operator, Source)]
     assert "".join(source.schema.names) == columns
 
 
@@ -180,7 +180,7 @@ def test_sums_that_are_all_of_a_group_stay_and_of_others_one_stays() -> None:
         groups = program.source("t", schema={"a": pa.int64(), "b": pa.int64()}).group_by("a")
         sums = {"n": lit(1).count(), "t": col("b").count()}
         groups.aggregated(sums, is_complete=is_complete).project("a").capture()
-        [reduce] = of_kind(optimised(program.plan), Reduce)
+        [reduce] = of_kind(optimise_plan(program.plan), Reduce)
         assert len(reduce.logic.outputs) == len(reduce.values) == 1 + is_complete
 
 
@@ -189,7 +189,7 @@ def test_constants_and_unions_have_the_columns_that_are_read() -> None:
     table = pa.table({"k": [1], "a": [2], "more": [3]})
     both = program.constant(table) + a.extend(more=col("a") + 1)
     (both + program.constant(table)).group_by("k").agg(s=col("more").sum()).capture()
-    plan = optimised(program.plan)
+    plan = optimise_plan(program.plan)
     assert {tuple(each.table.column_names) for each in of_kind(plan, Constant)} == {("k", "more")}
     assert {tuple(n.schema.names) for n in plan.nodes.values() if isinstance(n.operator, Concat)} == {("k", "more")}
     assert of_kind(plan, Linear) == [Linear((Map((("k", Col("k")), ("more", (col("a") + 1).term))),))]
@@ -212,7 +212,7 @@ def test_records_are_counted_by_one_column_and_an_unread_column_may_go() -> None
 def test_a_join_of_joins_keeps_nothing_in_between() -> None:
     program, [a, b, c] = inputs("a", "b", "c")
     program.join_all([a, b, c], on="k").capture()
-    [join] = of_kind(optimised(program.plan), Join)
+    [join] = of_kind(optimise_plan(program.plan), Join)
     assert len(join.on) == 2
     assert "delta_join[k=k ; k=k]" in program.explain()
     arrangements = _arrangements(program)
@@ -246,7 +246,7 @@ def test_programs_that_run_together_make_an_arrangement_once() -> None:
 
 def _arrangements(program: Draft) -> list[str]:
     captures = {number: Captured() for number in program.captures}
-    graph = Builder(optimised(program.plan), Domain(), captures, {}, in_memory).build()
+    graph = Builder(optimise_plan(program.plan), Domain(), captures, {}, allocate_in_memory).build()
     return [each.title for each in graph.operators if type(each).__name__ == "Arrangement"]
 
 
@@ -254,7 +254,7 @@ def test_what_no_end_reads_is_not_run() -> None:
     program, [a, b] = inputs("a", "b")
     a.join(b, "k")
     a.capture()
-    assert of_kind(optimised(program.plan), Join) == []
+    assert of_kind(optimise_plan(program.plan), Join) == []
     with program.open() as running:
         running["b"].insert([((1, 1), 0, 1)])  # Inputs are there, whoever reads them.
 
@@ -268,7 +268,7 @@ def test_counting_constants_keeps_no_words_for_them() -> None:
         running["a"].advance_to(1)
         running.step()
     assert seen.rows() == [((1, 2, 6, 2, 0), 0, 1)]
-    assert len(of_kind(optimised(program.plan), Reduce)) == 1
+    assert len(of_kind(optimise_plan(program.plan), Reduce)) == 1
 
 
 EXPRESSIONS: list[tuple[Any, Any]] = [
@@ -403,13 +403,13 @@ def test_state_beyond_the_memory_budget_is_in_files_and_counts_stay_right(tmp_pa
 def test_a_count_that_changes_at_many_times_is_brought_up_to_date_in_one_go(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its group has thousands of updates, but one sum: it does not have to be laid out block by block."""
     calls: list[int] = []
-    changes = TotalReduce._changes
+    changes = TotalReduce._compute_changes
 
     def counting(self: TotalReduce, *arguments: Any, **named: Any) -> Any:
         calls.append(1)
         return changes(self, *arguments, **named)
 
-    monkeypatch.setattr(TotalReduce, "_changes", counting)
+    monkeypatch.setattr(TotalReduce, "_compute_changes", counting)
     program, [a] = inputs("a")
     seen = a.group_by().count().capture()
     times = list(range(3000))

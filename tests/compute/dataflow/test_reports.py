@@ -3,7 +3,7 @@
 import pyarrow as pa
 import pytest
 
-from persist.compute.dataflow.running.reports import OperatorReport, depths, make_reports, render
+from persist.compute.dataflow.running.reports import OperatorReport, make_reports, measure_depths, render
 from persist.dataflow import Program, col
 
 
@@ -12,10 +12,17 @@ def report(*inputs: int, title: str = "an operator", kept_bytes: int = 0) -> Ope
 
 
 def test_an_operator_is_a_step_further_than_the_furthest_of_those_it_reads() -> None:
-    assert depths([report(), report(0), report(), report(1, 2), report(2), report(3, 4, 0)]) == [0, 1, 0, 2, 1, 3]
+    assert measure_depths([report(), report(0), report(), report(1, 2), report(2), report(3, 4, 0)]) == [
+        0,
+        1,
+        0,
+        2,
+        1,
+        3,
+    ]
     # What comes later feeds a loop back, and is not a step before it.
-    assert depths([report(), report(0, 3), report(1), report(2)]) == [0, 1, 2, 3]
-    assert depths([]) == []
+    assert measure_depths([report(), report(0, 3), report(1), report(2)]) == [0, 1, 2, 3]
+    assert measure_depths([]) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 import persist
 from persist.compute.dataflow.operators.join import JoinPaths
-from persist.compute.dataflow.plan.optimise import FILTER_KEEPS, Statistics, estimate_streams, optimised
+from persist.compute.dataflow.plan.optimise import FILTER_KEEPS, Statistics, estimate_streams, optimise_plan
 from persist.compute.dataflow.plan.plan import Input, Source
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.core.expression.term import Col
@@ -99,7 +99,7 @@ def test_statistics_of_a_collection_are_its_rows_its_key_and_the_bounds_of_numbe
         program = Program("p").using(client)
         two = program.source("two").map(d=col("d"), y=col("x"))
         program.source("facts").filter(col("k") > 1).join(program.source("one"), "d").join(two, "d").capture()
-        plan = optimised(program.plan)
+        plan = optimise_plan(program.plan)
         known = estimate_streams(client.engine, plan)
         [number] = [n for n, each in plan.nodes.items() if each.operator == Source("facts")]
         found = known(number)
@@ -127,7 +127,7 @@ def test_statistics_are_passed_on_by_what_changes_no_rows_but_leaves_some_out() 
         few = one.filter(col("x") == "x")
         few.capture()
         few.join(two.map(d=col("d"), y=col("x")), "d").join(one.map(d=col("d"), z=col("x")), "d").capture()
-        plan = optimised(program.plan)
+        plan = optimise_plan(program.plan)
         known = estimate_streams(client.engine, plan)
         sizes = {
             type(node.operator).__name__: each.rows for node in plan.nodes.values() if (each := known(node.number))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from persist.compute.dataflow.updates.texts import LANES_BYTES, Given, Texts
+from persist.compute.dataflow.updates.texts import LANES_BYTES, TextArray, Texts
 from persist.compute.dataflow.updates.words import NULL, Domain
 from tests.support.tiers import examples
 
@@ -72,8 +72,8 @@ def test_equal_texts_have_one_number_and_others_another(kind: pa.DataType, given
 
 @pytest.mark.parametrize("bits", [0, 1, 3])
 def test_texts_of_one_hash_are_told_apart(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    many, shift = Given.tags, 32 - bits
-    monkeypatch.setattr(Given, "tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
+    many, shift = TextArray.tags, 32 - bits
+    monkeypatch.setattr(TextArray, "tags", lambda each: many(each) >> np.uint64(shift) << np.uint64(shift))
     checked = Checked(pa.string())
     for first in range(0, 600, 120):
         checked.many(([f"text {number}" for number in range(first, first + 150)], 0))

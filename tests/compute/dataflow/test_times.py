@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist import Antichain, InvalidUsage
-from persist.compute.dataflow.updates.times import advanced_times, beyond
+from persist.compute.dataflow.updates.times import advance_times, find_beyond
 from persist.dataflow import Program
 
 POINTS = st.tuples(st.integers(0, 4), st.integers(0, 4))
@@ -68,13 +68,13 @@ def test_meet_and_join_are_those_of_what_is_beyond(one: Antichain, other: Antich
 
 @given(frontier=FRONTIERS)
 def test_many_times_are_compared_as_each_is(frontier: Antichain) -> None:
-    assert beyond(frontier, np.array(EVERY).T).tolist() == [frontier.has_beyond(time) for time in EVERY]
+    assert find_beyond(frontier, np.array(EVERY).T).tolist() == [frontier.has_beyond(time) for time in EVERY]
 
 
 @given(since=FRONTIERS.filter(lambda each: not each.is_empty))
 def test_advanced_times_compare_as_before_with_all_that_is_beyond_since(since: Antichain) -> None:
     for time in EVERY:
-        moved = Antichain(tuple(advanced_times(np.array([time]).T, since)[:, 0].tolist()))
+        moved = Antichain(tuple(advance_times(np.array([time]).T, since)[:, 0].tolist()))
         for later in EVERY:
             if since.has_beyond(later):
                 assert (Antichain(time) <= later) == (moved <= later)

@@ -9,9 +9,9 @@ import duckdb
 import pyarrow as pa
 
 from persist.compute.sql.adapt_expression import Expressions
-from persist.compute.sql.duck import bound
+from persist.compute.sql.duck import bind_query
 from persist.compute.sql.rows import lower_term
-from persist.compute.sql.types import of_name, to_arrow
+from persist.compute.sql.types import from_duckdb_name, to_arrow
 from persist.core.expression.evaluation import as_array, evaluate, infer_type
 from persist.core.expression.term import Term
 from persist.errors import InvalidUsage
@@ -71,7 +71,7 @@ class Oracle:
 
     def __init__(self, sheet: Sheet) -> None:
         self.sheet = sheet
-        self.kinds = [of_name(kind) for kind in sheet.types]
+        self.kinds = [from_duckdb_name(kind) for kind in sheet.types]
         self.duck = duckdb.connect(":memory:")
         self.duck.execute("PRAGMA disable_optimizer")
         self.duck.execute("SET threads = 1")
@@ -138,7 +138,7 @@ class Oracle:
         """Return each expression as views run it, or why it is refused."""
         sql = f"SELECT {', '.join(f'{each.sql} AS c{at}' for at, each in enumerate(answers))} FROM t"
         try:
-            plan = bound(sql, {"t": [(f"a{at}", kind) for at, kind in enumerate(self.kinds)]}, "1").plan
+            plan = bind_query(sql, {"t": [(f"a{at}", kind) for at, kind in enumerate(self.kinds)]}, "1").plan
         except InvalidUsage as error:
             if len(answers) == 1:
                 return [error]

@@ -14,7 +14,7 @@ import pyarrow as pa
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.query import add_functions
-from persist.compute.sql.compile import planned
+from persist.compute.sql.compile import plan_query
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.order import NOTHING, Known
 from persist.compute.sql.types import to_arrow, to_duckdb
@@ -137,7 +137,7 @@ def program_of(
     sql: str, tables: dict[str, Columns] = TABLES, *, is_rewritten: bool = True, known: Known = NOTHING
 ) -> tuple[Program, Stream, list[str]]:
     """Return a query as a program, its answer, and the inputs that it reads."""
-    plan, columns = planned(sql, schemas(tables))
+    plan, columns = plan_query(sql, schemas(tables))
     program = Program("query")
     inputs: dict[str, Stream] = {}
 

@@ -18,7 +18,7 @@ import duckdb
 
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.sql.compile import choose_key, planned
+from persist.compute.sql.compile import choose_key, plan_query
 from persist.compute.sql.definition import to_json
 from persist.compute.sql.lower import Lowering
 from persist.compute.sql.types import to_arrow
@@ -38,7 +38,7 @@ KNOWN = {
 
 def plan_of(sql: str) -> str:
     """Return all that a query is planned to, for people."""
-    plan, columns = planned(sql, SCHEMAS)
+    plan, columns = plan_query(sql, SCHEMAS)
     program, inputs = Program("query"), dict[str, Stream]()
 
     def source(name: str) -> Stream:

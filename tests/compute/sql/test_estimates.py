@@ -22,14 +22,14 @@ from persist.compute.sql.algebra import (
     SetOperation,
     TopK,
     Values,
-    by_side,
     children,
     has_one_partner,
     infer_types,
     is_empty_without,
+    split_by_side,
     unique_columns,
 )
-from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimated, order_joins
+from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimate_relation, order_joins
 from persist.core.expression.evaluation import factored_conjuncts
 from persist.core.expression.term import Lit, Place, Term, sql_call
 
@@ -104,7 +104,7 @@ ESTIMATES: list[tuple[Node, tuple[float, dict[int, float]]]] = [
 
 @pytest.mark.parametrize(("node", "wanted"), ESTIMATES)
 def test_a_relation_is_taken_to_be_about_so_large(node: Node, wanted: tuple[float, dict[int, float]]) -> None:
-    made = estimated(node, KNOWN)
+    made = estimate_relation(node, KNOWN)
     assert isclose(made.rows, wanted[0])
     assert made.distinct.keys() == wanted[1].keys()
     assert all(isclose(made.distinct[at], count) for at, count in wanted[1].items())
@@ -231,5 +231,5 @@ def test_a_relation_that_has_no_rows_if_another_has_none(node: Node, is_empty: b
 def test_conditions_are_those_of_a_side_that_read_nothing_else() -> None:
     left, right = is_("less", A, one(1)), is_("less", Place(3), Place(4))
     both, neither = is_("less", Place(2), Place(3)), is_("less", one(1), one(2))
-    lefts, rights, rest = by_side([left, right, both, neither], 3)
+    lefts, rights, rest = split_by_side([left, right, both, neither], 3)
     assert (lefts, rights, rest) == ([left], [is_("less", Place(0), Place(1))], [both, neither])

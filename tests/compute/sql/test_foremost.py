@@ -3,9 +3,9 @@
 import pytest
 
 from persist.compute.sql.algebra import TopK, walk
-from persist.compute.sql.compile import planned
-from persist.compute.sql.reasons import reasons
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.compile import plan_query
+from persist.compute.sql.reasons import explain_rewrites
+from persist.compute.sql.rewrite import rewrite_plan
 from tests.compute.sql.oracle import TABLES, changes, check, schemas
 
 BY = "PARTITION BY a ORDER BY b DESC, m, s"
@@ -69,7 +69,7 @@ WHOLE = [
 
 
 def limits(sql: str) -> list[int | None]:
-    plan = rewritten(planned(sql, schemas(TABLES))[0])
+    plan = rewrite_plan(plan_query(sql, schemas(TABLES))[0])
     return [node.limit for node in walk(plan) if isinstance(node, TopK)]
 
 
@@ -89,12 +89,12 @@ def test_only_the_first_rows_of_partitions_are_looked_at(sql: str) -> None:
 @pytest.mark.parametrize("counted", ["rank", "dense_rank"])
 def test_rows_that_agree_in_the_order_are_in_together(counted: str) -> None:
     sql = f"SELECT a, b, s FROM t QUALIFY {counted}() OVER ({PEERS}) <= 2"
-    [first] = [node for node in walk(rewritten(planned(sql, schemas(TABLES))[0])) if isinstance(node, TopK)]
+    [first] = [node for node in walk(rewrite_plan(plan_query(sql, schemas(TABLES))[0])) if isinstance(node, TopK)]
     assert first.counted == counted
     assert limits(f"{NUMBER} QUALIFY rank() OVER ({PEERS}) <= 2") == [], "the other function has another order"
     check(sql, changes(7, size=12))
 
 
 def test_what_is_looked_at_is_explained() -> None:
-    plan = planned(f"{NUMBER} QUALIFY r <= 3", schemas(TABLES))[0]
-    assert "a window looks at the first 3 of each partition: no others are asked for" in reasons(plan)
+    plan = plan_query(f"{NUMBER} QUALIFY r <= 3", schemas(TABLES))[0]
+    assert "a window looks at the first 3 of each partition: no others are asked for" in explain_rewrites(plan)

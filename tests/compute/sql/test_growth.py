@@ -8,9 +8,9 @@ import pytest
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.sql.compile import planned
-from persist.compute.sql.reasons import unbounded
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.compile import plan_query
+from persist.compute.sql.reasons import list_unbounded_joins
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.sql import UnboundedState
 from tests.compute.sql.tpch import QUERIES
 
@@ -95,5 +95,5 @@ def test_no_query_of_tpch_is_warned_of() -> None:
         name: CollectionSchema.of({column: kind(column) for column in text.split()}, None)
         for name, text in columns.items()
     }
-    told = {name: unbounded(rewritten(planned(sql, schemas)[0])) for name, sql in QUERIES.items()}
+    told = {name: list_unbounded_joins(rewrite_plan(plan_query(sql, schemas)[0])) for name, sql in QUERIES.items()}
     assert {name: each for name, each in told.items() if each} == {}

@@ -5,10 +5,10 @@ import pytest
 from persist.codecs.types.schema import CollectionSchema
 from persist.compute.dataflow.plan.optimise import Statistics
 from persist.compute.sql.algebra import Join, Node, Scan, children
-from persist.compute.sql.compile import planned
+from persist.compute.sql.compile import plan_query
 from persist.compute.sql.duck import names_column
-from persist.compute.sql.order import Known, estimated
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.order import Known, estimate_relation
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.types import to_arrow
 from tests.compute.sql.oracle import changes, check
 
@@ -33,7 +33,7 @@ def scans(node: Node) -> list[str]:
 
 def plan_of(sql: str, known: Known) -> Node:
     schemas = {name: CollectionSchema.of({c: to_arrow(k) for c, k in columns}, None) for name, columns in BIG.items()}
-    return rewritten(planned(sql, {name: schema for name, schema in schemas.items() if name in sql})[0], known)
+    return rewrite_plan(plan_query(sql, {name: schema for name, schema in schemas.items() if name in sql})[0], known)
 
 
 def test_what_keeps_few_rows_is_joined_first_and_what_makes_many_last() -> None:
@@ -68,14 +68,14 @@ def test_estimates_tell_conditions_apart() -> None:
     known = {"group": Statistics(1000)}
 
     def rows(condition: str) -> float:
-        return estimated(plan_of(f'SELECT g FROM "group" WHERE {condition}', {}), known).rows
+        return estimate_relation(plan_of(f'SELECT g FROM "group" WHERE {condition}', {}), known).rows
 
-    assert estimated(Scan("dim", ("k", "g"), ("int64", "int64")), SIZES).rows == 1000
+    assert estimate_relation(Scan("dim", ("k", "g"), ("int64", "int64")), SIZES).rows == 1000
     assert rows("name LIKE 'a%'") == 100
     assert rows("name LIKE 'a%' OR name LIKE 'b%'") == 200
     assert rows("name > 'a'") == rows("name = upper(name)") == 300
     half = plan_of("SELECT g FROM dim WHERE k IN (SELECT f FROM fact)", {})
-    assert estimated(half, SIZES).rows == 500
+    assert estimate_relation(half, SIZES).rows == 500
 
 
 def test_a_query_names_a_column_if_it_refers_to_one() -> None:

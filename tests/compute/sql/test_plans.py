@@ -11,11 +11,11 @@ import persist
 from persist.compute.sql.adapt_expression import Expressions
 from persist.compute.sql.algebra import Distinct, Filter, Join, Project, Scan, TopK, walk
 from persist.compute.sql.by_duckdb import Text
-from persist.compute.sql.compile import planned
-from persist.compute.sql.duck import place
+from persist.compute.sql.compile import plan_query
+from persist.compute.sql.duck import show_position
 from persist.compute.sql.graph import columns_read, lower_relation
 from persist.compute.sql.lower import Lowering
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.core.expression.term import Place
 from persist.dataflow import Program
 from persist.errors import InvalidUsage
@@ -137,7 +137,7 @@ def test_distinct_rows_come_where_their_first_one_comes_in_the_order(sql: str, s
 
 
 def test_an_order_of_distinct_rows_without_a_limit_is_not_computed() -> None:
-    plan = rewritten(planned("SELECT DISTINCT a FROM t ORDER BY b", schemas(TABLES))[0])
+    plan = rewrite_plan(plan_query("SELECT DISTINCT a FROM t ORDER BY b", schemas(TABLES))[0])
     assert [type(node) for node in walk(plan)] == [Project, Distinct, Project, Project, Scan]
     assert columns_read(lower_relation(plan)) == {"t": {"a": "int32"}}
 
@@ -161,7 +161,7 @@ KEYED = [
 
 def test_no_query_with_an_equality_is_a_cross_product() -> None:
     for sql in KEYED:
-        for node in walk(rewritten(planned(sql, schemas(TABLES))[0])):
+        for node in walk(rewrite_plan(plan_query(sql, schemas(TABLES))[0])):
             assert not isinstance(node, Join) or node.equal or node.same, sql
 
 
@@ -190,7 +190,7 @@ def test_a_condition_that_may_raise_sees_no_row_that_others_leave_out(sql: str) 
 
 def test_a_condition_with_a_constant_that_duckdb_computes_is_applied_below_the_join() -> None:
     sql = "SELECT t.a, u.b FROM t, u WHERE t.a = u.a AND t.d >= DATE '2020-02-01' AND u.s < concat('a', 'b')"
-    plan = rewritten(planned(sql, schemas(TABLES))[0])
+    plan = rewrite_plan(plan_query(sql, schemas(TABLES))[0])
     filters = [node for node in walk(plan) if isinstance(node, Filter)]
     assert len(filters) == 2
     assert not any(isinstance(node, Join) for each in filters for node in walk(each))
@@ -256,15 +256,15 @@ def test_what_a_plan_says_and_is_not_known_is_refused_where_it_stands() -> None:
     ],
 )  # fmt: skip
 def test_a_place_in_a_query_is_a_line_with_a_mark_below_it(at: Any, shown: str) -> None:
-    assert place("SELECT ä,\n b FROM t\n", at) == shown
+    assert show_position("SELECT ä,\n b FROM t\n", at) == shown
 
 
 def test_of_a_long_line_what_is_around_the_place_is_shown() -> None:
     sql = "SELECT " + "a, " * 100 + "x"
-    lines = place(sql, 307).splitlines()
+    lines = show_position(sql, 307).splitlines()
     assert lines[1] == "  line 1: " + sql[227:347]
     assert len(lines[2]) == 10 + 80 + 1
-    assert place(sql, 80).splitlines()[1] == "  line 1: " + sql[:120]
+    assert show_position(sql, 80).splitlines()[1] == "  line 1: " + sql[:120]
 
 
 @pytest.mark.parametrize("how", ["UNION ALL", "UNION"])

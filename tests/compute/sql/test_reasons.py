@@ -5,8 +5,8 @@ import pytest
 
 import persist
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.sql.compile import planned
-from persist.compute.sql.reasons import reasons
+from persist.compute.sql.compile import plan_query
+from persist.compute.sql.reasons import explain_rewrites
 from persist.compute.sql.types import to_arrow
 from tests.compute.sql.test_order import BIG, SIZES, STAR
 
@@ -41,11 +41,11 @@ CASES = {
 @pytest.mark.parametrize("sql", CASES)
 def test_each_rewrite_is_told_with_its_reason(sql: str) -> None:
     schemas = {name: schema for name, schema in SCHEMAS.items() if name in sql}
-    assert reasons(planned(sql, schemas)[0]) == CASES[sql]
+    assert explain_rewrites(plan_query(sql, schemas)[0]) == CASES[sql]
 
 
 def test_the_order_of_joins_is_told_with_the_sizes_that_it_goes_by() -> None:
-    told = reasons(planned(STAR, SCHEMAS)[0], SIZES)
+    told = explain_rewrites(plan_query(STAR, SCHEMAS)[0], SIZES)
     assert told[0] == "3 cross products became joins by key: a condition above says what is equal"
     assert told[1] == "conditions went down, 1 to 'group': fewer rows come out of there"
     assert "'fact' (about 600,000 rows), 'other' (about 5,000 rows): by what is known of sizes" in told[2]

@@ -292,9 +292,9 @@ def test_of_two_definitions_that_are_given_at_once_one_is_refused(tmp_path: Path
 
 def _submit_late(view: View, other: View) -> None:
     """Let another one come between what a view finds and what it commits."""
-    from persist.compute.sql.redefine import redefinition
+    from persist.compute.sql.redefine import plan_redefinition
 
-    found = redefinition(view.handle.engine, view.handle, SUMS + " HAVING sum(n) > 3")
+    found = plan_redefinition(view.handle.engine, view.handle, SUMS + " HAVING sum(n) > 3")
     assert found is not None
     other.redefine(LARGE)
     view.handle.engine.submit("redefine", *found).result()

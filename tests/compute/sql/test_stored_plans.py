@@ -12,12 +12,12 @@ import pytest
 
 import persist
 from persist.compute.dataflow.plan.optimise import Statistics
-from persist.compute.sql.compile import planned
+from persist.compute.sql.compile import plan_query
 from persist.compute.sql.definition import Definition, to_json
-from persist.compute.sql.draft import Catalog, drafted
+from persist.compute.sql.draft import Catalog, draft_view
 from persist.compute.sql.graph import Defined, ViewProgram, list_functions, load_views, lower_relation
 from persist.compute.sql.order import list_ordered_collections
-from persist.compute.sql.rewrite import rewritten
+from persist.compute.sql.rewrite import rewrite_plan
 from persist.compute.sql.stored import FORM, StoredPlan, encode_plan, read_plan
 from persist.core.log.kinds import Create
 from persist.sql import open_together
@@ -32,9 +32,9 @@ UNSTORED = ("struct_values", "MAP {'d': DATE '2024-01-01'}")
 
 
 def stored_of(sql: str) -> dict[str, Any] | None:
-    relation, columns = planned(sql, SCHEMAS)
-    plan = lower_relation(rewritten(relation, KNOWN), columns)
-    known = {name: KNOWN[name] for name in list_ordered_collections(rewritten(relation, KNOWN))}
+    relation, columns = plan_query(sql, SCHEMAS)
+    plan = lower_relation(rewrite_plan(relation, KNOWN), columns)
+    known = {name: KNOWN[name] for name in list_ordered_collections(rewrite_plan(relation, KNOWN))}
     return encode_plan(plan, list_functions(relation), known)
 
 
@@ -42,8 +42,8 @@ def stored_of(sql: str) -> dict[str, Any] | None:
 @pytest.mark.parametrize("block", range(20))
 def test_a_plan_is_read_back_as_it_was_stored(block: int) -> None:
     for sql in QUERIES[block::20]:
-        relation, columns = planned(sql, SCHEMAS)
-        plan = lower_relation(rewritten(relation, KNOWN), columns)
+        relation, columns = plan_query(sql, SCHEMAS)
+        plan = lower_relation(rewrite_plan(relation, KNOWN), columns)
         stored = stored_of(sql)
         if stored is None:
             assert any(part in sql for part in UNSTORED), sql
@@ -98,7 +98,7 @@ def create_edited(
     client: persist.Client, name: str, sql: str, edit: Callable[[dict[str, Any]], dict[str, Any]]
 ) -> None:
     """Create a view whose stored definition a function has edited."""
-    draft = drafted(Catalog(client.engine), name, sql, None)
+    draft = draft_view(Catalog(client.engine), name, sql, None)
     steps = [
         msgspec.structs.replace(step, view=edit(step.view)) if isinstance(step, Create) and step.view else step
         for step in draft.steps
@@ -166,7 +166,7 @@ def test_a_plan_that_somebody_has_edited_is_made_anew(client: persist.Client) ->
         )
         assert holds_its_query(client, f"edited {number}", VIEWS["joined"])
     # A program that fits another relation.
-    other = drafted(Catalog(client.engine), "other", VIEWS["others"], None).definition.to_json()
+    other = draft_view(Catalog(client.engine), "other", VIEWS["others"], None).definition.to_json()
     create_edited(client, "others", VIEWS["others"], lambda view: view)
     create_edited(client, "swapped", VIEWS["joined"], lambda view: {**view, "program": other["program"]})
     assert client.view("others").live.definition.program is not None
@@ -233,9 +233,9 @@ def test_a_plan_of_another_release_is_made_anew(client: persist.Client) -> None:
 
 
 def test_an_order_of_joins_is_chosen_anew_where_sizes_have_changed() -> None:
-    relation, _ = planned("SELECT t.a FROM t JOIN u USING (a) JOIN w ON w.a = t.b", schemas(TABLES))
+    relation, _ = plan_query("SELECT t.a FROM t JOIN u USING (a) JOIN w ON w.a = t.b", schemas(TABLES))
     stored = encode_plan(
-        lower_relation(rewritten(relation)), (), dict.fromkeys(list_ordered_collections(rewritten(relation)))
+        lower_relation(rewrite_plan(relation)), (), dict.fromkeys(list_ordered_collections(rewrite_plan(relation)))
     )
     plan = read_plan(stored)
     assert plan is not None
@@ -243,8 +243,8 @@ def test_an_order_of_joins_is_chosen_anew_where_sizes_have_changed() -> None:
     assert plan.fits({})
     assert plan.fits({"t": Statistics(5_000.0), "u": Statistics(0.0)})
     assert not plan.fits({"t": Statistics(100_000.0)})
-    pair, _ = planned("SELECT t.a FROM t JOIN u USING (a)", schemas(TABLES))
-    assert not list_ordered_collections(rewritten(pair))
+    pair, _ = plan_query("SELECT t.a FROM t JOIN u USING (a)", schemas(TABLES))
+    assert not list_ordered_collections(rewrite_plan(pair))
 
 
 def test_a_location_of_an_older_format_keeps_no_plans(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from persist.compute.sql.algebra import Aggregate, Distinct, Join, Let, Node, Project, Ref, Scan, children
-from persist.compute.sql.compile import planned
-from persist.compute.sql.reasons import reasons
-from persist.compute.sql.rewrite import rewritten, without_domains
+from persist.compute.sql.compile import plan_query
+from persist.compute.sql.reasons import explain_rewrites
+from persist.compute.sql.rewrite import drop_domain_joins, rewrite_plan
 from persist.core.expression.term import Place
 from tests.compute.sql.test_reasons import SCHEMAS
 
@@ -23,8 +23,8 @@ def joins_of(node: Node) -> Counter[str]:
 
 def made(sql: str) -> tuple[Counter[str], list[str]]:
     """Return the joins of a query as it is run, and what is told of it."""
-    plan = planned(sql, {name: schema for name, schema in SCHEMAS.items() if name in sql})[0]
-    return joins_of(rewritten(plan)), reasons(plan)
+    plan = plan_query(sql, {name: schema for name, schema in SCHEMAS.items() if name in sql})[0]
+    return joins_of(rewrite_plan(plan)), explain_rewrites(plan)
 
 
 def test_a_subquery_that_is_compared_is_joined_once_with_the_rows_around_it() -> None:
@@ -79,7 +79,7 @@ OF_ONE_ROW = Project(Join("inner", REF, READ), (Place(0), Place(1), Place(3)))
 
 
 def test_a_join_of_a_domain_with_rows_that_hold_its_rows_is_left_out() -> None:
-    made = without_domains(Let(1, DOMAIN, Join("inner", REF, OF_ONE_ROW, (), BOTH)))
+    made = drop_domain_joins(Let(1, DOMAIN, Join("inner", REF, OF_ONE_ROW, (), BOTH)))
     assert made == Let(1, DOMAIN, Project(OF_ONE_ROW, tuple(map(Place, (0, 1, 0, 1, 2)))))
 
 
@@ -107,4 +107,4 @@ def test_a_join_of_a_domain_with_rows_that_hold_its_rows_is_left_out() -> None:
     ],
 )
 def test_a_join_of_a_domain_stays_where_it_may_change_something(value: Node, join: Join) -> None:
-    assert without_domains(Let(1, value, join)) == Let(1, value, join)
+    assert drop_domain_joins(Let(1, value, join)) == Let(1, value, join)

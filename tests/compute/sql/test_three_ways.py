@@ -7,7 +7,7 @@ import pytest
 
 import persist
 from persist import View
-from persist.compute.sql.compile import planned
+from persist.compute.sql.compile import plan_query
 from persist.compute.sql.types import to_arrow
 from tests.compute.sql.corpus import QUERIES
 from tests.compute.sql.oracle import TABLES, Changes, Duck, Row, changes, comparable, schemas
@@ -43,7 +43,7 @@ def expected(answers: list[Counter[Row]]) -> Counter[Row]:
 
 def with_distinct_names(sql: str) -> str:
     """Return a query whose columns have different names, as a view needs."""
-    names = [name for name, _ in planned(sql, schemas(TABLES))[1]]
+    names = [name for name, _ in plan_query(sql, schemas(TABLES))[1]]
     if len({*names}) == len(names):
         return sql
     return f"SELECT * FROM ({sql}) AS answer({', '.join(f'c{number}' for number in range(len(names)))})"

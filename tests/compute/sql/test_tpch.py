@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.sql.compile import planned
+from persist.compute.sql.compile import plan_query
 from persist.compute.sql.lower import Lowering
 from persist.dataflow import Program, Stream
 from tests.compute.sql.oracle import Row, comparable, multiset
@@ -59,7 +59,7 @@ def with_diff(rows: pa.Table, time: int, diff: int) -> pa.Table:
 
 def program_over(sql: str, tables: dict[str, pa.Table]) -> tuple[Program, Stream, list[str]]:
     schemas = {name: CollectionSchema.of(table.schema, None) for name, table in tables.items()}
-    plan, _ = planned(sql, schemas)
+    plan, _ = plan_query(sql, schemas)
     program = Program("tpch")
     inputs: dict[str, Stream] = {}
 

@@ -12,7 +12,7 @@ import pytest
 import persist
 from persist.api.collection import Collection
 from persist.compute.dataflow.state.costs import Costs
-from persist.compute.sql.draft import Catalog, drafted
+from persist.compute.sql.draft import Catalog, draft_view
 from persist.errors import BeforeViewBegan
 from persist.sql import InputBehind, open_together
 from tests.support.forks import forked_python
@@ -278,7 +278,7 @@ def test_a_view_of_a_column_that_was_dropped_meanwhile_is_not_made(tmp_path: Pat
     location = str(tmp_path / "location")
     with persist.open(location) as one, persist.open(location) as other:
         orders = filled(one)
-        draft = drafted(Catalog(one.engine), "revenue", TOTALS, None)
+        draft = draft_view(Catalog(one.engine), "revenue", TOTALS, None)
         other.load("orders").evolve(drop=["amount"])
         with pytest.raises(persist.errors.SchemaMismatch, match="was dropped"):
             one.engine.submit("create_view", draft.steps, dict(draft.names)).result()

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from persist.compute.sql.algebra import Filter, Node, Scan
-from persist.compute.sql.definition import term_of_json, to_json
+from persist.compute.sql.definition import decode_term, to_json
 from persist.compute.sql.types import constant, format_scalar, name_arrow_type, to_arrow
 from persist.core.expression.evaluation import may_raise
 from persist.core.expression.term import (
@@ -129,7 +129,7 @@ def test_a_plan_is_read_as_it_was_stored() -> None:
             "at": 12,
         },
     }
-    assert msgspec.convert(stored, Node, dec_hook=term_of_json) == plan
+    assert msgspec.convert(stored, Node, dec_hook=decode_term) == plan
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_a_plan_is_read_as_it_was_stored() -> None:
 )  # fmt: skip
 def test_what_is_no_term_is_refused(stored: Any) -> None:
     with pytest.raises(msgspec.ValidationError, match="not an expression of a plan"):
-        msgspec.convert([stored], list[Term], dec_hook=term_of_json)
+        msgspec.convert([stored], list[Term], dec_hook=decode_term)
 
 
 def test_an_expression_is_no_truth_value_and_a_constant_is_one_of_arrow() -> None:
@@ -154,4 +154,4 @@ def test_a_term_as_deep_as_a_query_may_be_is_moved_stored_and_read() -> None:
         term = sql_call("negate", pa.int64(), term)
     assert list_places(moved(term, lambda index: Place(index + 1))) == {1}
     stored = to_json(term)
-    assert term_of_json(Term, stored) == term
+    assert decode_term(Term, stored) == term

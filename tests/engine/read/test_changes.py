@@ -60,7 +60,7 @@ def test_parts_apart_in_time_give_what_consolidation_gives(
         c.seal(last).result()
         found = c.changes(lower, upper).to_arrow()
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(persist.engine.read.following.changes, "_apart_in_time", lambda scan: None)
+            patch.setattr(persist.engine.read.following.changes, "_order_disjoint_parts", lambda scan: None)
             expected = c.changes(lower, upper).to_arrow()
         assert found.equals(expected) or str(found.to_pylist()) == str(expected.to_pylist())
         # Sorting is stable: of one time, key and sign the order is that of the values.

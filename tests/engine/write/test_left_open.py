@@ -204,7 +204,7 @@ def test_what_belongs_to_the_parent_of_a_fork_is_left_to_it(
     assert registry.unclosed == {watched}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        unclosed._dropped(watched)
+        unclosed._finish_dropped(watched)
         unclosed._finish()
         unclosed._report_lost(os.getpid() + 1, "memory://x", {1: ValueError("lost")})
         assert capsys.readouterr().err == ""

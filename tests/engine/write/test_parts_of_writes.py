@@ -301,10 +301,10 @@ def test_uploads_that_are_joined_have_all_parts_or_the_first_error(steps: WriteS
             future.set_exception(error)
         return write_.data
 
-    whole = steps._joined([upload(1), upload(2)])
+    whole = steps._join_uploads([upload(1), upload(2)])
     assert [each.blob for each in whole.result()] == stored(blob) == ["part/1", "part/2"]
     first, second = Unavailable("first"), Unavailable("second")
-    failed = steps._joined([upload(1), upload(3, first), upload(2), upload(4, second)])
+    failed = steps._join_uploads([upload(1), upload(3, first), upload(2), upload(4, second)])
     assert failed.exception() is first
     assert stored(blob) == ["part/3", "part/4"], "what failed is nobody's to delete"
 

@@ -26,7 +26,7 @@ import persist.engine.write.group_commit
 import persist.services.erase.erasure
 import persist.services.publish.planning
 from persist.blob.errors import Indeterminate
-from persist.compute.sql.redefine import ViewsAnew
+from persist.compute.sql.redefine import RecreatedViews
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import checkpoint_key, record_key
@@ -159,8 +159,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "since passes what readers hold": lambda: [
         (
             persist.core.state_rules.collection_rules,
-            "_with_since",
-            since_passes_holds(persist.core.state_rules.collection_rules._with_since),
+            "_advance_since",
+            since_passes_holds(persist.core.state_rules.collection_rules._advance_since),
         )
     ],
     "a token is not remembered": lambda: [
@@ -200,7 +200,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (Past, "prove_known", lambda past, state: None),
     ],
     "what a server did not answer is not looked up": lambda: [
-        (persist.engine.write.group_commit.GroupCommit, "_unsettled", nothing_settled),
+        (persist.engine.write.group_commit.GroupCommit, "_keep_unsettled", nothing_settled),
     ],
     "a resolution loses an update": lambda: [
         (module, "resolved", an_update_lost(persist.core.keyed.events.resolved))
@@ -220,7 +220,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.compute.index.maintenance, "_written", lambda index, table, names: []),
     ],
     "an erasure leaves the views of its collection as they are": lambda: [
-        (persist.services.erase.erasure, "views_anew", lambda engine, handles: ViewsAnew((), {}, {}, {}, {})),
+        (persist.services.erase.erasure, "recreate_views", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),
     ],
     "a client raises the format by any record": lambda: [
         (persist.engine.write.group_commit, "format_after", lambda state, mutations: FORMAT),
@@ -228,8 +228,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a tag keeps nothing": lambda: [
         (
             persist.core.state_rules.collection_rules,
-            "_with_since",
-            tags_passed(persist.core.state_rules.collection_rules._with_since),
+            "_advance_since",
+            tags_passed(persist.core.state_rules.collection_rules._advance_since),
         ),
     ],
     "a fenced writer goes on": lambda: [

@@ -322,7 +322,7 @@ def test_a_path_names_one_collection() -> None:
         with pytest.raises(ValueError, match="a path of one element"):
             server._read_path(wrong)
     with pytest.raises(ValueError, match="the message is not one of Flight"):
-        server._parsed(flight.Ticket, b"\xff\xff")
+        server._parse_message(flight.Ticket, b"\xff\xff")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_server_lets_no_strangers_in_unless_that_is_meant(
     url: str, token: str | None, certificate: Any, insecure: bool, reason: str | None
 ) -> None:
     if reason is None:
-        assert server._checked(url, token, certificate, insecure).url == url
+        assert server._check_addresses(url, token, certificate, insecure).url == url
     else:
         with pytest.raises(InvalidUsage, match=reason):
-            server._checked(url, token, certificate, insecure)
+            server._check_addresses(url, token, certificate, insecure)

@@ -179,5 +179,5 @@ def test_rows_for_codecs_are_given_as_they_are_stored_and_ask_for_no_codec(
 def test_an_error_after_the_fact_says_what_was_done(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
     error = persist.Unavailable("the disk is full.")
     error.add_note("erased 2 updates of 'users' from all times.")
-    assert dispatch._failed(error, 4, as_json) == 4
+    assert dispatch._report_failure(error, 4, as_json) == 4
     assert "the disk is full. erased 2 updates of 'users' from all times." in capsys.readouterr().err

@@ -183,7 +183,7 @@ def test_sigterm_ends_a_command_as_ctrl_c_does(tmp_path: Path) -> None:
         def batches(*_):
             os.kill(os.getpid(), signal.SIGTERM)
             yield
-        row_output._limited = batches
+        row_output._limit_batches = batches
         from persist.tools.cli import entry
         entry()
     """

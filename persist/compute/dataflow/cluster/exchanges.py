@@ -88,6 +88,8 @@ def cut_into_stages(plan: Plan) -> list[StagePlan]:
 
 
 class _Cutting:
+    """Assigns the nodes of a plan to stages, and adds the exchanges between."""
+
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._stages: list[StagePlan] = []
@@ -100,49 +102,50 @@ class _Cutting:
         """Assign all nodes to stages, and return these in the order of their dependencies."""
         order = TopologicalSorter({number: edges_into(node) for number, node in self._plan.nodes.items()})
         for number in order.static_order():
-            self._place(self._plan.nodes[number])
+            self._place_node(self._plan.nodes[number])
         after = {stage.number: {self._at[read.node].number for read in stage.reads} for stage in self._stages}
         return [self._stages[number] for number in TopologicalSorter(after).static_order()]
 
-    def _place(self, node: Node) -> None:
+    def _place_node(self, node: Node) -> None:
+        """Assign a node to an input's stage, or to a new one."""
         match node.operator:
             case Source():
-                stage = self._new()
+                stage = self._add_stage()
                 stage.source = node
-                self._set(node, stage, None)
+                self._set_stage(node, stage, None)
             case Constant():
-                self._assign(self._new(), node, None)
+                self._assign(self._add_stage(), node, None)
             case Linear(stages):
-                self._assign(self._at[node.inputs[0]], node, _through(self._keyed[node.inputs[0]], stages))
+                self._assign(self._at[node.inputs[0]], node, _trace_keys(self._keyed[node.inputs[0]], stages))
             case Consolidate() | Arrange():
                 self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
             case Concat():
-                self._concat(node)
+                self._place_concat(node)
             case Join((pairs,)):
-                self._key_inputs(node, [tuple(left_key for left_key, _ in pairs), tuple(its for _, its in pairs)])
+                self._place_join(node, [tuple(left_key for left_key, _ in pairs), tuple(its for _, its in pairs)])
             case Reduce(keys):
-                self._reduce(node, keys)
+                self._place_reduce(node, keys)
             case Persist(_, keys):
                 if self._keyed[node.inputs[0]] is None:
-                    self._key_inputs(node, [keys])
+                    self._place_join(node, [keys])
                 else:
                     self._assign(self._at[node.inputs[0]], node, self._keyed[node.inputs[0]])
                 self._at[node.number].sinks.append(node)
             case _:
                 raise NoStages(f"{node.title} has no form in stages")
 
-    def _concat(self, node: Node) -> None:
+    def _place_concat(self, node: Node) -> None:
         keyed_inputs = [(number, self._keyed[number]) for number in node.inputs if self._keyed[number] is not None]
         for number, keys in reversed(keyed_inputs):
             assert keys is not None
             if self._fits(node, self._at[number], [keys] * len(node.inputs)):
-                self._feed(self._at[number], node, [keys] * len(node.inputs))
+                self._assign_with_exchanges(self._at[number], node, [keys] * len(node.inputs))
                 return
         if len({self._at[number].number for number in node.inputs}) == 1:
             self._assign(self._at[node.inputs[0]], node, None)
             return
         keys = self._find_group_keys(node)
-        self._feed(self._new(), node, [keys] * len(node.inputs))
+        self._assign_with_exchanges(self._add_stage(), node, [keys] * len(node.inputs))
 
     def _find_group_keys(self, node: Node) -> Keys | None:
         """Return the keys by which the one node groups that reads this one; its stage can have both."""
@@ -152,19 +155,20 @@ class _Cutting:
                 return after.keys
         return None
 
-    def _reduce(self, node: Node, keys: Keys) -> None:
+    def _place_reduce(self, node: Node, keys: Keys) -> None:
         input_keys = self._keyed[node.inputs[0]]
         if input_keys is not None and set(input_keys) <= set(keys):
             self._assign(self._at[node.inputs[0]], node, input_keys)
         else:
-            self._feed(self._new(), node, [keys])
+            self._assign_with_exchanges(self._add_stage(), node, [keys])
 
-    def _key_inputs(self, node: Node, wanted: Sequence[Keys]) -> None:
+    def _place_join(self, node: Node, wanted: Sequence[Keys]) -> None:
+        """Assign a node whose inputs must be partitioned by these keys."""
         for number, keys in zip(node.inputs, wanted, strict=True):
             if self._keyed[number] == keys and self._fits(node, self._at[number], wanted):
-                self._feed(self._at[number], node, wanted)
+                self._assign_with_exchanges(self._at[number], node, wanted)
                 return
-        self._feed(self._new(), node, wanted)
+        self._assign_with_exchanges(self._add_stage(), node, wanted)
 
     def _fits(self, node: Node, stage: StagePlan, wanted: Sequence[Keys]) -> bool:
         """Return whether a stage can have a node: none of its exchanged inputs depends on the stage."""
@@ -179,13 +183,15 @@ class _Cutting:
     def _depends(self, stage: StagePlan, on: StagePlan) -> bool:
         return stage is on or any(self._depends(self._at[exchange.node], on) for exchange in stage.reads)
 
-    def _feed(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
+    def _assign_with_exchanges(self, stage: StagePlan, node: Node, wanted: Sequence[Keys | None]) -> None:
+        """Assign a node to a stage, with exchanges for its inputs elsewhere."""
         for place, (number, keys) in enumerate(zip(node.inputs, wanted, strict=True)):
             if self._at[number] is not stage:
-                stage.feeds[node.number, place] = self._exchange(stage, number, keys)
+                stage.feeds[node.number, place] = self._add_exchange(stage, number, keys)
         self._assign(stage, node, wanted[0])
 
-    def _exchange(self, to: StagePlan, number: int, keys: Keys | None) -> Exchange:
+    def _add_exchange(self, to: StagePlan, number: int, keys: Keys | None) -> Exchange:
+        """Return the exchange of a node into a stage; add it if missing."""
         for exchange in to.reads:
             if (exchange.node, exchange.keys) == (number, keys):
                 return exchange
@@ -197,18 +203,18 @@ class _Cutting:
 
     def _assign(self, stage: StagePlan, node: Node, keys: Keys | None) -> None:
         stage.nodes.append(node)
-        self._set(node, stage, keys)
+        self._set_stage(node, stage, keys)
 
-    def _set(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
+    def _set_stage(self, node: Node, stage: StagePlan, keys: Keys | None) -> None:
         self._at[node.number], self._keyed[node.number] = stage, keys
 
-    def _new(self) -> StagePlan:
+    def _add_stage(self) -> StagePlan:
         self._stages.append(StagePlan(len(self._stages)))
         return self._stages[-1]
 
 
-def _through(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
-    """Return by which columns a stream is shared out after some linear stages; None if that is lost."""
+def _trace_keys(keys: Keys | None, stages: Sequence[LinearStage]) -> Keys | None:
+    """Return the partition keys after some linear stages; None if stages drop them."""
     for stage in stages:
         if keys is None or isinstance(stage, Filter | Negate | Explode | Unnest | Delay):
             continue

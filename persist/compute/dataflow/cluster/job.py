@@ -49,7 +49,7 @@ class Job:
     def __enter__(self) -> "Job":
         try:
             for stage in self.stages:
-                self._read(stage)
+                self._slice_reads(stage)
         except BaseException:
             self._open.close()
             raise
@@ -85,7 +85,7 @@ class Job:
             partitions: how many tasks a keyed stage has.
         """
         written = {
-            output.sink.collection: Written(self._target(output), output.done, output.upper == 0)
+            output.sink.collection: Written(self._make_target(output), output.done, output.upper == 0)
             for output in self._outputs.every
         }
         return [StageTask(stage, partitions, written, self._slice_source(stage)) for stage in self.stages]
@@ -101,11 +101,11 @@ class Job:
         except BaseException:
             for output in self._outputs.every:
                 if parts := stored.get(output.sink.collection, ()):
-                    with self._target(output).writer() as writer:
+                    with self._make_target(output).writer() as writer:
                         writer.discard(parts)
             raise
 
-    def _target(self, output: Output) -> Target:
+    def _make_target(self, output: Output) -> Target:
         return Target.of(output.handle, self._location, self._storage)
 
     def _slice_source(self, stage: StagePlan) -> SourceSlices | None:
@@ -115,8 +115,8 @@ class Job:
         address, slices, size, as_of = self._slices[str(stage.source.number)]
         return SourceSlices(address, slices, size, as_of, stage.source.schema)
 
-    def _read(self, stage: StagePlan) -> None:
-        """Cut what a stage reads of its source into slices."""
+    def _slice_reads(self, stage: StagePlan) -> None:
+        """Cut a source into slices, one for each task of a stage."""
         if stage.source is None:
             return
         assert isinstance(stage.source.operator, Source)

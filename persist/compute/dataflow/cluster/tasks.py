@@ -136,25 +136,26 @@ class StageTask:
                 for number, rows in zip(batch.column(0).to_pylist(), batch.column(2), strict=True):
                     if rows.is_valid:
                         exchanged.setdefault(number, []).append(pa.ipc.open_stream(rows.as_buffer()).read_all())
-            yield from self._run(exchanged)
+            yield from self._run_operators(exchanged)
             return
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 with self.slices.address.opened() as storage:
                     read = [*self.slices.read(self.slices.slices[number], PartReader(storage.blob))]
-                yield from self._run({self.own: read})
+                yield from self._run_operators({self.own: read})
 
-    def _run(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
+    def _run_operators(self, held: Mapping[int, list[pa.Table]]) -> Iterator[pa.RecordBatch]:
+        """Run the stage's operators; yield rows for later stages and stored parts."""
         program = _StageProgram(self)
         for exchange, table in program.results(held):
-            yield from self._shared_out(exchange, table)
+            yield from self._partition(exchange, table)
         for collection, table in program.outputs:
             target = self.written[collection].target
             parts = upload(target, [to_updates(table, target.schema)]) if table.num_rows else ()
             yield block_row(WAKES, 0, msgspec.json.encode(StoredParts(collection, parts)))
 
     def due(self, collection: str, table: pa.Table) -> pa.Table:
-        """Return the updates of an output that are not there yet."""
+        """Return the updates of an output that are not committed yet."""
         how = self.written[collection]
         if how.lower > TIME_MAX:  # It is complete for ever: of constants alone.
             return table.slice(0, 0)
@@ -163,11 +164,12 @@ class StageTask:
         at = table.column_names.index("_time")
         return table.set_column(at, "_time", pc.max_element_wise(table["_time"], pa.scalar(how.lower)))
 
-    def _shared_out(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
+    def _partition(self, exchange: Exchange, table: pa.Table) -> Iterator[pa.RecordBatch]:
+        """Yield a table's rows, encoded in blocks, by the partition that reads them."""
         if not table.num_rows:
             return
         if exchange.keys == () or self.partitions == 1:
-            for block in _blocks(table):
+            for block in _encode_blocks(table):
                 yield block_row(exchange.number, 0, block)
             return
         by = exchange.columns.names if exchange.keys is None else exchange.keys
@@ -176,7 +178,7 @@ class StageTask:
         table, to = table.take(pa.array(order)), to[order]
         starts = [0, *(np.flatnonzero(to[1:] != to[:-1]) + 1).tolist()]
         for start, end in zip(starts, [*starts[1:], len(to)], strict=True):
-            for block in _blocks(table.slice(start, end - start)):
+            for block in _encode_blocks(table.slice(start, end - start)):
                 yield block_row(exchange.number, int(to[start]), block)
 
 
@@ -191,19 +193,21 @@ class _StageProgram:
         nodes: dict[int, int] = {}  # This program's node numbers, by the numbers of the whole plan.
         self._sinks: list[tuple[str, Captured]] = []
         if task.slices is not None and stage.source is not None:
-            nodes[stage.source.number] = self._input(task.own, task.slices.columns)
-        exchange_inputs = {exchange.number: self._input(exchange.number, exchange.columns) for exchange in stage.reads}
+            nodes[stage.source.number] = self._add_input(task.own, task.slices.columns)
+        exchange_inputs = {
+            exchange.number: self._add_input(exchange.number, exchange.columns) for exchange in stage.reads
+        }
         for node in stage.nodes:
             inputs = [
                 nodes[number] if (fed := stage.feeds.get((node.number, place))) is None else exchange_inputs[fed.number]
                 for place, number in enumerate(node.inputs)
             ]
             if isinstance(node.operator, Persist):
-                self._sinks.append((node.operator.collection, self._captured(inputs[0])))
+                self._sinks.append((node.operator.collection, self._add_capture(inputs[0])))
             else:
                 added = self._plan.add(node.operator, tuple(inputs), node.schema)
                 nodes[node.number] = self._plan.change(added.number, name=node.title).number
-        self._results = [(exchange, self._captured(nodes[exchange.node])) for exchange in stage.gives]
+        self._results = [(exchange, self._add_capture(nodes[exchange.node])) for exchange in stage.gives]
         self.outputs: list[tuple[str, pa.Table]] = []
 
     def results(self, held: Mapping[int, list[pa.Table]]) -> Iterator[tuple[Exchange, pa.Table]]:
@@ -219,25 +223,25 @@ class _StageProgram:
                 running[name].close()
             running.run()
             for exchange, updates in self._results:
-                yield exchange, _with_nothing(updates.updates(), exchange)
+                yield exchange, _with_placeholder_column(updates.updates(), exchange)
             self.outputs = [(name, self._task.due(name, updates.updates())) for name, updates in self._sinks]
 
-    def _input(self, number: int, columns: pa.Schema) -> int:
+    def _add_input(self, number: int, columns: pa.Schema) -> int:
         kinds = {column.name: column.type for column in (columns or _NOTHING)}
         name = f"input {number}"
         node_number = self._program.input(name, key=None, value=kinds).number
         self._inputs[number] = name, node_number
         return node_number if columns.names else self._plan.add(Linear((Map(()),)), (node_number,), columns).number
 
-    def _captured(self, number: int) -> Captured:
+    def _add_capture(self, number: int) -> Captured:
         return Stream(self._program, number).capture()
 
 
-def _with_nothing(table: pa.Table, exchange: Exchange) -> pa.Table:
+def _with_placeholder_column(table: pa.Table, exchange: Exchange) -> pa.Table:
     return table if exchange.columns.names else table.append_column("nothing", pa.array(np.zeros(len(table), np.int8)))
 
 
-def _blocks(table: pa.Table) -> Iterator[bytes]:
+def _encode_blocks(table: pa.Table) -> Iterator[bytes]:
     rows = max(1, int(len(table) * BLOCK_BYTES_MAX / max(1, table.nbytes)))
     for start in range(0, len(table), rows):
         target = pa.BufferOutputStream()

@@ -12,7 +12,7 @@ Integers have two limbs. A float is a whole number of 2**-1074, with digits in a
 is the exact sum of the floats, and is rounded once when it is read (sparse Kulisch accumulators). NaN and the
 infinities are counted in slots of their own. Neumaier's compensated sum was rejected: it leaves residues.
 
-`contributions` computes the digits of values.
+`split_values_by_kind` computes the digits of values.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import NONE, find_starts, largest, mixed, products
+from persist.compute.dataflow.updates.batch import NONE, find_starts, hash_columns, largest_magnitude, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
 
@@ -90,8 +90,8 @@ def result_type(kind: str, of: pa.DataType, name: str) -> pa.DataType:
     return of
 
 
-def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
-    """Return what floats contribute: the row of the value, the slot and the amount, for each contribution."""
+def split_floats(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
+    """Split floats into exact amounts: the row, slot and amount of each."""
     rows, slots, amounts = [], [], []
     for slot, where in ((NAN, np.isnan(values)), (INFINITE, values == np.inf), (MINUS_INFINITE, values == -np.inf)):
         if where.any():
@@ -118,16 +118,16 @@ def float_slots(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
     return np.concatenate(rows), np.concatenate(slots), np.concatenate(amounts)
 
 
-def _with_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
-    """Return what floats contribute, and their squares."""
+def _split_floats_and_squares(values: npt.NDArray[np.float64]) -> tuple[Ints, Ints, Ints]:
+    """Split floats and their squares into exact amounts, for variances."""
     rows, places, amounts = product_digits([np.where(np.isfinite(values), values, 0.0)] * 2)
-    contributions = zip(float_slots(values), (rows, places + SQUARES, amounts), strict=True)
+    contributions = zip(split_floats(values), (rows, places + SQUARES, amounts), strict=True)
     rows_of_both, slots, more = (np.concatenate(pair) for pair in contributions)
     return rows_of_both, slots, more
 
 
-def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
-    """Return what whole numbers of any size contribute, as `float_slots` does."""
+def split_integers_of_any_size(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
+    """Split Python integers into 32-bit digits: row, slot and amount of each."""
     rows, slots, amounts = [], [], []
     remainders, limb = values, 0
     while len(remainders) and limb < 5:
@@ -141,8 +141,8 @@ def whole_slots(values: npt.NDArray[np.object_]) -> tuple[Ints, Ints, Ints]:
     return tuple(np.concatenate(pieces or [np.empty(0, np.int64)]) for pieces in (rows, slots, amounts))  # type: ignore[return-value]
 
 
-def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return what int64s contribute: small ones in one slot, the others in two."""
+def split_int64s(values: Ints) -> tuple[Ints, Ints, Ints]:
+    """Split int64s: small ones take one slot, the others two."""
     every = np.arange(len(values))
     is_small = (values >= -(2**31)) & (values < 2**31)
     if is_small.all():
@@ -155,7 +155,7 @@ def integer_slots(values: Ints) -> tuple[Ints, Ints, Ints]:
 
 
 def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
-    """Return for each of count groups the sum of `amount * 2**(32 * limb)`; a group has one amount for each slot."""
+    """Return each group's exact sum; it has one amount for each slot."""
     limbs = slots - FIRST_LIMB
     low = limbs == 0
     high = ~low
@@ -170,7 +170,7 @@ def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int
 
 
 def _fits(amounts: Ints, bits: int) -> bool:
-    return not len(amounts) or largest(amounts) < 1 << bits
+    return not len(amounts) or largest_magnitude(amounts) < 1 << bits
 
 
 def to_float(total: int, divisor: int = 1) -> float:
@@ -195,32 +195,34 @@ def check_int64(sums: list[int], name: str) -> Ints:
 FEW_GROUPS = 4  # If a key and time has fewer updates in the mean, they are not summed.
 
 
-def contributions(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    """Return what values that are not NULL contribute: the row, the slot and the amount of each contribution."""
+def split_values_by_kind(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Split an aggregate's values that are not NULL: row, slot and amount."""
     if kind == "count":
         return NONE, NONE, NONE
     if pat.is_floating(of):
         values = domain.decode(words, of).cast(pa.float64()).to_numpy(zero_copy_only=False)
-        return _with_squares(values) if kind in VARIANCES else float_slots(values)
+        return _split_floats_and_squares(values) if kind in VARIANCES else split_floats(values)
     if pat.is_decimal128(of):  # Each value is split by itself, because it may be retracted by itself.
         large = (words >= FIRST_WIDE).nonzero()[0]
         if not len(large):
-            return integer_slots(words)
+            return split_int64s(words)
         small = (words < FIRST_WIDE).nonzero()[0]
         (rows, *digits), (large_rows, *more) = (
-            integer_slots(words.take(small)),
-            _of_values(words.take(large), of, domain),
+            split_int64s(words.take(small)),
+            _split_values(words.take(large), of, domain),
         )
         parts = zip((small.take(rows), *digits), (large.take(large_rows), *more), strict=True)
         return tuple(np.concatenate(pieces) for pieces in parts)  # type: ignore[return-value]
-    return _of_values(words, of, domain) if pat.is_decimal(of) or pat.is_uint64(of) else integer_slots(words)
+    return _split_values(words, of, domain) if pat.is_decimal(of) or pat.is_uint64(of) else split_int64s(words)
 
 
-def _of_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    return whole_slots(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
+def _split_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    return split_integers_of_any_size(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
-def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL) -> Ints:
+def explode_to_slots(
+    updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL
+) -> Ints:
     """Return what updates contribute to slots: key words, slot, times, diffs.
 
     Args:
@@ -233,7 +235,7 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
         contributed[:keys], contributed[keys], contributed[keys + 1 :] = updates[:keys], 0, updates[keys:]
         return contributed
     if updates.shape[1] >= costs.summed_rows and not any(_has_many_slots(aggregate) for _, aggregate in summed):
-        grouped = _by_group(updates, keys, summed)
+        grouped = _explode_by_group(updates, keys, summed)
         if grouped is not None:
             return grouped
     # The contributions, one array for each source: of which update, to which slot, how much.
@@ -248,10 +250,10 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
             rows.append(nulls)
             slots.append(np.full(len(nulls), NULLS + (1 + number * SLOTS)))
             amounts.append(np.ones(len(nulls), np.int64))
-            value_rows, into, amount = contributions(aggregation.kind, words[places], aggregation.of, domain)
+            value_rows, into, amount = split_values_by_kind(aggregation.kind, words[places], aggregation.of, domain)
             value_rows = places[value_rows]
         else:
-            value_rows, into, amount = contributions(aggregation.kind, words, aggregation.of, domain)
+            value_rows, into, amount = split_values_by_kind(aggregation.kind, words, aggregation.of, domain)
         rows.append(value_rows)
         slots.append(into + (1 + number * SLOTS))
         amounts.append(amount)
@@ -260,7 +262,7 @@ def exploded(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Dom
     picks = [*range(keys), 0, *range(keys + len(summed), len(updates))]
     contributed = updates.take(picks, axis=0).take(every, axis=1)
     contributed[keys] = np.concatenate(slots)
-    contributed[-1] = products(contributed[-1], np.concatenate(amounts))
+    contributed[-1] = multiply_diffs(contributed[-1], np.concatenate(amounts))
     return contributed
 
 
@@ -271,14 +273,14 @@ def _has_many_slots(request: Wanted) -> bool:
     )
 
 
-def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) -> Ints | None:
-    """Return what `exploded` does, one update for each slot of a key and time; None if that does not pay.
+def _explode_by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) -> Ints | None:
+    """Explode with one update for each slot of a key and time.
 
     A load of a million updates with three aggregates by 100 keys takes 131 ms of CPU with it, and 333 ms without. The
-    slots and amounts are the same as in `integer_slots`, so single updates can retract a part of a sum.
+    slots and amounts are the same as in `split_int64s`, so single updates can retract a part of a sum.
     """
     times = updates[keys + len(summed) : -1]
-    marks = mixed(np.concatenate((updates[:keys], times))) if keys or len(times) else None
+    marks = hash_columns(np.concatenate((updates[:keys], times))) if keys or len(times) else None
     if marks is None:
         return None
     # Bring updates of one key and time together, by a hash, and mark where each group begins.
@@ -292,7 +294,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
     if (names != names[:, firsts].repeat(np.diff(np.append(firsts, len(order))), axis=1)).any():
         return None  # Two groups have one hash.
     diffs = sorted_[-1]
-    most = largest(diffs)
+    most = largest_magnitude(diffs)
     if most >= 2**30 or (len(diffs) * most >= 2**30 and int(np.abs(diffs).sum()) >= 2**30):
         return None  # Sums of digits might not fit.
     columns = [(0, np.add.reduceat(diffs, firsts))]
@@ -305,7 +307,7 @@ def _by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) ->
             columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
         if aggregate.kind != "count":
             is_small = (words >= -(2**31)) & (words < 2**31)
-            # As in `integer_slots`, but multiplied by the diffs.
+            # As in `split_int64s`, but multiplied by the diffs.
             low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts
             high = np.where(is_small, 0, words >> np.int64(32)) * counts
             columns.append((base + FIRST_LIMB, np.add.reduceat(low, firsts)))

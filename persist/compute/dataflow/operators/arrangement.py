@@ -31,7 +31,7 @@ from persist.compute.dataflow.updates.batch import (
     Layout,
     distinct_columns,
     key_hashes,
-    matches,
+    match_keys,
     to_batch,
     with_diffs,
 )
@@ -76,11 +76,12 @@ class Arrangement(StashingOperator):
         self._readers.append(frontier)
 
     def run(self) -> None:
-        self._keep()  # The batch of the previous iteration.
+        self._insert_new()  # The batch of the previous iteration.
         self.new = self.take_ready()
         self.out = None if self.new is None else self.new[1:]
 
     def settle(self) -> None:
+        """After a pass: insert its batch, and allow compaction up to the readers."""
         since = meet_all([read() for read in self._readers]) if self._readers else self.spine.since
         if since is not self.spine.since:
             if since.is_empty:
@@ -88,15 +89,15 @@ class Arrangement(StashingOperator):
                 self.spine, self.new, self._is_needed = Spine(self.layout), None, False
             else:
                 self.spine.advance(since)
-        self._keep()
+        self._insert_new()
 
-    def _keep(self) -> None:
+    def _insert_new(self) -> None:
         if self.new is not None:
             if self._is_needed:
-                self.spine.insert(self.new if self.loaded is None else self._of_loaded(self.new, self.loaded))
+                self.spine.insert(self.new if self.loaded is None else self._select_loaded(self.new, self.loaded))
             self.new = None
 
-    def _of_loaded(self, batch: Ints, loaded: Spine) -> Ints:
+    def _select_loaded(self, batch: Ints, loaded: Spine) -> Ints:
         """Return the updates of a batch whose keys are loaded."""
         keys = self.layout.key_rows(batch)
         flags = np.zeros(batch.shape[1], np.bool_)
@@ -104,29 +105,29 @@ class Arrangement(StashingOperator):
         return batch if flags.all() else batch[:, flags]
 
     def become_partial(self) -> None:
-        """Hold nothing, and load the keys that are looked up from the contents of the input."""
+        """Drop all state; later look-ups load their keys from the input."""
         self.spine = Spine(self.layout, self._allocate)
         self.loaded = Spine(Layout(self.layout.keys, 0, 0), self._allocate)
 
     def load_all(self) -> None:
-        """Load the contents of the input, as far as they are not there."""
+        """Load the contents of the input that are not loaded yet."""
         if self.loaded is not None:
             updates = None if self.seeds is None else self.seeds(None)
-            self._replace(self.with_shape(self.inputs[0].contents(None)) if updates is None else updates)
+            self._replace_contents(self.with_shape(self.inputs[0].contents(None)) if updates is None else updates)
 
-    def _replace(self, updates: Ints) -> None:
+    def _replace_contents(self, updates: Ints) -> None:
         self.spine, self.loaded = Spine(self.layout, self._allocate), None
         self.spine.insert(to_batch(updates, self.layout))
 
     def _load(self, keys: Ints) -> None:
-        """Load the keys among some that are not loaded."""
+        """Load those of the keys that are not loaded yet."""
         assert self.loaded is not None
         if not self.layout.keys or self.inputs[0].is_small:
             seeds = None if self.layout.keys or self.seeds is None else self.seeds(keys[:, :1])
             if seeds is None:
                 self.load_all()
             else:
-                self._replace(seeds)
+                self._replace_contents(seeds)
             return
         keys = distinct_columns(keys)
         missing = np.ones(keys.shape[1], np.bool_)
@@ -140,7 +141,7 @@ class Arrangement(StashingOperator):
             below, is_same = places.traced(self.origins)
             updates = self.with_shape(self.inputs[0].contents(below))
             if below is None:
-                self._replace(updates)
+                self._replace_contents(updates)
                 return
             updates = updates if is_same else updates[:, places.selects(updates)]
         self.spine.insert(to_batch(updates, self.layout))
@@ -159,7 +160,7 @@ class Arrangement(StashingOperator):
             self._load(keys)
         numbers, rows = self.spine.lookup(hashes, keys)
         if has_new and self.new is not None:
-            new_numbers, places = matches(hashes, keys, self.new)
+            new_numbers, places = match_keys(hashes, keys, self.new)
             if len(new_numbers):
                 numbers = np.concatenate((numbers, new_numbers))
                 rows = np.concatenate((rows, self.new.take(places, axis=1)), axis=1)

@@ -23,7 +23,7 @@ Group: TypeAlias = dict[Values, int]
 Record: TypeAlias = tuple[Values, Coordinates, int]  # Value words, time, diff.
 
 
-def corrections(
+def compute_corrections(
     logic: Logic,
     times: Sequence[Sequence[Coordinates]],
     records: Sequence[Sequence[Record]],
@@ -41,11 +41,11 @@ def corrections(
     differences = []
     for rank in range(max(map(len, times), default=0)):
         items = [(number, key_times[rank]) for number, key_times in enumerate(times) if rank < len(key_times)]
-        groups = [accumulated(records[number], time) for number, time in items]
+        groups = [sum_until(records[number], time) for number, time in items]
         results = _apply(logic, groups, [number for number, _ in items], keys, width)
         for (number, time), records_at_time in zip(items, results, strict=True):
-            is_there = accumulated(given[number], time)
-            change = added(is_there, [(values, -diff) for values, diff in records_at_time])
+            is_there = sum_until(given[number], time)
+            change = add_records(is_there, [(values, -diff) for values, diff in records_at_time])
             for values, diff in change.items():
                 given[number].append((values, time, -diff))
                 differences.append((number, values, time, -diff))
@@ -69,13 +69,13 @@ def _apply(
     return results
 
 
-def accumulated(records: Iterable[Record], time: Coordinates) -> Group:
-    """Return the sums of diffs at times up to one."""
-    return added({}, [(values, diff) for values, at, diff in records if all(map(le, at, time))])
+def sum_until(records: Iterable[Record], time: Coordinates) -> Group:
+    """Return the records with the sums of their diffs up to a time."""
+    return add_records({}, [(values, diff) for values, at, diff in records if all(map(le, at, time))])
 
 
-def added(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
-    """Return a group with records more.
+def add_records(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
+    """Return a group with more records.
 
     Raises:
         DiffOverflow: a sum does not fit int64.
@@ -88,7 +88,7 @@ def added(group: Group, records: Iterable[tuple[Values, int]]) -> Group:
     return {values: diff for values, diff in merged.items() if diff}
 
 
-def closed(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Coordinates]:
+def close_under_joins(times: Iterable[Coordinates], known: Iterable[Coordinates]) -> set[Coordinates]:
     """Return times, with all their least upper bounds with known ones."""
     closed_times, known_times = set(times), set(known)
     fresh = closed_times

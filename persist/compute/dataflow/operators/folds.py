@@ -4,8 +4,8 @@ A fold sees many frames at once. All arrays belong together by position, and are
 are in the order of the call, and rows that are equal in it are in the order of the aggregated values. So a result
 depends on the contents of its frame alone, and SQL allows it.
 
-`GROUP BY` has one frame for each group (`folds`), and windows one for each row (`operators.windows`). Either way a row
-in a frame is one place in arrays: nothing is done row by row in Python.
+`GROUP BY` has one frame for each group (`make_fold_logic`), and windows one for each row (`operators.windows`). Either
+way a row in a frame is one place in arrays: nothing is done row by row in Python.
 
 Cost: a change of a group costs the rows of the group; windows cost the rows of all frames, and look at
 `Costs.frame_rows` of them at a time.
@@ -22,13 +22,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.order.sums import whole_numbers
-from persist.compute.dataflow.operators.aggregates import Wanted, contributions
-from persist.compute.dataflow.operators.logic import aggregate, copies, slot_sums
+from persist.compute.dataflow.operators.aggregates import Wanted, split_values_by_kind
+from persist.compute.dataflow.operators.logic import aggregate, repeat_by_multiplicity, slot_sums
 from persist.compute.dataflow.operators.moments import STATISTICS, statistics
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, rank_in_direction, ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,24 +59,24 @@ class Rows:
         return ranks(self.domain, self.arguments[0], self.kinds[0])
 
     def spread(self, places: Ints, words: Ints) -> Ints:
-        """Return a word for each frame: these for the frames of rows at places, and NULL for the others."""
+        """Return a word for each frame; NULL for frames without one."""
         every_word = np.full(self.count, NULL, np.int64)
         every_word[self.owners.take(places)] = words
         return every_word
 
     def firsts(self) -> tuple[Ints, Ints]:
-        """Return where the frames that have rows begin and end."""
+        """Return where each frame that has rows begins and ends."""
         firsts = find_starts(self.owners)
         return firsts, np.append(firsts[1:], len(self.owners))[: len(firsts)]
 
 
-def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
+def make_fold_logic(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) -> Callable[..., Any]:
     """Return the logic of a reduction with one record for each group, and a column for each call."""
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
         """Compute the folds of each group."""
         # A record of multiplicity n is n rows, and each group is one frame.
-        rows = copies(diffs)
+        rows = repeat_by_multiplicity(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         firsts = find_starts(groups)
         owners = np.arange(len(firsts)).repeat(np.diff(np.append(firsts, len(groups))))
@@ -86,14 +86,14 @@ def folds(calls: Sequence[WindowFunction], schema: pa.Schema, domain: Domain) ->
             frame_rows = Rows(
                 owners, [values[row] for row in at], [schema.field(row).type for row in at], len(firsts), domain
             )
-            columns.append(folded(call, frame_rows, values, schema, np.arange(len(owners))))
+            columns.append(compute_fold(call, frame_rows, values, schema, np.arange(len(owners))))
         results = np.array(columns, np.int64).reshape(len(columns), len(firsts))
         return groups.take(firsts), results, np.ones(len(firsts), np.int64)
 
     return logic
 
 
-def folded(
+def compute_fold(
     call: WindowFunction, rows: Rows, values: Ints, schema: pa.Schema, at: Ints, *, is_ordered: bool = False
 ) -> Ints:
     """Return the result of a call for each frame.
@@ -113,16 +113,16 @@ def folded(
         keys = []
         for name, down, first in call.within:
             row = schema.get_field_index(name)
-            keys.append(directed(rows.domain, values[row].take(at), schema.field(row).type, down, first))
+            keys.append(rank_in_direction(rows.domain, values[row].take(at), schema.field(row).type, down, first))
         ties = [ranks(rows.domain, words, kind) for words, kind in zip(rows.arguments, rows.kinds, strict=True)]
         rows = rows.take(np.lexsort((*ties[::-1], *keys[::-1], rows.owners)))
     if call.is_distinct:
-        rows = rows.take(_distinct(rows))
+        rows = rows.take(_select_distinct(rows))
     return FOLDS[call.function](call, rows)
 
 
-def _distinct(rows: Rows) -> Ints:
-    """Return the first of the rows of each frame that agree in the arguments."""
+def _select_distinct(rows: Rows) -> Ints:
+    """Return the first row of each frame for each distinct arguments."""
     order = np.lexsort((*rows.arguments, rows.owners))
     marks = np.ones(len(order), np.bool_)
     columns = [rows.owners.take(order), *(words.take(order) for words in rows.arguments)]
@@ -132,8 +132,8 @@ def _distinct(rows: Rows) -> Ints:
     return firsts
 
 
-def framed(low: Ints, high: Ints, rows_max: int) -> Iterator[tuple[slice, Ints, Ints]]:
-    """Yield frames [low, high) some at a time: which ones, and of each of their rows the frame (from 0) and the place.
+def iterate_frames(low: Ints, high: Ints, rows_max: int) -> Iterator[tuple[slice, Ints, Ints]]:
+    """Yield frames [low, high) in bounded groups, with their rows' places.
 
     A frame of more than rows_max rows comes alone.
     """
@@ -169,7 +169,7 @@ def _nth(call: WindowFunction, rows: Rows) -> Ints:
     return rows.spread(places, rows.arguments[0].take(places))
 
 
-def _extreme(is_max: bool) -> Fold:
+def _make_extreme(is_max: bool) -> Fold:
     def extreme(call: WindowFunction, rows: Rows) -> Ints:
         """Pick the value at the least or greatest order."""
         order = np.lexsort((rows.first_ranks(), rows.owners))
@@ -197,19 +197,19 @@ def _count(call: WindowFunction, rows: Rows) -> Ints:
     return np.bincount(rows.owners, minlength=rows.count).astype(np.int64)
 
 
-def _summed(kind: str) -> Fold:
+def _make_sum(kind: str) -> Fold:
     def total(call: WindowFunction, rows: Rows) -> Ints:
         """Add up the exact sums of the groups."""
         of = rows.kinds[0]
         aggregation = Wanted(call.name, kind, of, call.result)
-        at, slots, amounts = contributions(kind, rows.arguments[0], of, rows.domain)
+        at, slots, amounts = split_values_by_kind(kind, rows.arguments[0], of, rows.domain)
         groups, slots, sums = slot_sums(rows.owners.take(at), slots, amounts, np.ones(len(at), np.int64))
         return aggregate(aggregation, _count(call, rows), groups, slots, sums, rows.domain)
 
     return total
 
 
-def _bits(function: Any) -> Fold:
+def _make_bitwise_fold(function: Any) -> Fold:
     def combined(call: WindowFunction, rows: Rows) -> Ints:
         """Combine the values of each group with a ufunc."""
         firsts, _ = rows.firsts()
@@ -235,11 +235,11 @@ def _mode(call: WindowFunction, rows: Rows) -> Ints:
     return rows.spread(places, words.take(places))
 
 
-def _list(call: WindowFunction, rows: Rows) -> Ints:
-    return rows.domain.encode(_lists(call.result, rows))
+def _fold_to_list(call: WindowFunction, rows: Rows) -> Ints:
+    return rows.domain.encode(_list_values(call.result, rows))
 
 
-def _lists(kind: pa.DataType, rows: Rows) -> pa.Array:
+def _list_values(kind: pa.DataType, rows: Rows) -> pa.Array:
     """Return the values of each frame as a list; NULL if there are none."""
     sizes = np.bincount(rows.owners, minlength=rows.count)
     offsets = np.concatenate(([0], sizes.cumsum()))
@@ -248,8 +248,8 @@ def _lists(kind: pa.DataType, rows: Rows) -> pa.Array:
     return lists.cast(kind)
 
 
-def _joined_texts(call: WindowFunction, rows: Rows) -> Ints:
-    return rows.domain.encode(pc.binary_join(_lists(pa.list_(rows.kinds[0]), rows), call.constants[0]))
+def _join_texts(call: WindowFunction, rows: Rows) -> Ints:
+    return rows.domain.encode(pc.binary_join(_list_values(pa.list_(rows.kinds[0]), rows), call.constants[0]))
 
 
 def _histogram(call: WindowFunction, rows: Rows) -> Ints:
@@ -274,7 +274,7 @@ def _quantile(call: WindowFunction, rows: Rows) -> Ints:
         return rows.spread(firsts, columns[0])
     every = np.array(columns, np.int64).reshape(len(columns), len(firsts)).T.reshape(-1)
     elements = replace(rows, owners=rows.owners.take(firsts).repeat(len(columns)), arguments=[every])
-    return rows.domain.encode(_lists(call.result, replace(elements, kinds=[call.result.value_type])))
+    return rows.domain.encode(_list_values(call.result, replace(elements, kinds=[call.result.value_type])))
 
 
 def quantiles(
@@ -301,7 +301,7 @@ def quantiles(
         exact = (sizes - 1) * (share[0] / share[1] if isinstance(share, tuple) else share)
         low, high = np.floor(exact).astype(np.int64), np.ceil(exact).astype(np.int64)
         lows, highs = at(low), at(high)
-        columns.append(np.where(low == high, lows, _interpolated(lows, highs, exact - low, kind, domain)))
+        columns.append(np.where(low == high, lows, _interpolate(lows, highs, exact - low, kind, domain)))
     return columns
 
 
@@ -315,7 +315,8 @@ def _find_place(share: Any, sizes: Ints) -> Ints:
     return np.maximum(places, 1) - 1
 
 
-def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: Domain) -> Ints:
+def _interpolate(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain: Domain) -> Ints:
+    """Return values between two, at a share of their distance."""
     if pat.is_floating(kind):
         decoded = (domain.decode(words, kind).cast(pa.float64()) for words in (one, other))
         low, high = (values.to_numpy(zero_copy_only=False) for values in decoded)
@@ -334,7 +335,7 @@ def _interpolated(one: Ints, other: Ints, share: Any, kind: pa.DataType, domain:
     return np.array(numbers, np.int64)
 
 
-def _mad(call: WindowFunction, rows: Rows) -> Ints:
+def _median_deviation(call: WindowFunction, rows: Rows) -> Ints:
     """Return the median of the distances from the median."""
     median = replace(call, constants=(True, False, False, (1, 2)))
     middles = _quantile(median, rows)
@@ -348,7 +349,9 @@ def _mad(call: WindowFunction, rows: Rows) -> Ints:
     return _quantile(median, replace(rows, arguments=[domain.encode(distances)], kinds=[kind]))
 
 
-def _statistic(name: str) -> Fold:
+def _make_statistic(name: str) -> Fold:
+    """Return the fold of a statistic of floats, such as a correlation."""
+
     def statistic(call: WindowFunction, rows: Rows) -> Ints:
         values = [
             rows.domain.decode(words, kind).to_numpy(zero_copy_only=False)
@@ -364,27 +367,27 @@ FOLDS: dict[str, Fold] = {
     "any": _first,
     "last": _last,
     "nth": _nth,
-    "min": _extreme(False),
-    "max": _extreme(True),
-    "bool_and": _extreme(False),
-    "bool_or": _extreme(True),
+    "min": _make_extreme(False),
+    "max": _make_extreme(True),
+    "bool_and": _make_extreme(False),
+    "bool_or": _make_extreme(True),
     "arg_min": _make_arg_extreme(False),
     "arg_max": _make_arg_extreme(True),
     "count_star": _count,
     "count": _count,
     "regr_count": _count,
-    "sum": _summed("sum"),
-    "avg": _summed("mean"),
-    "bit_and": _bits(np.bitwise_and),
-    "bit_or": _bits(np.bitwise_or),
-    "bit_xor": _bits(np.bitwise_xor),
+    "sum": _make_sum("sum"),
+    "avg": _make_sum("mean"),
+    "bit_and": _make_bitwise_fold(np.bitwise_and),
+    "bit_or": _make_bitwise_fold(np.bitwise_or),
+    "bit_xor": _make_bitwise_fold(np.bitwise_xor),
     "mode": _mode,
-    "list": _list,
-    "string_agg": _joined_texts,
+    "list": _fold_to_list,
+    "string_agg": _join_texts,
     "histogram": _histogram,
     "quantile": _quantile,
-    "mad": _mad,
-    **{name: _statistic(name) for name in STATISTICS},
+    "mad": _median_deviation,
+    **{name: _make_statistic(name) for name in STATISTICS},
 }
 _WITHOUT_NULLS = frozenset(FOLDS) - {"first", "last", "nth", "list", "count_star"}
 _ORDERED = ("first", "any", "last", "nth", "list", "string_agg", "mode", "arg_min", "arg_max")

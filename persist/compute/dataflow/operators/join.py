@@ -39,12 +39,12 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.linear import Shape, compiled
+from persist.compute.dataflow.operators.linear import Shape, compile_stages
 from persist.compute.dataflow.operators.operators import Operator, Position
 from persist.compute.dataflow.plan.plan import Join
 from persist.compute.dataflow.plan.stages import Filter, Map
 from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
-from persist.compute.dataflow.updates.batch import Keys, key_hashes, products
+from persist.compute.dataflow.updates.batch import Keys, key_hashes, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.expression.evaluation import factored_conjuncts, infer_type
@@ -102,7 +102,7 @@ class JoinOperator(Operator):
         parts = []
         for path in self.paths:
             if path.start.new is not None:
-                rows = self._followed(path, path.start.new)
+                rows = self._follow_path(path, path.start.new)
                 if rows is not None:
                     parts.append(rows)
         if not parts:
@@ -120,7 +120,7 @@ class JoinOperator(Operator):
         path, start_keys = self.choose_path(keys)
         rows = path.start.contents(start_keys)
         batch = np.concatenate((np.zeros((1, rows.shape[1]), np.int64), rows))
-        joined = self._followed(path, batch, has_new=False)
+        joined = self._follow_path(path, batch, has_new=False)
         if joined is None:
             joined = np.empty((len(path.picks) + batch.shape[0] - path.start.layout.words - 1, 0), np.int64)
         contents = self._shape(joined)
@@ -153,7 +153,8 @@ class JoinOperator(Operator):
                 best, least = (path, start_keys), rank
         return best
 
-    def _followed(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
+    def _follow_path(self, path: Path, new: Ints, *, has_new: bool = True) -> Ints | None:
+        """Look a batch up in the other inputs; None if nothing matches."""
         layout = path.start.layout
         words, times, diffs = new[1 : 1 + layout.words], layout.times(new), new[-1]
         for step in path.steps:
@@ -181,7 +182,7 @@ class JoinOperator(Operator):
             parts = [words.take(numbers, axis=1, mode="clip"), rows[1 : 1 + target.words].take(step.takes, axis=0)]
             words = np.concatenate(parts)
             times = np.maximum(times.take(numbers, axis=1, mode="clip"), target.times(rows))
-            diffs = products(diffs.take(numbers), rows[-1])
+            diffs = multiply_diffs(diffs.take(numbers), rows[-1])
         joined = np.empty((len(path.picks) + len(times) + 1, len(diffs)), np.int64)
         words.take(path.picks, axis=0, out=joined[: len(path.picks)], mode="clip")
         joined[len(path.picks) : -1] = times
@@ -238,7 +239,7 @@ class JoinPaths:
         for route in routes:
             for number, key in route:
                 keys.setdefault(number, key)
-        return [self._path(number, keys[number], route) for number, route in enumerate(routes)]
+        return [self._make_path(number, keys[number], route) for number, route in enumerate(routes)]
 
     def _route(self, start: int) -> list[tuple[int, tuple[str, ...]]]:
         """Return which inputs are looked up from a start, and by which columns."""
@@ -246,7 +247,7 @@ class JoinPaths:
         remaining = [number for number in range(len(self._schemas)) if number != start]
         route = []
         while remaining:
-            keys = {number: tuple(sorted(self._find_known(number, known_places))) for number in remaining}
+            keys = {number: tuple(sorted(self._list_equal_columns(number, known_places))) for number in remaining}
             best = (
                 min(remaining, key=lambda number: self._cost(number, keys[number]))
                 if len(remaining) > 1
@@ -258,26 +259,28 @@ class JoinPaths:
         return route
 
     def _cost(self, number: int, keys: tuple[str, ...]) -> tuple[bool, float, int]:
-        """Return a rank: the input of the least one is to be looked up first."""
+        """Return a rank of an input: the least is looked up first."""
         partners = self._partners(number, keys)
         return not keys, float("inf") if partners is None else partners, -len(keys)
 
-    def _find_known(self, number: int, known: set[Place]) -> list[str]:
+    def _list_equal_columns(self, number: int, known: set[Place]) -> list[str]:
+        """Return an input's columns whose values earlier inputs have."""
         return [name for name in self._schemas[number].names if self._class[number, name] in known]
 
-    def _arrangement(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:
+    def _arrange_input(self, number: int, key: tuple[str, ...]) -> tuple[Arrangement, list[str]]:
         values = tuple(name for name in self._schemas[number].names if name not in key)
         return self._arranged(number, key, values), [*key, *values]
 
-    def _path(self, start: int, key: tuple[str, ...], route: list[tuple[int, tuple[str, ...]]]) -> Path:
-        arrangement, names = self._arrangement(start, key)
+    def _make_path(self, start: int, key: tuple[str, ...], route: list[tuple[int, tuple[str, ...]]]) -> Path:
+        """Return the look-ups of a route: which columns each one uses and adds."""
+        arrangement, names = self._arrange_input(start, key)
         rows: dict[Place, int] = {}
         for at, name in enumerate(names):
             rows.setdefault(self._class[start, name], at)
         height = len(names)
         steps = []
         for number, look_up in route:
-            target, target_names = self._arrangement(number, look_up)
+            target, target_names = self._arrange_input(number, look_up)
             places = tuple(rows[self._class[number, name]] for name in look_up)
             takes = []
             for at, name in enumerate(target_names):
@@ -293,8 +296,8 @@ class JoinPaths:
 _COMPARISONS = ("less", "less_equal", "greater", "greater_equal")
 
 
-def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | None:
-    """Return the terms of the left and of the bound that a join compares; None for other joins."""
+def find_bound(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | None:
+    """Return the left term and the bound that a join compares, or None."""
     if len(schemas) != 2 or any(join.on) or not all(isinstance(stage, Filter | Map) for stage in join.after):
         return None
     left_names, bound_names = (set(schema.names) for schema in schemas)
@@ -324,7 +327,7 @@ def compared(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | No
 
 
 class BoundedJoin(JoinOperator):
-    """A join with a bound.
+    """A join on an inequality, such as `left <= bound`.
 
     Args:
         terms: what of each input is compared.
@@ -337,10 +340,10 @@ class BoundedJoin(JoinOperator):
         schema = self._left.schema
         kind = infer_type(terms[0], schema, self.title)
         every = [("_k", Col("_k")), *((name, Col(name)) for name in schema.names)]
-        self._ordered = compiled(
+        self._ordered = compile_stages(
             [Map((("_k", terms[0]), *every[1:]))], schema, [name for name, _ in every], domain, self.title
         )
-        self._of_bound = compiled([Map((("_k", terms[1]),))], self._bound.schema, ["_k"], domain, self.title)
+        self._of_bound = compile_stages([Map((("_k", terms[1]),))], self._bound.schema, ["_k"], domain, self.title)
         # Records that agree in what is compared may be in any order.
         by = [(at, False, False) for at in range(len(every))]
         self._order = Order(by, [kind, *(pa.int64() for _ in schema)], domain)
@@ -388,7 +391,7 @@ class BoundedJoin(JoinOperator):
         return 0 if self._ranked is None else self._ranked.bytes
 
     def _find_between(self, bound: Ints) -> Ints | None:
-        """Return the records of the left, of earlier passes, between a bound and the one before; None for all."""
+        """Return earlier left records between the last bound and this; None: all."""
         is_one_for_another = bound.shape[1] == 2 and bound[-2, 0] == bound[-2, 1] and sorted(bound[-1]) == [-1, 1]
         words = self._of_bound(bound[1:])[0].tolist() if is_one_for_another else [NULL]
         if NULL in words:

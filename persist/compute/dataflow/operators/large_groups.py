@@ -17,13 +17,13 @@ import numpy as np
 import pyarrow as pa
 
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, contributions
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, split_values_by_kind
 from persist.compute.dataflow.operators.folds import quantiles
 from persist.compute.dataflow.operators.logic import aggregate
 from persist.compute.dataflow.plan.plan import Counted, WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.ranked import Order, Ranked, Record, has_rank
-from persist.compute.dataflow.updates.batch import check_sum, find_starts, products
+from persist.compute.dataflow.updates.batch import check_sum, find_starts, multiply_diffs
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 
@@ -158,9 +158,9 @@ class AggregatedGroup(MadeGroup):
         aggregation, sums = self._aggregates[at], self._sums[at]
         self._counts[at] += _exact_sum(diffs)
         check_sum(self._counts[at])
-        rows, slots, amounts = contributions(aggregation.kind, words, aggregation.of, self._domain)
+        rows, slots, amounts = split_values_by_kind(aggregation.kind, words, aggregation.of, self._domain)
         distinct_slots, numbers = np.unique(slots, return_inverse=True)
-        parts = products(amounts, diffs.take(rows))
+        parts = multiply_diffs(amounts, diffs.take(rows))
         for number, slot in enumerate(distinct_slots.tolist()):
             total = sums.pop(slot, 0) + _exact_sum(parts[numbers == number])
             if not -(2**63) <= total < 2**63:

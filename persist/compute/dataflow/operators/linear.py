@@ -30,9 +30,9 @@ from persist.compute.dataflow.plan.stages import (
     Stage,
     TemporalFilter,
     Unnest,
-    moved_column,
+    split_bound,
 )
-from persist.compute.dataflow.updates.batch import negated, products, reordered, uncancelled
+from persist.compute.dataflow.updates.batch import find_uncancelled, multiply_diffs, negate_diffs, reorder_into
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import coordinates
@@ -144,8 +144,8 @@ class Frame(Mapping[str, pa.Array]):
         columns = {name: column.take(rows) for name, column in self.columns.items()}
         times = np.empty((len(self.times), len(rows)), np.int64)
         diffs = np.empty((1, len(rows)), np.int64)
-        reordered(self.times, rows, times)
-        reordered(self.diffs[None], rows, diffs)
+        reorder_into(self.times, rows, times)
+        reorder_into(self.diffs[None], rows, diffs)
         origins = rows if self._origins is None else self._origins.take(rows)
         return Frame(self.domain, columns, times, diffs[0], origins)
 
@@ -171,12 +171,12 @@ class Frame(Mapping[str, pa.Array]):
         return list(map(record, *(column.array.to_pylist() for column in self.columns.values())))
 
 
-def traced(
+def compile_traced(
     stages: Sequence[Stage], input_schema: pa.Schema, names: Sequence[str], domain: Domain, operator: str
 ) -> Callable[[Ints], tuple[Ints, Ints]]:
-    """Return the same function as `compiled`, but each call also returns the input row of each update."""
+    """Do what `compile_stages` does, and return the input row of each update."""
 
-    run = _running(stages, operator)
+    run = _chain_stages(stages, operator)
 
     def shape(updates: Ints) -> tuple[Ints, Ints]:
         frame = run(Frame.of(updates, input_schema, domain))
@@ -185,23 +185,26 @@ def traced(
     return shape
 
 
-def compiled(
+def compile_stages(
     stages: Sequence[Stage], input_schema: pa.Schema, names: Sequence[str], domain: Domain, operator: str
 ) -> Shape:
-    """Return the function that does stages to updates of some columns and picks columns, in that order."""
+    """Return one function that applies stages to updates, and picks columns."""
     if not stages and list(names) == input_schema.names:
         return lambda updates: updates
     first = stages[0] if stages else Map(tuple((name, Col(name)) for name in names))
-    picks = _picks(first, input_schema, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
+    picks = _pick_columns(first, input_schema, names, domain) if len(stages) < 2 and isinstance(first, Map) else None
     if picks is not None:
         return picks
-    run = _running(stages, operator)
+    run = _chain_stages(stages, operator)
     return lambda updates: run(Frame.of(updates, input_schema, domain)).updates(names)
 
 
-def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
+def _chain_stages(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]:
+    """Return one function that runs all stages in order."""
     steps = [
-        _Sieve(stage.condition, operator) if isinstance(stage, Filter) else partial(applied, stage, operator=operator)
+        _ConditionFilter(stage.condition, operator)
+        if isinstance(stage, Filter)
+        else partial(apply_stage, stage, operator=operator)
         for stage in stages
     ]
 
@@ -215,7 +218,7 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
         try:
             return run(frame)
         except OperatorFailed:
-            uncancelled_frame = frame.where(uncancelled(frame.updates(frame.columns)))
+            uncancelled_frame = frame.where(find_uncancelled(frame.updates(frame.columns)))
             if len(uncancelled_frame) == len(frame):
                 raise
         return run(uncancelled_frame)
@@ -223,7 +226,7 @@ def _running(stages: Sequence[Stage], operator: str) -> Callable[[Frame], Frame]
     return run_uncancelled
 
 
-class _Sieve:
+class _ConditionFilter:
     """Keeps the updates for which a condition is true.
 
     Each part sees the updates that the parts before it left, because a part may guard the next one against errors.
@@ -237,11 +240,11 @@ class _Sieve:
         for part in self._parts:
             if not len(frame):
                 return frame
-            frame = frame.where(_true(part, frame, self._operator))
+            frame = frame.where(_evaluate_condition(part, frame, self._operator))
         return frame
 
 
-def _picks(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
+def _pick_columns(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Domain) -> Shape | None:
     """Return the function for a map that only passes columns on and sets constants; None if it does more."""
     by = dict(stage.outputs)
     outputs = [by[name] for name in names]
@@ -262,70 +265,70 @@ def _picks(stage: Map, input_schema: pa.Schema, names: Sequence[str], domain: Do
     return pick
 
 
-def applied(stage: Stage, frame: Frame, operator: str) -> Frame:
-    """Return updates after a stage other than a filter.
+def apply_stage(stage: Stage, frame: Frame, operator: str) -> Frame:
+    """Return a frame after one stage that is not a filter.
 
     Raises:
         OperatorFailed: a function or an expression raised.
     """
     match stage:
         case Map(outputs):
-            return frame.changed(_computed_all(outputs, frame, operator))
+            return frame.changed(_compute_all(outputs, frame, operator))
         case Negate():
-            return frame.changed(diffs=negated(frame.diffs))
+            return frame.changed(diffs=negate_diffs(frame.diffs))
         case Explode(by):
-            counts = _integers(by, frame, operator)
-            exploded = frame.changed(diffs=products(frame.diffs, np.where(counts == NULL, 0, counts)))
+            counts = _compute_integers(by, frame, operator)
+            exploded = frame.changed(diffs=multiply_diffs(frame.diffs, np.where(counts == NULL, 0, counts)))
             return exploded.where(exploded.diffs != 0)
         case Unnest(lists):
-            return _unnested(lists, frame, operator)
+            return _unnest(lists, frame, operator)
         case TemporalFilter():
-            return _within(stage, frame, operator)
+            return _limit_times(stage, frame, operator)
         case Delay():
-            return _delayed(stage, frame, operator)
+            return _delay(stage, frame, operator)
         case FilterFunction(function):
             is_kept = [_is_kept(operator, function, record) for record in frame.records()]
             return frame.where(np.array(is_kept, np.bool_))
         case MapFunction(function, columns):
             records = frame.records()
-            results = [_call(operator, function, record) for record in records]
-            return frame.changed(_columns(results, records, columns, frame.domain, operator))
+            results = [_call_function(operator, function, record) for record in records]
+            return frame.changed(_to_columns(results, records, columns, frame.domain, operator))
         case BatchFunction():
-            return _by_batch(stage, frame, operator)
+            return _apply_batch_function(stage, frame, operator)
         case FlatMap():
-            return _flattened(stage, frame, operator)
+            return _flat_map(stage, frame, operator)
     raise AssertionError(stage)
 
 
-def _computed_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
+def _compute_all(outputs: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> dict[str, Column]:
     arrays = together([expression for _, expression in outputs], frame)
     return {
         name: Column(frame.domain, arrays[place].type, None, arrays[place])
         if place in arrays
-        else _computed(expression, frame, operator)
+        else _compute(expression, frame, operator)
         for place, (name, expression) in enumerate(outputs)
     }
 
 
-def _computed(expression: Term, frame: Frame, operator: str) -> Column:
+def _compute(expression: Term, frame: Frame, operator: str) -> Column:
     if isinstance(expression, Col) and expression.name in frame.columns:
         return frame.columns[expression.name]
     if isinstance(expression, Lit):
         words = np.full(len(frame), frame.domain.constant(expression.value), np.int64)
         return Column(frame.domain, expression.value.type, words)
-    array = _evaluated(expression, frame, operator)
+    array = _evaluate(expression, frame, operator)
     return Column(frame.domain, array.type, None, array)
 
 
-def _evaluated(expression: Term, frame: Frame, operator: str) -> pa.Array:
+def _evaluate(expression: Term, frame: Frame, operator: str) -> pa.Array:
     try:
         return as_array(evaluate(expression, frame), len(frame))
     except (pa.ArrowException, ValueError, TypeError) as error:
-        raise OperatorFailed(operator, _culprit(expression, frame), f"{expression}: {error}") from error
+        raise OperatorFailed(operator, _find_failing_record(expression, frame), f"{expression}: {error}") from error
 
 
-def _culprit(expression: Term, frame: Frame) -> Any:
-    """Return a record for which an expression that failed on all of them fails; by halving."""
+def _find_failing_record(expression: Term, frame: Frame) -> Any:
+    """Return a record on which an expression fails, found by halving."""
     while len(frame) > 1:
         half = frame.take(np.arange(len(frame) // 2))
         try:
@@ -337,20 +340,22 @@ def _culprit(expression: Term, frame: Frame) -> Any:
     return frame.records()[0] if len(frame) else None
 
 
-def _true(condition: Term, frame: Frame, operator: str) -> Flags:
-    array = _evaluated(condition, frame, operator)
+def _evaluate_condition(condition: Term, frame: Frame, operator: str) -> Flags:
+    """Return the records for which a condition is true; NULL is false."""
+    array = _evaluate(condition, frame, operator)
     if array.null_count:
         array = array.fill_null(False)
     flags: Flags = array.to_numpy(zero_copy_only=False)
     return flags
 
 
-def _integers(expression: Term, frame: Frame, operator: str) -> Ints:
-    return _computed(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
+def _compute_integers(expression: Term, frame: Frame, operator: str) -> Ints:
+    return _compute(expression, frame, operator).words if len(frame) else np.empty(0, np.int64)
 
 
-def _unnested(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> Frame:
-    arrays = {name: _evaluated(term, frame, operator) for name, term in lists}
+def _unnest(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) -> Frame:
+    """Repeat each record for each element of its lists."""
+    arrays = {name: _evaluate(term, frame, operator) for name, term in lists}
     sizes = {
         name: pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
         for name, array in arrays.items()
@@ -368,19 +373,19 @@ def _unnested(lists: Sequence[tuple[str, Term]], frame: Frame, operator: str) ->
     return repeated.changed(columns)
 
 
-def _bound(bound: Term, frame: Frame, operator: str) -> Ints:
-    """Return a bound in time of each record; what is beyond int64 is the greatest or the least there is."""
-    moved = moved_column(bound, {name: column.kind for name, column in frame.columns.items()})
+def _compute_bound(bound: Term, frame: Frame, operator: str) -> Ints:
+    """Return each record's bound in time, clamped to int64."""
+    moved = split_bound(bound, {name: column.kind for name, column in frame.columns.items()})
     if moved is None:
-        return _integers(bound, frame, operator)
+        return _compute_integers(bound, frame, operator)
     name, by = moved
     words = frame.columns[name].words
     least, greatest = NULL + 1 - min(by, 0), 2**63 - 1 - max(by, 0)
     return np.where(words == NULL, NULL, words.clip(least, greatest) + by)
 
 
-def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
-    """Bring each record in at the first time within its bounds, and take it away at the first one after them.
+def _limit_times(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
+    """Add each record at its first time within bounds, retract it after.
 
     A record with a bound that is NULL is never there: a comparison with NULL is true at no time.
     """
@@ -388,11 +393,11 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     end = None
     is_there = np.ones(len(frame), bool)
     if stage.lower is not None:
-        words = _bound(stage.lower, frame, operator)
+        words = _compute_bound(stage.lower, frame, operator)
         is_there &= words != NULL
         begin = np.maximum(begin, words)
     if stage.upper is not None:
-        end = _bound(stage.upper, frame, operator)
+        end = _compute_bound(stage.upper, frame, operator)
         is_there &= (end != NULL) & (begin < end)
     starts = np.flatnonzero(is_there & (begin <= TIME_MAX))
     arrived = frame.take(starts)
@@ -402,10 +407,10 @@ def _within(stage: TemporalFilter, frame: Frame, operator: str) -> Frame:
     stops = starts[end[starts] <= TIME_MAX]
     ended = frame.take(stops)
     ended.times[stage.dimension] = end[stops]
-    return _joined([arrived, ended.changed(diffs=negated(ended.diffs))])
+    return _concat_frames([arrived, ended.changed(diffs=negate_diffs(ended.diffs))])
 
 
-def _joined(frames: list[Frame]) -> Frame:
+def _concat_frames(frames: list[Frame]) -> Frame:
     first = frames[0]
     columns = {
         name: Column(first.domain, column.kind, np.concatenate([frame.columns[name].words for frame in frames]))
@@ -416,8 +421,9 @@ def _joined(frames: list[Frame]) -> Frame:
     return Frame(first.domain, columns, times, diffs, origins)
 
 
-def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
-    to, now = _integers(stage.to, frame, operator), frame.times[stage.dimension]
+def _delay(stage: Delay, frame: Frame, operator: str) -> Frame:
+    """Move updates to the time that an expression computes."""
+    to, now = _compute_integers(stage.to, frame, operator), frame.times[stage.dimension]
     to = np.where(to == NULL, now, to)
     if (to < now).any():
         row = int((to < now).argmax())
@@ -428,7 +434,7 @@ def _delayed(stage: Delay, frame: Frame, operator: str) -> Frame:
     return delayed
 
 
-def _call(operator: str, function: Callable[..., Any], record: Any) -> Any:
+def _call_function(operator: str, function: Callable[..., Any], record: Any) -> Any:
     try:
         return function(record)
     except Exception as error:
@@ -436,29 +442,30 @@ def _call(operator: str, function: Callable[..., Any], record: Any) -> Any:
 
 
 def _is_kept(operator: str, function: Callable[..., Any], record: Any) -> bool:
-    result = _call(operator, function, record)
+    result = _call_function(operator, function, record)
     if result is not None and not isinstance(result, bool | np.bool_):
         raise OperatorFailed(operator, record, f"it returned {result!r:.200} instead of True, False or None")
     return bool(result)
 
 
-def _columns(
+def _to_columns(
     made: list[Any], records: list[Any], schema: pa.Schema, domain: Domain, operator: str
 ) -> dict[str, Column]:
     """Return the results of a function as columns; records are its arguments, for errors."""
-    rows = [_as_row(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
+    rows = [_to_row(result, record, schema, operator) for result, record in zip(made, records, strict=True)]
     columns = [list(cells) for cells in zip(*rows, strict=True)] if rows else [[] for _ in schema]
     by_name = {}
     for values, field in zip(columns, schema, strict=True):
         try:
             array = to_array(values, field.type, f"column {field.name!r}")
         except InvalidUsage as error:
-            raise OperatorFailed(operator, _first_bad(values, field.type, records), str(error)) from error
+            raise OperatorFailed(operator, _find_unconvertible(values, field.type, records), str(error)) from error
         by_name[field.name] = Column(domain, field.type, None, array)
     return by_name
 
 
-def _first_bad(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
+def _find_unconvertible(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
+    """Return the first record whose result does not fit the type."""
     for value, record in zip(values, records, strict=True):
         try:
             to_array([value], kind, "value")
@@ -467,7 +474,7 @@ def _first_bad(values: list[Any], kind: pa.DataType, records: list[Any]) -> Any:
     return None
 
 
-def _as_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
+def _to_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[Any, ...]:
     if isinstance(made, Mapping):
         if set(made) == set(schema.names):
             return tuple(made[name] for name in schema.names)
@@ -479,12 +486,12 @@ def _as_row(made: Any, record: Any, schema: pa.Schema, operator: str) -> tuple[A
     raise OperatorFailed(operator, record, f"it returned {made!r:.200}, and a record has the columns {schema.names}")
 
 
-def row_columns(made: list[Any], sources: list[Any], schema: pa.Schema, domain: Domain, operator: str) -> list[Ints]:
-    """Return records that a function made as words, column by column; sources are what it made them from."""
-    return [column.words for column in _columns(made, sources, schema, domain, operator).values()]
+def encode_records(made: list[Any], sources: list[Any], schema: pa.Schema, domain: Domain, operator: str) -> list[Ints]:
+    """Encode the records that a function returned, column by column."""
+    return [column.words for column in _to_columns(made, sources, schema, domain, operator).values()]
 
 
-def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
+def _apply_batch_function(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
     names = list(frame.columns)
     batch = pa.RecordBatch.from_arrays([frame[name] for name in names], names=names)
     try:
@@ -508,24 +515,24 @@ def _by_batch(stage: BatchFunction, frame: Frame, operator: str) -> Frame:
     return frame.changed(columns)
 
 
-def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
+def _flat_map(stage: FlatMap, frame: Frame, operator: str) -> Frame:
     rows: list[int] = []
     results: list[Any] = []
     times: list[tuple[int, ...]] = []
     diffs: list[int] = []
     records = frame.records()
     for row, record in enumerate(records):
-        for result in _call(operator, lambda given: list(stage.function(given)), record):
+        for result in _call_function(operator, lambda given: list(stage.function(given)), record):
             if stage.gives == "records":
                 results.append(result)
             else:
-                results.append(_parts(stage, result, times, diffs, record, operator))
+                results.append(_split_result(stage, result, times, diffs, record, operator))
             rows.append(row)
     sources = [records[row] for row in rows]
     places = np.array(rows, np.int64)
     flattened = Frame(
         frame.domain,
-        _columns(results, sources, stage.columns, frame.domain, operator),
+        _to_columns(results, sources, stage.columns, frame.domain, operator),
         frame.times.take(places, axis=1),
         frame.diffs.take(places),
         frame.origins.take(places),
@@ -534,12 +541,12 @@ def _flattened(stage: FlatMap, frame: Frame, operator: str) -> Frame:
         of_program = flattened.times[: stage.dimensions]  # And not the iterations that they are in.
         np.maximum(of_program, np.array(times, np.int64).T, out=of_program)
     if diffs:
-        flattened = flattened.changed(diffs=products(flattened.diffs, np.array(diffs, np.int64)))
+        flattened = flattened.changed(diffs=multiply_diffs(flattened.diffs, np.array(diffs, np.int64)))
         flattened = flattened.where(flattened.diffs != 0)
     return flattened
 
 
-def _parts(
+def _split_result(
     stage: FlatMap, returned: Any, times: list[tuple[int, ...]], diffs: list[int], record: Any, operator: str
 ) -> Any:
     """Take the time and the diff off what a function returned, and return the record."""

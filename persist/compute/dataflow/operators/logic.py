@@ -32,17 +32,24 @@ from persist.compute.dataflow.operators.aggregates import (
     VARIANCES,
     Wanted,
     check_int64,
-    contributions,
     exact_sums,
+    split_values_by_kind,
     to_float,
 )
-from persist.compute.dataflow.operators.linear import Column, Frame, row_columns
-from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, of_others
+from persist.compute.dataflow.operators.linear import Column, Frame, encode_records
+from persist.compute.dataflow.operators.moments import LOWEST, STATISTICS, Sums, compute_non_finite
 from persist.compute.dataflow.plan.plan import Counted
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import check_sum, find_starts, largest, products, sort_columns, summed
+from persist.compute.dataflow.updates.batch import (
+    check_sum,
+    find_starts,
+    largest_magnitude,
+    multiply_diffs,
+    sort_columns,
+    sum_runs,
+)
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, directed, ranks
+from persist.compute.dataflow.updates.words import NULL, Domain, rank_in_direction, ranks
 from persist.core.errors import OperatorFailed
 
 Result: TypeAlias = tuple[Ints, Ints, Ints]
@@ -53,14 +60,14 @@ COPIES_MAX = 1 << 31  # Records that are put into an order at once, each as ofte
 NOTHING = np.empty((0, 0), np.int64)
 
 
-def copies(diffs: Ints) -> Ints:
-    """Return the number of each record as often as it is there; not at all, if its multiplicity is negative.
+def repeat_by_multiplicity(diffs: Ints) -> Ints:
+    """Return each record's number as often as its multiplicity, none if negative.
 
     Raises:
         DiffOverflow: these are more than can be looked at one by one.
     """
     counts = np.maximum(diffs, 0)
-    if len(counts) and len(counts) * largest(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
+    if len(counts) and len(counts) * largest_magnitude(counts) > COPIES_MAX and sum(counts.tolist()) > COPIES_MAX:
         raise DiffOverflow(f"groups have {sum(counts.tolist())} records, and up to {COPIES_MAX} are put into an order")
     return np.arange(len(diffs)).repeat(counts)
 
@@ -95,10 +102,10 @@ def threshold(function: Callable[[int], int], operator: str) -> Logic:
     return logic
 
 
-def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
-    """Aggregates of which the only value word is the slot, and the diff its sum, see `operators.aggregates`."""
+def make_accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bool = False) -> Logic:
+    """Aggregates from exact sums: a value word is a slot, the diff its sum."""
     if is_complete:
-        return _completely(aggregates, domain)
+        return _make_complete(aggregates, domain)
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Compute the aggregates from counts and sums."""
@@ -116,14 +123,16 @@ def accumulated(aggregates: Sequence[Wanted], domain: Domain, *, is_complete: bo
             low = 1 + number * SLOTS
             is_own = is_present & (slots >= low) & (slots < low + SLOTS)
             owners, into, sums = at[is_own], slots[is_own] - low, diffs[is_own]
-            columns.append(aggregate(aggregation, _not_null(records, owners, into, sums), owners, into, sums, domain))
+            columns.append(
+                aggregate(aggregation, _count_values(records, owners, into, sums), owners, into, sums, domain)
+            )
         return present, np.array(columns, np.int64).reshape(len(columns), len(present)), np.ones(len(present), np.int64)
 
     return logic
 
 
-def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
-    """Counts and totals of groups, those included that have no record by number: a group is there while one is not 0.
+def _make_complete(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
+    """Aggregates that keep a group while any count or total is not zero.
 
     A total of nothing is 0, and of multiplicities that add up to 0, what it is.
     """
@@ -147,11 +156,11 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
             is_own = (slots >= low) & (slots < low + SLOTS)
             owners, into, sums = at[is_own], slots[is_own] - low, diffs[is_own]
             if aggregation.kind == "count":
-                columns.append(_not_null(records, owners, into, sums))
+                columns.append(_count_values(records, owners, into, sums))
                 continue
             is_limb = into >= FIRST_LIMB
             totals = exact_sums(owners[is_limb], into[is_limb], sums[is_limb], len(every))
-            columns.append(_decimals(aggregation.name, totals, aggregation.result, domain))
+            columns.append(_encode_decimals(aggregation.name, totals, aggregation.result, domain))
         words = np.array(columns, np.int64).reshape(len(columns), len(every))
         is_present = (words != np.array(zeros, np.int64)[:, None]).any(axis=0)
         return every[is_present], words[:, is_present], np.ones(int(is_present.sum()), np.int64)
@@ -161,36 +170,36 @@ def _completely(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
 
 def _count_records(request: Wanted, records: Ints) -> Ints:
     constant = request.constant if request.kind == "sum" else 1
-    return records if constant == 1 else products(records, np.full(len(records), constant))
+    return records if constant == 1 else multiply_diffs(records, np.full(len(records), constant))
 
 
-def _not_null(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
-    """Return how many values groups have, of so many records, that are not NULL."""
+def _count_values(records: Ints, groups: Ints, slots: Ints, sums: Ints) -> Ints:
+    """Return how many values of each group are not NULL."""
     is_null = slots == NULLS
     if not is_null.any():
         return records
     nulls = np.zeros(len(records), np.int64)
     nulls[groups[is_null]] = sums[is_null]
-    if largest(records) + largest(nulls) >= 2**63:
+    if largest_magnitude(records) + largest_magnitude(nulls) >= 2**63:
         for count in records.astype(object) - nulls.astype(object):
             check_sum(count)
     return records - nulls
 
 
 def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
-    """Return the words of one aggregate of groups that have so many values, from the sums in its slots."""
+    """Return the words of one aggregate of each group, from sums by slot."""
     count = len(counts)
     if request.kind == "count":
         return counts
     if not pat.is_floating(request.result) and not pat.is_decimal(request.result):
-        return _whole_sums(request.name, groups, slots, sums, counts)
+        return _integer_sums(request.name, groups, slots, sums, counts)
     if request.kind in VARIANCES:
         return _variances(request.kind, counts, groups, slots, sums, domain)
     is_limb = slots >= FIRST_LIMB
     totals = exact_sums(groups[is_limb], slots[is_limb], sums[is_limb], count)
     if pat.is_decimal(request.result):
         values = [None if n == 0 else total for total, n in zip(totals, counts, strict=True)]
-        return _decimals(request.name, values, request.result, domain)
+        return _encode_decimals(request.name, values, request.result, domain)
     divisors = counts if request.kind == "mean" else np.ones(count, np.int64)
     if pat.is_decimal(request.of):
         divisors = divisors.astype(object) * 10**request.of.scale
@@ -200,7 +209,7 @@ def aggregate(request: Wanted, counts: Ints, groups: Ints, slots: Ints, sums: In
         for total, divisor, is_there in zip(totals, divisors.tolist(), counts != 0, strict=True)
     ]
     words = domain.encode(pa.array(floats, pa.float64()))
-    return _with_infinities(words, groups, slots, sums, count, domain)
+    return _add_infinities(words, groups, slots, sums, count, domain)
 
 
 def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, domain: Domain) -> Ints:
@@ -215,11 +224,11 @@ def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, d
     values: list[float | None] = []
     for count, total, square, is_other in zip(counts.tolist(), totals, squares, has_other.tolist(), strict=True):
         group_sums = Sums(count, {"x": total << (LOWEST - 1074), "xx": square})  # Sums of floats are in 2**-1074.
-        values.append(None if count <= 0 else of_others(kind, count) if is_other else made_of(group_sums))
+        values.append(None if count <= 0 else compute_non_finite(kind, count) if is_other else made_of(group_sums))
     return domain.encode(pa.array(values, pa.float64()))
 
 
-def _whole_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
+def _integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
     low, high = slots == FIRST_LIMB, slots == FIRST_LIMB + 1
     if not high.any():
         totals = np.zeros(len(counts), np.int64)
@@ -230,7 +239,8 @@ def _whole_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) 
     return np.where(counts == 0, NULL, totals)
 
 
-def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
+def _add_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: int, domain: Domain) -> Ints:
+    """Return float sums, with NaN or infinities where a group has some."""
     special = (slots >= NAN) & (slots <= MINUS_INFINITE)
     if not special.any():
         return words
@@ -242,7 +252,7 @@ def _with_infinities(words: Ints, groups: Ints, slots: Ints, sums: Ints, count: 
     return np.where(has.any(axis=0), domain.encode(pa.array(values)), words)
 
 
-def _decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain: Domain) -> Ints:
+def _encode_decimals(name: str, values: Sequence[int | None], kind: pa.DataType, domain: Domain) -> Ints:
     """Return the words of decimals, from whole numbers of their last digit."""
     numbers = [value for value in values if value is not None]
     if numbers and max(max(numbers), -min(numbers)) >= 10**kind.precision:
@@ -256,12 +266,12 @@ def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: KeysOf) -> Result:
         """Compute the aggregates from all values of each group."""
         firsts = find_starts(groups)
-        counts = summed(diffs, firsts) if len(firsts) else diffs
+        counts = sum_runs(diffs, firsts) if len(firsts) else diffs
         is_present = counts != 0
         sizes = np.diff(np.append(firsts, len(groups)))
         numbers = np.arange(len(firsts)).repeat(sizes)
         columns = [
-            _of_multiset(aggregation, words, numbers, diffs, len(firsts), domain)
+            _aggregate_multiset(aggregation, words, numbers, diffs, len(firsts), domain)
             for aggregation, words in zip(aggregates, values, strict=True)
         ]
         rows = np.array(columns, np.int64).reshape(len(columns), len(firsts))
@@ -270,19 +280,19 @@ def multiset_aggregates(aggregates: Sequence[Wanted], domain: Domain) -> Logic:
     return logic
 
 
-def _of_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
-    """Return one aggregate of count groups; of min, max and median a value counts if its multiplicity is positive."""
+def _aggregate_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints, count: int, domain: Domain) -> Ints:
+    """Return one aggregate of each group, from all of its values."""
     is_value = words != NULL
     if not is_value.all():
         words, numbers, diffs = words[is_value], numbers[is_value], diffs[is_value]
     if request.kind in ACCUMULABLE:
         counts, firsts = np.zeros(count, np.int64), find_starts(numbers)
         if len(firsts):
-            counts[numbers[firsts]] = summed(diffs, firsts)
-        rows, slots, amounts = contributions(request.kind, words, request.of, domain)
+            counts[numbers[firsts]] = sum_runs(diffs, firsts)
+        rows, slots, amounts = split_values_by_kind(request.kind, words, request.of, domain)
         groups, slots, sums = slot_sums(numbers[rows], slots, amounts, diffs[rows])
         return aggregate(request, counts, groups, slots, sums, domain)
-    numbers, words, diffs = _by_value(numbers, words, request.of, diffs, domain)
+    numbers, words, diffs = _sort_by_value(numbers, words, request.of, diffs, domain)
     results = np.full(count, NULL, np.int64)
     firsts = find_starts(numbers)
     if not len(firsts):
@@ -293,7 +303,7 @@ def _of_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints, count
     elif request.kind == "max":
         at = ends - 1
     else:
-        at = _middles(firsts, ends, diffs)
+        at = _find_medians(firsts, ends, diffs)
     results[numbers[firsts]] = words[at]
     return results
 
@@ -301,26 +311,26 @@ def _of_multiset(request: Wanted, words: Ints, numbers: Ints, diffs: Ints, count
 def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[Ints, Ints, Ints]:
     """Return the sums of amounts times diffs for each slot of each group, in that order."""
     order = np.lexsort((slots, groups))
-    groups, slots, sums = groups[order], slots[order], products(amounts, diffs)[order]
+    groups, slots, sums = groups[order], slots[order], multiply_diffs(amounts, diffs)[order]
     if not len(groups):
         return groups, slots, sums
     firsts = find_starts(groups, slots)
-    return groups[firsts], slots[firsts], summed(sums, firsts)
+    return groups[firsts], slots[firsts], sum_runs(sums, firsts)
 
 
-def _by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
-    """Return (group, value, multiplicity) in the order of group and value, with positive multiplicities only."""
+def _sort_by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
+    """Sum equal values of each group; drop those not positive, and sort."""
     order = sort_columns((numbers, ranks(domain, words, of)))
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
     firsts = find_starts(numbers, words)
-    sums = summed(diffs, firsts)
+    sums = sum_runs(diffs, firsts)
     keep = sums > 0
     return numbers[firsts][keep], words[firsts][keep], sums[keep]
 
 
-def _middles(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
+def _find_medians(firsts: Ints, ends: Ints, diffs: Ints) -> Ints:
     """Return where the lower middle of each group is."""
     running = diffs.cumsum()
     earlier = running[firsts] - diffs[firsts]
@@ -357,9 +367,9 @@ def top_k(
             return groups, values, diffs
         if len(groups) >= costs.foremost_rows and count + skip < len(groups) and counted != "dense_rank":
             row, down, first = every[0]
-            foremost = _foremost(groups, directed(domain, values[row], kinds[row], down, first), count + skip)
+            foremost = _preselect(groups, rank_in_direction(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
-        columns = [directed(domain, values[row], kinds[row], down, first) for row, down, first in every]
+        columns = [rank_in_direction(domain, values[row], kinds[row], down, first) for row, down, first in every]
         order = sort_columns((groups, *columns))
         if counted != "row_number":
             order = order[
@@ -382,7 +392,7 @@ def top_k(
 
 
 def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], diffs: Ints) -> Flags:
-    """Return which records, in order, have up to this number as their rank in their group."""
+    """Return which sorted records rank at most count-th in their group."""
     begins = np.ones(len(groups), np.bool_)
     begins[1:] = groups[1:] != groups[:-1]
     is_new = begins.copy()
@@ -397,8 +407,8 @@ def _within_rank(count: int, counted: Counted, groups: Ints, keys: list[Ints], d
     return earlier.take(is_new.nonzero()[0]).take(peers) - earlier.take(first) < count
 
 
-def _foremost(groups: Ints, places: Ints, count: int) -> Ints:
-    """Return the numbers of the records among which the first count of each group are, whatever orders equal ones.
+def _preselect(groups: Ints, places: Ints, count: int) -> Ints:
+    """Return a superset of each group's first records, before equal ones are ordered.
 
     Most records are behind these by their first column alone, and are not compared in the others.
     """
@@ -443,21 +453,22 @@ def user_function(
         places: list[int] = []
         ends = [*firsts[1:].tolist(), len(groups)]
         for number, (first, end, key) in enumerate(zip(firsts.tolist(), ends, names, strict=True)):
-            for record, count in _results(function, key, pairs[first:end], operator):
+            for record, count in _call_function(function, key, pairs[first:end], operator):
                 results.append(record)
                 counts.append(count)
                 sources.append(key)
                 places.append(number)
-        out = row_columns(results, sources, columns, domain, operator)
+        out = encode_records(results, sources, columns, domain, operator)
         owners = groups[firsts].take(np.array(places, np.int64))
         return owners, np.array(out, np.int64).reshape(len(columns), len(results)), np.array(counts, np.int64)
 
     return logic
 
 
-def _results(
+def _call_function(
     function: Callable[[Any, Any], Any], key: Any, pairs: list[tuple[Any, int]], operator: str
 ) -> list[tuple[Any, int]]:
+    """Call a user's function on a group, and check its results."""
     try:
         results = list(function(key, pairs))
     except Exception as error:

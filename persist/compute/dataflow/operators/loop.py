@@ -61,12 +61,12 @@ class EnterOperator(Operator):
             rounds, updates = updates[self._row : self._row + 1], np.delete(updates, self._row, axis=0)
             if rounds.size:
                 latest = int(rounds.max())
-                self._check(int(rounds.min()))
-                self._check(latest)
+                self._check_entry(int(rounds.min()))
+                self._check_entry(latest)
                 self.last = max(self.last, latest)
         self.out = np.concatenate((updates[:-1], rounds, updates[-1:]))
 
-    def _check(self, entry: int) -> None:
+    def _check_entry(self, entry: int) -> None:
         if not 0 <= entry <= LAST_ENTRY:
             text = "NULL" if entry == NULL else str(entry)
             what = f"a record was to enter at iteration {text}; iterations to enter at are from 0 to {LAST_ENTRY}"
@@ -162,7 +162,7 @@ class Loop(Operator):
         enters = [operator for operator in self.operators if isinstance(operator, EnterOperator)]
         variables = [operator for operator in self.operators if isinstance(operator, VariableOperator)]
         frontier, outer = self.frontier, self.rounds
-        round_ = 0 if any(operator.has_news for operator in enters) else self._next()
+        round_ = 0 if any(operator.has_news for operator in enters) else self._find_next_iteration()
         while round_ is not None:
             check_limits()
             if round_ > self._limit + max((operator.last for operator in enters), default=0):
@@ -175,9 +175,9 @@ class Loop(Operator):
                 variable.feed()
             for leave in self.leaves:
                 leave.collect()
-            round_ = self._next()
+            round_ = self._find_next_iteration()
 
-    def _next(self) -> int | None:
+    def _find_next_iteration(self) -> int | None:
         return self.next_round(len(self.rounds))
 
     def next_round(self, level: int) -> int | None:

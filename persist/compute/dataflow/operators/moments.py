@@ -86,7 +86,7 @@ def summed_products(owners: Ints, factors: Sequence[Floats], count: int) -> list
     return totals
 
 
-def quotient(over: int, under: int) -> float:
+def divide_rounded(over: int, under: int) -> float:
     """Return the float next to a quotient of whole numbers; an infinity beyond the greatest."""
     try:
         return over / under
@@ -94,7 +94,7 @@ def quotient(over: int, under: int) -> float:
         return float("inf") if (over > 0) == (under > 0) else float("-inf")
 
 
-def root(over: int, under: int) -> float:
+def square_root_rounded(over: int, under: int) -> float:
     """Return the float next to the square root of a quotient that is not negative."""
     if not over:
         return 0.0
@@ -104,7 +104,7 @@ def root(over: int, under: int) -> float:
     scaled, remainder = divmod(over << shift, under)
     whole = isqrt(scaled)
     is_exact = not remainder and whole * whole == scaled
-    return quotient(2 * whole + (not is_exact), 1 << (shift // 2 + 1))
+    return divide_rounded(2 * whole + (not is_exact), 1 << (shift // 2 + 1))
 
 
 class Sums:
@@ -122,7 +122,7 @@ class Sums:
         return self.count * self.of(product) - self.of(product[0]) * self.of(product[1])
 
     def mean(self, value: str) -> float:
-        return quotient(self.of(value), self.count << LOWEST)
+        return divide_rounded(self.of(value), self.count << LOWEST)
 
     def power(self, exponent: int) -> Fraction:
         """Return the mean of the third or fourth powers of the deviations from the mean, in `2**(-1126 * exponent)`."""
@@ -139,18 +139,18 @@ _SQUARE = 2 * LOWEST
 Statistic = Callable[[Sums], float | None]
 
 
-def _over(
-    product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = quotient, least: int = 1
+def _make_statistic(
+    product: str, size: Callable[[int], int], round_: Callable[[int, int], float] = divide_rounded, least: int = 1
 ) -> Statistic:
-    """Return the statistic: the sum of products of deviations over a size of n rows, times n; None of fewer rows."""
+    """Return a statistic: a sum of products of deviations over a size."""
     return lambda sums: round_(sums.spread(product), size(sums.count) << _SQUARE) if sums.count >= least else None
 
 
-def _all(n: int) -> int:
+def _population_size(n: int) -> int:
     return n**2
 
 
-def _sample(n: int) -> int:
+def _sample_size(n: int) -> int:
     return n * (n - 1)
 
 
@@ -160,7 +160,7 @@ def _skewness(sums: Sums) -> float | None:
         return None
     third = sums.power(3)
     square = third**2 / variance**3 * Fraction(n * (n - 1), (n - 2) ** 2)
-    size = root(square.numerator, square.denominator)
+    size = square_root_rounded(square.numerator, square.denominator)
     return size if third >= 0 else -size
 
 
@@ -169,7 +169,7 @@ def _kurtosis(sums: Sums) -> float | None:
     if n <= 3 or not variance:
         return None
     excess = Fraction(n - 1, (n - 2) * (n - 3)) * ((n + 1) * sums.power(4) / variance**2 - 3 * (n - 1))
-    return quotient(excess.numerator, excess.denominator)
+    return divide_rounded(excess.numerator, excess.denominator)
 
 
 def _kurtosis_pop(sums: Sums) -> float | None:
@@ -177,58 +177,58 @@ def _kurtosis_pop(sums: Sums) -> float | None:
     if sums.count <= 1 or not variance:
         return None
     excess = sums.power(4) / variance**2 - 3
-    return quotient(excess.numerator, excess.denominator)
+    return divide_rounded(excess.numerator, excess.denominator)
 
 
 def _corr(sums: Sums) -> float | None:
     x_spread, y_spread, xy_spread = (sums.spread(product) for product in ("xx", "yy", "xy"))
     if not x_spread or not y_spread:
         return nan
-    size = root(xy_spread**2, x_spread * y_spread)
+    size = square_root_rounded(xy_spread**2, x_spread * y_spread)
     return size if xy_spread >= 0 else -size
 
 
 # In regressions, x depends on y. They are DuckDB's first and second argument.
 def _slope(sums: Sums) -> float | None:
     spread = sums.spread("yy")
-    return quotient(sums.spread("xy"), spread) if spread else nan
+    return divide_rounded(sums.spread("xy"), spread) if spread else nan
 
 
 def _intercept(sums: Sums) -> float | None:
     spread = sums.spread("yy")
     if not spread:
         return None
-    return quotient(sums.of("x") * spread - sums.spread("xy") * sums.of("y"), sums.count * spread << LOWEST)
+    return divide_rounded(sums.of("x") * spread - sums.spread("xy") * sums.of("y"), sums.count * spread << LOWEST)
 
 
 def _r2(sums: Sums) -> float | None:
     x_spread, y_spread = sums.spread("xx"), sums.spread("yy")
     if not y_spread:
         return None
-    return quotient(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
+    return divide_rounded(sums.spread("xy") ** 2, x_spread * y_spread) if x_spread else 1.0
 
 
 _ONE, _TWO = ("x", "xx"), ("x", "y", "xx", "yy", "xy")
 STATISTICS: dict[str, tuple[tuple[str, ...], Statistic]] = {
-    "var_pop": (_ONE, _over("xx", _all)),
-    "var_samp": (_ONE, _over("xx", _sample, least=2)),
-    "stddev_pop": (_ONE, _over("xx", _all, root)),
-    "stddev_samp": (_ONE, _over("xx", _sample, root, 2)),
-    "sem": (_ONE, _over("xx", lambda n: n**3, root)),
+    "var_pop": (_ONE, _make_statistic("xx", _population_size)),
+    "var_samp": (_ONE, _make_statistic("xx", _sample_size, least=2)),
+    "stddev_pop": (_ONE, _make_statistic("xx", _population_size, square_root_rounded)),
+    "stddev_samp": (_ONE, _make_statistic("xx", _sample_size, square_root_rounded, 2)),
+    "sem": (_ONE, _make_statistic("xx", lambda n: n**3, square_root_rounded)),
     "skewness": (("x", "xx", "xxx"), _skewness),
     "kurtosis": (("x", "xx", "xxx", "xxxx"), _kurtosis),
     "kurtosis_pop": (("x", "xx", "xxx", "xxxx"), _kurtosis_pop),
-    "covar_pop": (("x", "y", "xy"), _over("xy", _all)),
-    "covar_samp": (("x", "y", "xy"), _over("xy", _sample, least=2)),
+    "covar_pop": (("x", "y", "xy"), _make_statistic("xy", _population_size)),
+    "covar_samp": (("x", "y", "xy"), _make_statistic("xy", _sample_size, least=2)),
     "corr": (_TWO, _corr),
     "regr_avgx": (("y",), lambda sums: sums.mean("y")),
     "regr_avgy": (("x",), lambda sums: sums.mean("x")),
     "regr_intercept": (_TWO, _intercept),
     "regr_r2": (_TWO, _r2),
     "regr_slope": (_TWO, _slope),
-    "regr_sxx": (("y", "yy"), _over("yy", int)),
-    "regr_sxy": (("x", "y", "xy"), _over("xy", int)),
-    "regr_syy": (("x", "xx"), _over("xx", int)),
+    "regr_sxx": (("y", "yy"), _make_statistic("yy", int)),
+    "regr_sxy": (("x", "y", "xy"), _make_statistic("xy", int)),
+    "regr_syy": (("x", "xx"), _make_statistic("xx", int)),
 }
 
 
@@ -260,19 +260,19 @@ def statistics(name: str, owners: Ints, values: Sequence[Floats], count: int) ->
             results.append(
                 float(columns[letters[0]][owners == at].sum())
             )  # An infinity, which no count changes, or NaN.
-        elif name == "regr_r2" and _is_one(columns["y"][owners == at]):
+        elif name == "regr_r2" and _is_constant(columns["y"][owners == at]):
             results.append(None)
         else:
-            results.append(of_others(name, rows))
+            results.append(compute_non_finite(name, rows))
     return results
 
 
-def _is_one(values: Floats) -> bool:
+def _is_constant(values: Floats) -> bool:
     return bool((values == values[0]).all() and np.isfinite(values[0]))
 
 
-def of_others(name: str, rows: int) -> float | None:
-    """Return a statistic of a group of so many rows, some of which are not finite numbers."""
+def compute_non_finite(name: str, rows: int) -> float | None:
+    """Return the statistic of a group in which some floats are not finite."""
     if rows == 1 and name in ("var_pop", "stddev_pop", "regr_sxx", "regr_syy"):
         return 0.0
     return nan if rows >= _ROWS_MIN.get(name, 1) and name != "regr_intercept" else None

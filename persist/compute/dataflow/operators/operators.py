@@ -21,8 +21,8 @@ import pyarrow as pa
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.plan.draft import Captured, Probed, to_table
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import Keys, Layout, to_batch, uncancelled
-from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, beyond, meet_all
+from persist.compute.dataflow.updates.batch import Keys, Layout, find_uncancelled, to_batch
+from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, find_beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Coordinates, as_given
 from persist.core.errors import OperatorFailed
@@ -89,7 +89,7 @@ class Operator:
         raise NotImplementedError
 
     def settle(self) -> None:
-        """After a pass: let what is kept be compacted."""
+        """End a pass: insert kept updates, and allow their compaction."""
 
     def contents(self, keys: Keys | None) -> Ints:
         """Return what the output held before this pass, for some keys or all: updates of words, a time and diffs.
@@ -99,7 +99,7 @@ class Operator:
         return self.computed(keys) if self.stored is None else self.stored(keys)
 
     def computed(self, keys: Keys | None) -> Ints:
-        """Do what `contents` does, from the contents of the inputs."""
+        """Compute what `contents` returns from the inputs' contents."""
         raise NotImplementedError(f"{self.title} has no contents that can be requested")
 
     @property
@@ -109,7 +109,7 @@ class Operator:
 
     def ready(self, times: Ints) -> Flags:
         """Return which times are complete here by now."""
-        waits = beyond(self.frontier, times[: self.outer])
+        waits = find_beyond(self.frontier, times[: self.outer])
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
@@ -122,10 +122,10 @@ class Operator:
         return not self.frontier.has_beyond(as_given(time[: self.outer]))
 
     def ready_before(self, level: int) -> Ready:
-        """Return which times are complete but for the iterations of the scope at a level, and of those inside of it."""
+        """Return a test for times that only iterations from a level hold back."""
 
         def ready(times: Ints) -> Flags:
-            waits = beyond(self.frontier, times[: self.outer])
+            waits = find_beyond(self.frontier, times[: self.outer])
             for number, round_ in enumerate(self.rounds[:level], self.outer):
                 waits |= times[number] > round_
             return ~waits
@@ -133,18 +133,18 @@ class Operator:
         return ready
 
     def place(self, frontier: Antichain, rounds: tuple[int, ...]) -> None:
-        """Set how far the inputs are complete, and which iterations are under way."""
+        """Set the inputs' frontier and the current iteration of each scope."""
         self.frontier = frontier
         self.rounds = rounds
 
     def bound(self) -> int | None:
-        """Return the value of the last coordinate from which on no time is ready; None if it is unknown."""
+        """Return the least last coordinate that is not ready; None if unknown."""
         if self.rounds:
             return self.rounds[-1] + 1
         return self.frontier.time if self.outer == 1 else None
 
     def next_round(self, level: int) -> int | None:
-        """Return the least iteration, of the scope at a level, in which there is something to do; None for none."""
+        """Return the next iteration with work, in the scope at a level."""
         return None
 
     def live(self) -> list[tuple[Ints, pa.Schema]]:
@@ -152,11 +152,11 @@ class Operator:
         return []
 
     def bytes(self) -> int:
-        """Return how much memory what is kept takes."""
+        """Return the bytes of memory that the state takes."""
         return 0
 
     def state(self) -> Iterator[tuple[str, int, int]]:
-        """Yield who keeps something, how many updates, and how many bytes they take."""
+        """Yield (title, updates, bytes) for each state that the operator keeps."""
         if self.bytes():
             rows = sum(words.shape[1] for words, _ in self.live())
             yield self.title, rows, self.bytes()
@@ -175,7 +175,7 @@ Request = Callable[[Keys | None], Ints]
 
 
 def requested(inputs: Sequence[Operator], keys: Keys | None, origins: Sequence[int | None], shape: Shape) -> Ints:
-    """Return the contents of an input after some stages, for some keys of the result.
+    """Return the contents of an input after some stages, for requested keys.
 
     Args:
         origins: of each column of the result, the column of the input that it copies.
@@ -216,7 +216,7 @@ class StashingOperator(Operator):
         self.stash = Stash(axis, slice(layout.words, layout.words + layout.dimensions))
 
     def shape_input(self) -> Ints | None:
-        """Return the updates of the input after the shape."""
+        """Return the input's new updates with the linear stages applied."""
         updates = self.gather()
         if self.is_last_reader:
             for source in self.inputs:
@@ -224,10 +224,10 @@ class StashingOperator(Operator):
         return None if updates is None else self.with_shape(updates)
 
     def with_shape(self, updates: Ints) -> Ints:
-        """Return updates after the shape."""
+        """Return updates with the linear stages before this operator applied."""
         if not self._adds_up or updates.shape[1] <= self.costs.piece_rows:
             return self.shape(updates)
-        updates = updates[:, uncancelled(updates)]  # A piece does not see that another one takes a record back.
+        updates = updates[:, find_uncancelled(updates)]  # A piece does not see that another one takes a record back.
         most = self.costs.piece_rows
         starts = range(0, max(1, updates.shape[1]), most)
         pieces = [to_batch(self.shape(updates[:, start : start + most]), self.layout)[1:] for start in starts]

@@ -29,7 +29,7 @@ import numpy as np
 import pyarrow as pa
 
 from persist.compute.dataflow.operators.large_groups import Group, Ranking
-from persist.compute.dataflow.operators.logic import copies
+from persist.compute.dataflow.operators.logic import repeat_by_multiplicity
 from persist.compute.dataflow.operators.windows import EXTREMES, SUMMED, Totals, compute_column, place_rows, totals
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
@@ -58,7 +58,7 @@ class _Reach:
     of: str | int = "rows"
 
 
-def _reach(call: WindowFunction, number: int) -> _Reach | None:
+def _find_reach(call: WindowFunction, number: int) -> _Reach | None:
     """Return the reach of a function; None if it has to look at all of its partition."""
     if call.exclude or call.within or call.where or call.is_distinct or call.ignores_nulls:
         return None
@@ -106,7 +106,7 @@ def ranking_of_windows(
         return None
     if not all(is_ordered(schema.field(call.arguments[0]).type) for call in calls if call.function in EXTREMES):
         return None
-    reaches = [_reach(call, at) for at, call in enumerate(calls)]
+    reaches = [_find_reach(call, at) for at, call in enumerate(calls)]
     bounded = [reach for reach in reaches if reach is not None]
     if len(bounded) < len(reaches):
         return None
@@ -229,7 +229,7 @@ class _Partition:
         return self._end_of_peers(record, -1)
 
     def peers_end(self, record: int) -> int:
-        """Return the record behind the peers of one."""
+        """Return the end of the records that agree with one in the order."""
         return self._end_of_peers(record, 1)
 
     def _end_of_peers(self, record: int, sign: int) -> int:
@@ -243,8 +243,8 @@ class _Partition:
             at, step = (first, 2 * step) if sign < 0 else (end, 2 * step)
         return at
 
-    def moved(self, record: int, rows: int) -> int:
-        """Return the record so many rows ahead or back, or a farther one."""
+    def move_by_rows(self, record: int, rows: int) -> int:
+        """Return the record a number of rows ahead or back, or slightly farther."""
         at, step, remaining = record, abs(rows), abs(rows)
         while remaining > 0 and ((at < self.total) if rows > 0 else (at > 0)):
             first, end = (at, min(at + step, self.total)) if rows > 0 else (max(at - step, 0), at)
@@ -271,9 +271,11 @@ class WindowedGroup(Group):
         old = self._partition
         self._partition = new = _Partition(self._ranked.blocks, self._window, old.known)
         retracted, added = [], []
-        for old_first, old_end, new_first, new_end in _pieces(self._affected(old, new), self._window.costs.window_rows):
-            was, now = self._answers(old, old_first, old_end), self._answers(new, new_first, new_end)
-            was, now = _different(was, now)
+        for old_first, old_end, new_first, new_end in _split_long_spans(
+            self._list_affected(old, new), self._window.costs.window_rows
+        ):
+            was, now = self._compute_answers(old, old_first, old_end), self._compute_answers(new, new_first, new_end)
+            was, now = _select_different(was, now)
             retracted.append(was)
             added.append(now)
         height = len(self._window.schema) + len(self._window.calls)
@@ -283,10 +285,10 @@ class WindowedGroup(Group):
         changes[: sum(rows.shape[1] for rows in retracted)] = -1
         return columns, changes
 
-    def _affected(self, old: _Partition, new: _Partition) -> list[Span]:
+    def _list_affected(self, old: _Partition, new: _Partition) -> list[Span]:
         """Return the records whose answers may change, in order."""
-        changed = list(_changed_places(old, new))
-        stretches = _between(changed, old.total, new.total)
+        changed = list(_find_changed_spans(old, new))
+        stretches = _list_unchanged_spans(changed, old.total, new.total)
         back = max(reach.back for reach in self._window.reaches)
         ahead = max(reach.ahead for reach in self._window.reaches)
         has_peers = any(reach.has_peers for reach in self._window.reaches)
@@ -297,23 +299,23 @@ class WindowedGroup(Group):
                 spans.append(changed[number - 1])
             if first == end:
                 continue
-            if self._depends(old, new, stretch):
+            if self._has_changed_totals(old, new, stretch):
                 spans.append(stretch)
                 continue
             head, tail = first, end
             if number and (back or has_peers):
                 head = min(old.peers_end(first) if has_peers else first, end)
-                head = min(old.moved(head, back), end)
+                head = min(old.move_by_rows(head, back), end)
             if number < len(stretches) - 1 and (ahead or has_peers):
                 tail = max(old.peers_begin(end - 1) if has_peers else end, first)
-                tail = max(old.moved(tail, -ahead), first)
+                tail = max(old.move_by_rows(tail, -ahead), first)
             spans.append((first, head, new_first, new_first + head - first))
             tail = max(tail, head)
             spans.append((tail, end, new_first + tail - first, new_end))
-        return _joined(spans, self._window.costs.window_rows)
+        return _join_adjacent(spans, self._window.costs.window_rows)
 
-    def _depends(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
-        """Return whether a total that a function needs, over what is before a stretch or behind it, has changed."""
+    def _has_changed_totals(self, old: _Partition, new: _Partition, stretch: Span) -> bool:
+        """Return whether totals before or behind a span, as used here, have changed."""
         first, end, new_first, new_end = stretch
         was, now = old.sum_before(first), new.sum_before(new_first)
         for reach in self._window.reaches:
@@ -326,31 +328,31 @@ class WindowedGroup(Group):
                 ends = old.sum_before(old.peers_end(first)), new.sum_before(new.peers_end(new_first))
                 if ends[0].peers != ends[1].peers:
                     return True
-            elif reach.from_begin and _of(was, reach) != _of(now, reach):
+            elif reach.from_begin and _get_total(was, reach) != _get_total(now, reach):
                 return True
         if not any(reach.to_end for reach in self._window.reaches):
             return False
         was, now = old.sum_before(end), new.sum_before(new_end)
         whole, whole_now = old.sum_before(old.total), new.sum_before(new.total)
         return any(
-            _of(whole, reach) + -_of(was, reach) != _of(whole_now, reach) + -_of(now, reach)
+            _get_total(whole, reach) + -_get_total(was, reach) != _get_total(whole_now, reach) + -_get_total(now, reach)
             for reach in self._window.reaches
             if reach.to_end
         )
 
-    def _answers(self, partition: _Partition, first: int, end: int) -> Ints:
+    def _compute_answers(self, partition: _Partition, first: int, end: int) -> Ints:
         """Return the output of some records: their words, and the result of each function for each row."""
         window = self._window
         if first >= end:
             return np.empty((len(window.schema) + len(window.calls), 0), np.int64)
         back = max(reach.back for reach in window.reaches)
         ahead = max(reach.ahead for reach in window.reaches)
-        begin, stop = partition.moved(first, -back), partition.moved(end, ahead)
+        begin, stop = partition.move_by_rows(first, -back), partition.move_by_rows(end, ahead)
         if any(reach.has_peers for reach in window.reaches):
             begin = partition.peers_begin(min(begin, partition.total - 1))
             stop = partition.peers_end(stop - 1)
         records = partition.records(begin, stop)
-        rows = copies(records[-1])
+        rows = repeat_by_multiplicity(records[-1])
         values = records[:-1].take(rows, axis=1)
         is_asked_for = (rows >= first - begin) & (rows < end - begin)
         earlier, whole = partition.sum_before(begin), partition.sum_before(partition.total)
@@ -368,11 +370,11 @@ class WindowedGroup(Group):
         return np.concatenate((values[:, is_asked_for], np.array(columns, np.int64).reshape(len(columns), -1)))
 
 
-def _of(sum_: _Sum, reach: _Reach) -> Any:
+def _get_total(sum_: _Sum, reach: _Reach) -> Any:
     return sum_.sums[reach.of] if isinstance(reach.of, int) else sum_.rows
 
 
-def _changed_places(old: _Partition, new: _Partition) -> Iterator[Span]:
+def _find_changed_spans(old: _Partition, new: _Partition) -> Iterator[Span]:
     """Yield the spans in which records differ: blocks that only one partition has, without equal records at their
     edges."""
     new_places = {id(block): at for at, block in enumerate(new.blocks)}
@@ -388,13 +390,13 @@ def _changed_places(old: _Partition, new: _Partition) -> Iterator[Span]:
         new_end = new_places[id(old.blocks[old_end])] if old_end < count else count_new
         spans = (old.starts[at_old], old.starts[old_end], new.starts[at_new], new.starts[new_end])
         was, now = old.records(*spans[:2]), new.records(*spans[2:])
-        head, tail = _equal_edges(was, now)
+        head, tail = _count_equal_edges(was, now)
         yield spans[0] + head, spans[1] - tail, spans[2] + head, spans[3] - tail
         at_old, at_new = old_end, new_end
 
 
-def _equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
-    """Return how many columns agree at the beginning, and of the others how many at the end."""
+def _count_equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
+    """Return how many columns agree at the beginning, and at the end."""
     size = min(one.shape[1], other.shape[1])
     differs = np.flatnonzero((one[:, :size] != other[:, :size]).any(axis=0))
     head = int(differs[0]) if len(differs) else size
@@ -403,9 +405,9 @@ def _equal_edges(one: Ints, other: Ints) -> tuple[int, int]:
     return head, size - 1 - int(differs[-1]) if len(differs) else size
 
 
-def _different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
+def _select_different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
     """Return the answers that differ."""
-    head, tail = _equal_edges(was, now)
+    head, tail = _count_equal_edges(was, now)
     was, now = was[:, head : was.shape[1] - tail], now[:, head : now.shape[1] - tail]
     if was.shape == now.shape:
         differs = (was != now).any(axis=0)
@@ -413,8 +415,8 @@ def _different(was: Ints, now: Ints) -> tuple[Ints, Ints]:
     return was, now
 
 
-def _between(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
-    """Return the stretches before, between and behind changed places."""
+def _list_unchanged_spans(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
+    """Return the spans before, between and behind changed ones."""
     stretches, old_at, new_at = [], 0, 0
     for old_first, old_end, new_first, new_end in changed:
         stretches.append((old_at, old_first, new_at, new_first))
@@ -422,8 +424,8 @@ def _between(changed: Sequence[Span], total: int, total_new: int) -> list[Span]:
     return [*stretches, (old_at, total, new_at, total_new)]
 
 
-def _joined(spans: Sequence[Span], long: int) -> list[Span]:
-    """Return spans, of which short adjacent ones are joined."""
+def _join_adjacent(spans: Sequence[Span], long: int) -> list[Span]:
+    """Return spans, with short adjacent ones joined."""
     joined: list[Span] = []
     for span in spans:
         if span[0] == span[1] and span[2] == span[3]:
@@ -436,8 +438,8 @@ def _joined(spans: Sequence[Span], long: int) -> list[Span]:
     return joined
 
 
-def _pieces(spans: Sequence[Span], long: int) -> Iterator[Span]:
-    """Yield spans; long stretches, of as many records before and after, in pieces."""
+def _split_long_spans(spans: Sequence[Span], long: int) -> Iterator[Span]:
+    """Yield spans, with long unchanged ones in pieces."""
     for first, end, new_first, new_end in spans:
         if end - first != new_end - new_first:
             yield first, end, new_first, new_end

@@ -23,7 +23,13 @@ import numpy as np
 import pyarrow as pa
 
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.few_groups import Record, Values, closed, corrections, plain_rows
+from persist.compute.dataflow.operators.few_groups import (
+    Record,
+    Values,
+    close_under_joins,
+    compute_corrections,
+    plain_rows,
+)
 from persist.compute.dataflow.operators.large_groups import LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
@@ -97,7 +103,7 @@ class TotalReduce(ReduceOperator):
         if self.large is not None:
             is_ranked = self.large.find_ranked(keys, numbers, new[-2])
             if is_ranked.any():
-                changes.append(self.shape(self._ranked_changes(is_ranked, keys, numbers, new)))
+                changes.append(self.shape(self._change_ranked(is_ranked, keys, numbers, new)))
                 keys, hashes = keys[:, ~is_ranked], hashes[~is_ranked]
                 numbers, new = rows_of_others(is_ranked, numbers, new)
         if keys.shape[1]:
@@ -171,32 +177,36 @@ class TotalReduce(ReduceOperator):
             if len(worthwhile):
                 ranked = np.zeros(count, np.bool_)
                 ranked[worthwhile] = True
-                changes.append(self.shape(self._ranked_changes(ranked, keys, numbers, new)))
+                changes.append(self.shape(self._change_ranked(ranked, keys, numbers, new)))
                 keys = keys[:, ~ranked]
                 numbers, new = rows_of_others(ranked, numbers, new)
                 old_numbers, old = rows_of_others(ranked, old_numbers, old)
         if keys.shape[1]:
             times = new[-2]
             is_one = len(times) == 1 or bool((times == times[0]).all())
-            changes += self._in_pieces(keys, numbers, new, old_numbers, old, is_one_time=is_one)
+            changes += self._change_in_pieces(keys, numbers, new, old_numbers, old, is_one_time=is_one)
         return changes
 
-    def _in_pieces(
+    def _change_in_pieces(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> list[Ints]:
-        """Return the result of `_in_blocks`, for some keys after the other. Memory: several times `Costs.piece_rows`,
-        or the rows of the largest key, besides arguments and results."""
+        """Compute the changes for some keys after the other, within bounded memory.
+
+        Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides arguments and results.
+        """
         count = keys.shape[1]
         check_limits()
         if len(numbers) + len(old_numbers) <= self.costs.piece_rows or count == 1:
-            return [self.shape(self._in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])]
+            return [
+                self.shape(self._change_in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])
+            ]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
             arrived, earlier = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
-            changes += self._in_pieces(keys[:, first:end], *arrived, *earlier, is_one_time=is_one_time)
+            changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier, is_one_time=is_one_time)
         return changes
 
-    def _ranked_changes(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
+    def _change_ranked(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
         """Return how the output of ranked groups changes."""
         assert self.large is not None
         # The rows of ranked groups, group by group.
@@ -211,21 +221,21 @@ class TotalReduce(ReduceOperator):
             changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
         return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
 
-    def _in_blocks(
+    def _change_in_blocks(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> Ints:
-        """Return the result of `_changes`, for so many times of each key at once that memory is bounded."""
+        """Compute the changes for some times after the other, within bounded memory."""
         if is_one_time:
-            return self._changes(keys, numbers, new, old_numbers, old, is_one_time=True)
+            return self._compute_changes(keys, numbers, new, old_numbers, old, is_one_time=True)
         _, _, sizes, ranks = number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
         cells = int((rows * (sizes + 1)).sum())
         if cells > self.costs.cells:  # Rows of one record share their cells.
-            cells = int((self._records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
+            cells = int((self._count_distinct_records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
         width = max(1, most * self.costs.cells // max(cells, 1))
         if width >= most:
-            return self._changes(keys, numbers, new, old_numbers, old, is_one_time=False)
+            return self._compute_changes(keys, numbers, new, old_numbers, old, is_one_time=False)
         changes = []
         for first in range(0, most, width):
             # The rows at times of this block, and the old rows of their keys, which are numbered anew.
@@ -236,13 +246,13 @@ class TotalReduce(ReduceOperator):
             old_places = present[old_numbers].nonzero()[0]
             earlier = (place[old_numbers[old_places]], old[:, old_places])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            changes.append(self._changes(*part, *earlier, is_one_time=False))
+            changes.append(self._compute_changes(*part, *earlier, is_one_time=False))
             # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
         return np.concatenate(changes, axis=1)
 
-    def _records(self, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, count: int) -> Ints:
+    def _count_distinct_records(self, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, count: int) -> Ints:
         """Return how many different records each key has, old and new."""
         layout = self.arrangement.layout
         rows = np.ones((layout.values + 2, len(numbers) + len(old_numbers)), np.int64)
@@ -250,7 +260,7 @@ class TotalReduce(ReduceOperator):
         rows[1:-1] = np.concatenate((layout.value_rows(new), layout.value_rows(old)), axis=1)
         return np.bincount(to_batch(rows, Layout(1, layout.values, 0))[1], minlength=count)
 
-    def _changes(
+    def _compute_changes(
         self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
     ) -> Ints:
         """Return the changes of the output of keys, from their old records and the new updates."""
@@ -297,7 +307,7 @@ class TotalReduce(ReduceOperator):
 
 
 class PartialReduce(ReduceOperator):
-    """A reduction over partially ordered times; it keeps its output, and the times that are still to be looked at."""
+    """A reduction over partially ordered times; it keeps its output and future times."""
 
     def __init__(self, *arguments: object, **named: object) -> None:
         super().__init__(*arguments, **named)  # type: ignore[arg-type]
@@ -343,20 +353,20 @@ class PartialReduce(ReduceOperator):
         keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
-        self._corrected(todo, keys, hashes, numbers, records)
+        self._correct_closure(todo, keys, hashes, numbers, records)
 
-    def _corrected(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
+    def _correct_closure(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
         """Correct the output at pairs [key number, time …, 1], and at all times that follow from them."""
-        todo = self._closed(todo, keys, numbers, self.arrangement.layout.times(records))
+        todo = self._close_under_joins(todo, keys, numbers, self.arrangement.layout.times(records))
         flags = self.ready(todo[1:-1])
         later = todo[:, ~flags]
         if later.shape[1]:
             self._pending.add(np.concatenate((keys.take(later[0], axis=1), later[1:-1])))
         if flags.any():
-            self._work(todo[:, flags], keys, hashes, numbers, records)
+            self._correct(todo[:, flags], keys, hashes, numbers, records)
 
     def _run_few(self, new: Ints | None, due: list[Ints]) -> None:
-        """Do what `run` does, of a few pairs of key and time."""
+        """Do what `run` does, for few pairs of key and time."""
         layout = self.arrangement.layout
         times_of_keys: dict[Values, set[Coordinates]] = {}
         pairs = [chunk.T.tolist() for chunk in due]
@@ -369,33 +379,35 @@ class PartialReduce(ReduceOperator):
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         if len(numbers) > self.costs.plain_rows:
             todo = [[number, *time, 1] for number, times in enumerate(times_of_keys.values()) for time in times]
-            self._corrected(np.array(todo, np.int64).T, keys, hashes, numbers, records)
+            self._correct_closure(np.array(todo, np.int64).T, keys, hashes, numbers, records)
             return
-        every = _by_key(keys, numbers, records, layout)
+        every = _group_by_key(keys, numbers, records, layout)
         times: list[list[Coordinates]] = []
         later: list[list[int]] = []
         for (key, at), rows in zip(times_of_keys.items(), every, strict=True):
-            due_at = sorted(closed(at, (time for _, time, _ in rows)))
+            due_at = sorted(close_under_joins(at, (time for _, time, _ in rows)))
             times.append([time for time in due_at if self.is_ready(time)])
             later += [[*key, *time] for time in due_at if not self.is_ready(time)]
         if later:
             self._pending.add(np.array(later, np.int64).T)
         if any(times):
-            self._work_few(times, keys, hashes, every)
+            self._correct_few(times, keys, hashes, every)
 
-    def _work_few(self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]) -> None:
-        """Do what `_work` does, of a few records of each key."""
+    def _correct_few(
+        self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]
+    ) -> None:
+        """Do what `_correct` does, for keys with few records."""
         layout = self.arrangement.layout
-        outputs = _by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
+        outputs = _group_by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
         names = keys.T.tolist()
-        changes = corrections(self.logic, times, records, outputs, keys, layout.values)
+        changes = compute_corrections(self.logic, times, records, outputs, keys, layout.values)
         if changes:
             rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
             batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
             self.output.insert(batch)
             self.out = self.shape_batch(batch)
 
-    def _closed(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
+    def _close_under_joins(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
         # The distinct times of each key; key k has the places from lower[k] up to upper[k].
         key_times = np.empty((self.dimensions + 2, len(numbers)), np.int64)
@@ -418,11 +430,11 @@ class PartialReduce(ReduceOperator):
             moved = (bounds[1:-1] != fresh[1:-1].take(fresh_places, axis=1)).any(axis=0)
             if not moved.any():
                 break
-            fresh = _without(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
+            fresh = _subtract_rows(_unique(bounds[:, moved], 1, self.dimensions)[1:], pairs, self.dimensions)
             pairs = np.concatenate((pairs, fresh), axis=1)
         return pairs
 
-    def _work(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
+    def _correct(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
         """Correct the output at complete pairs [key number, time …, 1], earlier times first."""
         layout = self.arrangement.layout
         # The pairs by key and time; a rank is the number of earlier pairs of the key.
@@ -450,7 +462,7 @@ class PartialReduce(ReduceOperator):
                 self.out_layout.times(outputs),
                 outputs[-1],
             )
-            changes = self._at(items, keys, record_rows, output_rows)
+            changes = self._correct_at(items, keys, record_rows, output_rows)
             if changes.shape[1]:
                 rows = np.empty((self.out_layout.words + self.dimensions + 1, changes.shape[1]), np.int64)
                 owners = items[0].take(changes[0])
@@ -467,25 +479,25 @@ class PartialReduce(ReduceOperator):
             self.output.insert(batch)
             self.out = self.shape_batch(batch)
 
-    def _at(
+    def _correct_at(
         self, items: Ints, keys: Ints, records: tuple[Ints, Ints, Ints, Ints], given: tuple[Ints, Ints, Ints, Ints]
     ) -> Ints:
-        """Return how the output changes at items, one time for each key: [item, values …, diff]."""
+        """Return the changes at items, one time per key: [item, values …, diff]."""
         # The item of each key; -1 for none.
         place = np.full(keys.shape[1], -1)
         place[items[0]] = np.arange(items.shape[1])
-        acc = _accumulated(records, place, items)
+        acc = _sum_until_items(records, place, items)
         result_items, columns, diffs = self.apply(
             acc[0], acc[1:-1], acc[-1], lambda at: keys.take(items[0].take(at), axis=1)
         )
         results = np.concatenate((result_items[None], columns, diffs[None]))
         # The target of the output, less its current records.
-        current = _accumulated(given, place, items)
+        current = _sum_until_items(given, place, items)
         current[-1] *= -1
-        return _consolidated(np.concatenate((results, current), axis=1))
+        return _consolidate(np.concatenate((results, current), axis=1))
 
 
-def _by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
+def _group_by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
     """Return the records of each key, of rows as a batch."""
     records: list[list[Record]] = [[] for _ in range(keys.shape[1])]
     times = zip(*layout.times(rows).tolist(), strict=True)
@@ -501,7 +513,7 @@ def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
     return batch
 
 
-def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
+def _subtract_rows(rows: Ints, known: Ints, dimensions: int) -> Ints:
     """Return the rows without those of `known`; both have distinct rows of [key number, times …, 1]."""
     joined = np.concatenate((rows, known), axis=1)
     # Equal rows are summed: a row of sum 1 is new, of 2 known, of 3 both.
@@ -510,7 +522,7 @@ def _without(rows: Ints, known: Ints, dimensions: int) -> Ints:
     return batch[1:, batch[-1] == 1]
 
 
-def _accumulated(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
+def _sum_until_items(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) -> Ints:
     """Return the records of each item up to its time: [item, values …, diff], sorted by item."""
     numbers, values, times, diffs = rows
     at = place.take(numbers)
@@ -518,10 +530,10 @@ def _accumulated(rows: tuple[Ints, Ints, Ints, Ints], place: Ints, items: Ints) 
     keep = np.flatnonzero((at >= 0) & (times <= items[1:-1].take(at, axis=1, mode="wrap")).all(axis=0))
     records = np.empty((len(values) + 2, len(keep)), np.int64)
     records[0], records[1:-1], records[-1] = at.take(keep), values.take(keep, axis=1), diffs.take(keep)
-    return _consolidated(records)
+    return _consolidate(records)
 
 
-def _consolidated(rows: Ints) -> Ints:
+def _consolidate(rows: Ints) -> Ints:
     """Return [item, values …, diff] consolidated, and sorted by item."""
     if not rows.shape[1]:
         return rows

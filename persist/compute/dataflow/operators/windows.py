@@ -20,19 +20,19 @@ import pyarrow.types as pat
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.aggregates import to_float
-from persist.compute.dataflow.operators.folds import Rows, folded, framed
-from persist.compute.dataflow.operators.logic import copies
+from persist.compute.dataflow.operators.folds import Rows, compute_fold, iterate_frames
+from persist.compute.dataflow.operators.logic import repeat_by_multiplicity
 from persist.compute.dataflow.plan.plan import WindowFunction
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import find_starts
 from persist.compute.dataflow.updates.times import Flags, Ints
-from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, directed, ranks
+from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, rank_in_direction, ranks
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Totals over rows: the number of values, their sum, and the numbers of NaN, inf and -inf. A minimum or maximum has
-    the least of `_to_least`, which cannot be subtracted."""
+    the least of `_orient_words`, which cannot be subtracted."""
 
     values: int = 0
     total: int = 0
@@ -73,7 +73,7 @@ class Places:
     whole: Totals = Totals()
     peers_before: int | None = None
 
-    def framed(self, amounts: Any, before: int, whole: int) -> Any:
+    def sum_over_frames(self, amounts: Any, before: int, whole: int) -> Any:
         """Return the sums of amounts over frames: differences of running sums."""
         rows = len(amounts)
         running = np.zeros(rows + 3, amounts.dtype)
@@ -91,17 +91,17 @@ def windows(
 
     def logic(groups: Ints, values: Ints, diffs: Ints, find_keys: Any) -> tuple[Ints, Ints, Ints]:
         """Compute the window functions of each group."""
-        rows = copies(diffs)
+        rows = repeat_by_multiplicity(diffs)
         groups, values = groups.take(rows), values.take(rows, axis=1)
         ranked = [ranks(domain, words, field.type) for words, field in zip(values, schema, strict=True)]
-        columns = [_column(call, groups, values, ranked, schema, domain, costs) for call in calls]
+        columns = [_sort_and_compute(call, groups, values, ranked, schema, domain, costs) for call in calls]
         every = np.concatenate((values, np.array(columns, np.int64).reshape(len(columns), len(groups))))
         return groups, every, np.ones(len(groups), np.int64)
 
     return logic
 
 
-def _column(
+def _sort_and_compute(
     call: WindowFunction,
     groups: Ints,
     values: Ints,
@@ -110,12 +110,13 @@ def _column(
     domain: Domain,
     costs: Costs,
 ) -> Ints:
+    """Sort the rows of all groups, and compute a function's column."""
     rows = [(schema.get_field_index(name), down, first) for name, down, first in call.by]
-    keys = [directed(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
+    keys = [rank_in_direction(domain, values[row], schema.field(row).type, down, first) for row, down, first in rows]
     order = np.lexsort((*ranked[::-1], *keys[::-1], groups))
     sorted_ = values.take(order, axis=1)
     bounds = _Bounds(call, groups.take(order), sorted_, schema, domain)
-    places = place_rows(call, *_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
+    places = place_rows(call, *_find_runs(groups.take(order)), [key.take(order) for key in keys], bounds)
     column = np.empty(len(groups), np.int64)
     column[order] = compute_column(call, places, sorted_, schema, domain, costs)
     return column
@@ -129,14 +130,14 @@ def compute_column(
     kinds = [schema.field(name).type for name in call.arguments]
     is_plain = not (call.exclude or call.within or call.where or call.is_distinct)
     if call.function in _FOLDS and not (call.exclude or call.within or call.is_distinct):
-        return _nth_of_some(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
+        return _nth_eligible(call, places, arguments[0], _eligible(call, arguments[0], values, schema))
     if call.function in ("lag", "lead") or (is_plain and not call.ignores_nulls and call.function in _FUNCTIONS):
         return _FUNCTIONS[call.function](call, places, arguments, kinds, domain)
-    return _folded(call, places, values, arguments, kinds, schema, domain, costs)
+    return _fold_frames(call, places, values, arguments, kinds, schema, domain, costs)
 
 
 def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema) -> Flags:
-    """Return the rows that count for a function of one row of a frame."""
+    """Return the rows that first, last and n-th value may pick."""
     eligible = np.ones(len(words), np.bool_)
     if call.where:
         eligible &= values[schema.get_field_index(call.where)] == 1
@@ -145,8 +146,8 @@ def _eligible(call: WindowFunction, words: Ints, values: Ints, schema: pa.Schema
     return eligible
 
 
-def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
-    """Return the value of the first, the last or the n-th row of each frame, of those rows that count."""
+def _nth_eligible(call: WindowFunction, p: Places, words: Ints, eligible: Flags) -> Ints:
+    """Return the first, last or n-th eligible row's value in each frame."""
     places = eligible.nonzero()[0]
     # The number of counted rows before each place: a frame is an interval of these as well.
     counted_before = np.concatenate(([0], eligible.cumsum()))
@@ -160,7 +161,7 @@ def _nth_of_some(call: WindowFunction, p: Places, words: Ints, eligible: Flags) 
     return np.where(inside, words.take(places.take(np.where(inside, number, 0))), NULL)
 
 
-def _folded(
+def _fold_frames(
     call: WindowFunction,
     p: Places,
     values: Ints,
@@ -177,17 +178,17 @@ def _folded(
         frames, back = np.unique(np.stack((low, high)), axis=1, return_inverse=True)
         low, high = frames
     results = np.empty(len(low), np.int64)
-    for part, owners, at in framed(low, high, costs.frame_rows):
+    for part, owners, at in iterate_frames(low, high, costs.frame_rows):
         if call.exclude:
-            keep = _is_left(call.exclude, p, owners + part.start, at)
+            keep = _is_included(call.exclude, p, owners + part.start, at)
             owners, at = owners[keep], at[keep]
         rows = Rows(owners, [words.take(at) for words in arguments], kinds, part.stop - part.start, domain)
-        results[part] = folded(call, rows, values, schema, at, is_ordered=True)
+        results[part] = compute_fold(call, rows, values, schema, at, is_ordered=True)
     return results if back is None else results.take(back.reshape(-1))
 
 
-def _is_left(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
-    """Return which rows of frames are not left out."""
+def _is_included(exclude: str, p: Places, rows: Ints, at: Ints) -> Flags:
+    """Return which rows of frames `EXCLUDE` keeps."""
     if exclude == "current row":
         return at != rows
     is_peer = (at >= p.peers_begin.take(rows)) & (at < p.peers_end.take(rows))
@@ -209,7 +210,7 @@ class _Bounds:
         name, down, first = self._call.by[0]
         row, bound = self._schema.get_field_index(name), self._schema.get_field_index(column)
         words = np.concatenate((self._values[row], self._values[bound]))
-        keys = directed(self._domain, words, self._schema.field(row).type, down, first)
+        keys = rank_in_direction(self._domain, words, self._schema.field(row).type, down, first)
         count = len(self._groups)
         # Bounds are sorted among the rows: before the rows that agree, or behind them. Then rows before each are
         # counted.
@@ -232,7 +233,7 @@ def place_rows(
         marks[np.maximum(begins, 0)] = True
         for key in keys:
             marks[1:] |= key[1:] != key[:-1]
-        peers_begin, peers_end = _runs(marks.cumsum())
+        peers_begin, peers_end = _find_runs(marks.cumsum())
     p = Places(at, begins, ends, peers_begin, peers_end, begins, ends)
     low, high = begins, ends
     match call.start:
@@ -241,7 +242,7 @@ def place_rows(
         case ("rows", offset):
             low = np.clip(at + offset, begins, ends)
         case ("groups", offset):
-            low = _of_groups(p, offset, is_end=False)
+            low = _find_peer_groups(p, offset, is_end=False)
         case ("value", _):
             assert bounds is not None
             low = bounds.places(call.start_at, is_end=False)
@@ -251,15 +252,15 @@ def place_rows(
         case ("rows", offset):
             high = np.clip(at + offset + 1, begins, ends)
         case ("groups", offset):
-            high = _of_groups(p, offset, is_end=True)
+            high = _find_peer_groups(p, offset, is_end=True)
         case ("value", _):
             assert bounds is not None
             high = bounds.places(call.end_at, is_end=True)
     return replace(p, low=low, high=np.maximum(low, high))
 
 
-def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
-    """Return where the group of peers begins or ends that lies offset groups after each row's."""
+def _find_peer_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
+    """Return the begin or end of the peer group, offset groups away."""
     if not len(p.at):
         return p.at
     # The first row of each group of peers, and the number of each row's group.
@@ -273,7 +274,7 @@ def _of_groups(p: Places, offset: int, *, is_end: bool) -> Ints:
     return np.where(target > last, p.ends, inside)
 
 
-def _runs(words: Ints) -> tuple[Ints, Ints]:
+def _find_runs(words: Ints) -> tuple[Ints, Ints]:
     """Return for each row where the run of equal words that it is in begins and ends."""
     firsts = find_starts(words)
     sizes = np.diff(np.append(firsts, len(words)))
@@ -317,7 +318,9 @@ def _ntile(call: WindowFunction, p: Places, *_: Any) -> Ints:
     return np.where(at < border, at // (small + 1), larger + (at - border) // np.maximum(small, 1)) + 1
 
 
-def _shifted(sign: int) -> Function:
+def _make_shift(sign: int) -> Function:
+    """Return `lag` or `lead`: values of a row before or after each row."""
+
     def shift(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
         """Return the values so many rows before or after each row."""
         by = sign * call.number
@@ -325,14 +328,14 @@ def _shifted(sign: int) -> Function:
         target = p.at + by
         inside = (target >= p.begins) & (target < p.ends)
         if call.ignores_nulls and by:
-            target, inside = _past_nulls(p, arguments[0] != NULL, by)
+            target, inside = _skip_nulls(p, arguments[0] != NULL, by)
         rows = np.clip(np.where(inside, target, 0), 0, len(p.at) - 1) if len(p.at) else target
         return np.where(inside, arguments[0].take(rows), defaults)
 
     return shift
 
 
-def _past_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
+def _skip_nulls(p: Places, is_value: Flags, by: int) -> tuple[Ints, Flags]:
     """Return the place of the row so many rows with a value further on, and whether it exists."""
     valued = is_value.nonzero()[0].astype(np.int64, copy=False)
     values_before = np.concatenate(([0], is_value.cumsum()))  # Rows with a value before each place.
@@ -349,11 +352,11 @@ def _count_star(call: WindowFunction, p: Places, *_: Any) -> Ints:
 
 
 def _count(call: WindowFunction, p: Places, arguments: list[Ints], *_: Any) -> Ints:
-    counts: Ints = p.framed((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
+    counts: Ints = p.sum_over_frames((arguments[0] != NULL).astype(np.int64), p.before.values, p.whole.values)
     return counts
 
 
-def _extreme(is_max: bool) -> Function:
+def _make_extreme(is_max: bool) -> Function:
     def extreme(
         call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain
     ) -> Ints:
@@ -371,30 +374,30 @@ def _extreme(is_max: bool) -> Function:
             least, width = np.minimum(least[:-width], least[width:]), 2 * width
         if p.before.least is None:
             return extremes
-        is_before = (p.low < 0) & ((extremes == NULL) | (_to_least(extremes, is_max) > p.before.least))
-        return np.where(is_before, _to_least(np.int64(p.before.least), is_max), extremes)
+        is_before = (p.low < 0) & ((extremes == NULL) | (_orient_words(extremes, is_max) > p.before.least))
+        return np.where(is_before, _orient_words(np.int64(p.before.least), is_max), extremes)
 
     return extreme
 
 
-def _to_least(words: Any, is_max: bool) -> Any:
-    """Return numbers whose least is the extreme word, and words of such numbers."""
+def _orient_words(words: Any, is_max: bool) -> Any:
+    """Negate words for a maximum, so that the least is the extreme."""
     return ~words if is_max else words
 
 
 def direct_words(domain: Domain, words: Ints, kind: pa.DataType, is_max: bool) -> Ints:
-    """Return numbers whose least is the extreme value; NULL is the greatest."""
+    """Return ranks whose least belongs to the extreme value; NULL ranks last."""
     places = ranks(domain, words, kind)
     return np.where(words == NULL, np.int64(2**63 - 1), ~places if is_max else places)
 
 
 def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
-    totals, counts = _totals(p, arguments[0], kinds[0], domain)
+    totals, counts = _sum_frames(p, arguments[0], kinds[0], domain)
     if pat.is_floating(call.result):
         sums = [to_float(total) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
-        return _with_others(domain.encode(pa.array(sums, pa.float64())), p, arguments[0], kinds[0], domain)
+        return _add_nan_and_infinities(domain.encode(pa.array(sums, pa.float64())), p, arguments[0], kinds[0], domain)
     if pat.is_decimal(call.result):
-        most = _magnitude(totals, 1)
+        most = _bound_magnitude(totals, 1)
         if most >= 10**call.result.precision:
             raise DiffOverflow(f"a sum over a window needs more than the digits of {call.result}")
         if most >= FIRST_WIDE or not pat.is_decimal128(call.result):
@@ -404,36 +407,38 @@ def _sum(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
 
 
 def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.DataType], domain: Domain) -> Ints:
-    totals, counts = _totals(p, arguments[0], kinds[0], domain)
+    totals, counts = _sum_frames(p, arguments[0], kinds[0], domain)
     if pat.is_floating(kinds[0]):
         means = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
-        return _with_others(domain.encode(pa.array(means, pa.float64())), p, arguments[0], kinds[0], domain)
+        return _add_nan_and_infinities(domain.encode(pa.array(means, pa.float64())), p, arguments[0], kinds[0], domain)
     scale = 10 ** kinds[0].scale if pat.is_decimal(kinds[0]) else 1
-    if max(_magnitude(totals, 1), _magnitude(counts, scale)) <= 2**53:  # Then both are floats, and it is rounded once.
+    if (
+        max(_bound_magnitude(totals, 1), _bound_magnitude(counts, scale)) <= 2**53
+    ):  # Then both are floats, and it is rounded once.
         shares = totals.astype(np.float64) / np.where(counts == 0, 1, counts * scale)
         return np.where(counts == 0, NULL, domain.encode(pa.array(shares)))
     pairs = zip(totals.tolist(), counts.tolist(), strict=True)
     return domain.encode(pa.array([total / (n * scale) if n else None for total, n in pairs], pa.float64()))
 
 
-def _totals(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[Any, Ints]:
-    """Return the sum of each frame, as whole numbers, and of how many values it is; of floats in 2**-1074."""
-    counts = p.framed((words != NULL).astype(np.int64), p.before.values, p.whole.values)
-    amounts = wholes(words, kind, domain)
-    largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _magnitude(amounts, len(amounts))
+def _sum_frames(p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> tuple[Any, Ints]:
+    """Return each frame's exact sum, and its number of values."""
+    counts = p.sum_over_frames((words != NULL).astype(np.int64), p.before.values, p.whole.values)
+    amounts = to_exact_integers(words, kind, domain)
+    largest_sum = max(abs(p.before.total), abs(p.whole.total)) + _bound_magnitude(amounts, len(amounts))
     amounts = amounts.astype(np.int64 if largest_sum < 2**62 else object, copy=False)
-    return p.framed(amounts, p.before.total, p.whole.total), counts
+    return p.sum_over_frames(amounts, p.before.total, p.whole.total), counts
 
 
-def _magnitude(amounts: Any, times: int) -> int:
-    """Return what no amount exceeds that is taken so many times."""
+def _bound_magnitude(amounts: Any, times: int) -> int:
+    """Return an upper bound of the magnitude of so many amounts."""
     return times * max(abs(int(amounts.max())), abs(int(amounts.min()))) if len(amounts) else 0
 
 
-def wholes(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
-    """Return numbers as whole ones: decimals in units of their last digit, floats in 2**-1074; 0 for what is none."""
+def to_exact_integers(words: Ints, kind: pa.DataType, domain: Domain) -> Any:
+    """Return numbers as exact integers, in units of their last digit."""
     if pat.is_floating(kind):
-        return _wholes(domain.decode(words, kind))
+        return _floats_to_integers(domain.decode(words, kind))
     is_number = not (pat.is_decimal(kind) or pat.is_uint64(kind))
     if is_number or (pat.is_decimal128(kind) and not (len(words) and words.max() >= FIRST_WIDE)):
         return np.where(words == NULL, 0, words)
@@ -447,19 +452,19 @@ def totals(function: str, words: Ints, diffs: Ints, kind: pa.DataType, domain: D
     if not len(words):
         return Totals()
     if function in EXTREMES:
-        return Totals(least=int(_to_least(words, EXTREMES[function]).min()))
+        return Totals(least=int(_orient_words(words, EXTREMES[function]).min()))
     special = (0, 0, 0)
     if pat.is_floating(kind):
         floats = domain.decode(words, kind).cast(pa.float64()).to_numpy(zero_copy_only=False)
         counts = [int(weights[which].sum()) for which in (np.isnan(floats), floats == np.inf, floats == -np.inf)]
         special = (counts[0], counts[1], counts[2])
     is_number = pat.is_integer(kind) or pat.is_floating(kind) or pat.is_decimal(kind)
-    total = (wholes(words, kind, domain).astype(object) * weights).sum() if is_number else 0
+    total = (to_exact_integers(words, kind, domain).astype(object) * weights).sum() if is_number else 0
     return Totals(int(weights.sum()), int(total), special)
 
 
-def _wholes(values: pa.Array) -> Any:
-    """Return floats as whole numbers of 2**-1074; 0 for NULL, NaN and infinities."""
+def _floats_to_integers(values: pa.Array) -> Any:
+    """Return floats in units of 2**-1074; 0 for NULL, NaN, infinities."""
     floats = values.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     mantissas, exponents = np.frexp(np.where(np.isfinite(floats), floats, 0.0))
     whole = np.ldexp(mantissas, 53).astype(np.int64)
@@ -467,7 +472,7 @@ def _wholes(values: pa.Array) -> Any:
     return (whole >> np.maximum(-places, 0)).astype(object) << np.maximum(places, 0).astype(object)
 
 
-def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
+def _add_nan_and_infinities(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: Domain) -> Ints:
     """Return sums, corrected for frames with a NaN or an infinity."""
     floats = domain.decode(words, kind).cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False)
     if np.isfinite(floats).all() and not any(p.whole.others):
@@ -475,7 +480,7 @@ def _with_others(sums: Ints, p: Places, words: Ints, kind: pa.DataType, domain: 
     has = []
     flags = (np.isnan(floats), floats == np.inf, floats == -np.inf)
     for is_special, count_before, whole in zip(flags, p.before.others, p.whole.others, strict=True):
-        has.append(p.framed(is_special.astype(np.int64), count_before, whole) > 0)
+        has.append(p.sum_over_frames(is_special.astype(np.int64), count_before, whole) > 0)
     # NaN wins, as do infinities of both signs; else the sum is the infinity that there is.
     special = np.where(has[0] | (has[1] & has[2]), np.nan, np.where(has[1], np.inf, -np.inf))
     return np.where(np.logical_or.reduce(has), domain.encode(pa.array(special)), sums)
@@ -489,13 +494,13 @@ _FUNCTIONS: dict[str, Function] = {
     "percent_rank": _percent_rank,
     "cume_dist": _cume_dist,
     "ntile": _ntile,
-    "lag": _shifted(-1),
-    "lead": _shifted(1),
+    "lag": _make_shift(-1),
+    "lead": _make_shift(1),
     "count_star": _count_star,
     "count": _count,
     "sum": _sum,
     "avg": _avg,
-    **{function: _extreme(is_max) for function, is_max in EXTREMES.items()},
+    **{function: _make_extreme(is_max) for function, is_max in EXTREMES.items()},
 }
 SUMMED = ("count", "sum", "avg", *EXTREMES)  # These use the `Totals` of the rows before.
 # The folds of functions of rows.

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import CollectionSchema
-from persist.compute.dataflow.plan.optimise import optimised
+from persist.compute.dataflow.plan.optimise import optimise_plan
 from persist.compute.dataflow.plan.plan import Persist, Plan, Source, Upper
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints
@@ -67,7 +67,7 @@ class Captured:
         self._layout = Layout(0, 0, 1)
 
     def attach(self, schema: pa.Schema, domain: Domain, dimensions: int, waiting: Callable[[], list[Ints]]) -> None:
-        """Begin anew, for an opened program; waiting returns the updates whose times are not complete."""
+        """Begin anew for an opened program."""
         self._schema, self._domain, self._complete, self._waiting = schema, domain, [], waiting
         self._layout = Layout(len(schema), 0, dimensions)
 
@@ -77,7 +77,7 @@ class Captured:
 
     def updates(self) -> pa.Table:
         """Return all updates so far: the columns, `_time`, `_diff`, in time order; `_early` last, if it is shown."""
-        schema, domain = self._attached()
+        schema, domain = self._check_attached()
         updates, complete = self.live(), None
         if self._early:
             waiting = to_batch(np.concatenate([updates[:, :0], *self._waiting()], axis=1), self._layout)[1:]
@@ -94,7 +94,7 @@ class Captured:
 
     def rows(self) -> list[tuple[tuple[object, ...], Time, int]]:
         """Return all complete updates as Python tuples (record, time, diff), in time order."""
-        schema, _ = self._attached()
+        schema, _ = self._check_attached()
         table = self.updates()
         if self._early:
             table = table.filter(pc.invert(table["_early"])).drop_columns(["_early"])
@@ -105,25 +105,25 @@ class Captured:
         return list(zip(records, times, columns[-1], strict=True))
 
     def live(self) -> Ints:
-        """Return all complete updates, as words."""
-        schema, _ = self._attached()
+        """Return the words of all captured updates."""
+        schema, _ = self._check_attached()
         rows = len(schema) + self._layout.dimensions + 1
         return np.concatenate(self._complete, axis=1) if self._complete else np.empty((rows, 0), np.int64)
 
-    def _attached(self) -> tuple[pa.Schema, Domain]:
+    def _check_attached(self) -> tuple[pa.Schema, Domain]:
         if self._schema is None or self._domain is None:
             raise InvalidUsage("this capture holds nothing yet: open its program with program.open(client)")
         return self._schema, self._domain
 
 
 class Probed:
-    """Tells how far a stream is complete in the running program."""
+    """The frontier of a stream in the running program."""
 
     def __init__(self) -> None:
         self.frontier: Antichain | None = None
 
     def attach(self, frontier: Antichain) -> None:
-        """Set how far it is."""
+        """Set the frontier that the probe reports."""
         self.frontier = frontier
 
     def done(self, time: Time) -> bool:
@@ -133,8 +133,8 @@ class Probed:
         return not self.frontier.has_beyond(time)
 
 
-def hold_name(program: str) -> str:
-    """Return what the permanent holds of a program are called."""
+def make_hold_name(program: str) -> str:
+    """Return the name of a program's permanent hold."""
     return f"dataflow {program}"
 
 
@@ -149,7 +149,7 @@ class Draft:
         if not isinstance(name, str) or not name or not name.isprintable() or len(name) > 100:
             raise InvalidUsage(f"program name {name!r} is not a text of 1 to 100 printable characters")
         try:
-            check_hold_name(hold_name(name))
+            check_hold_name(make_hold_name(name))
         except InvalidUsage as error:
             raise InvalidUsage(f"program name {name!r} cannot be part of the name of its holds: {error}") from error
         if isinstance(dimensions, bool) or not isinstance(dimensions, int) or not 1 <= dimensions <= 16:
@@ -171,23 +171,23 @@ class Draft:
 
     def optimise(self) -> Plan:
         """Return the plan that is run."""
-        return optimised(self.plan)
+        return optimise_plan(self.plan)
 
     def outline(self) -> Plan:
-        """Return a plan that shows the sources of each output, and whether it reads times."""
+        """Return a plan with each output's sources, and whether it reads times."""
         return self.plan.without_unused()
 
     def holders(self, collection: str) -> list[str]:
-        """Return what the permanent holds on a source are called: none if the program has no outputs."""
+        """Return the names of the permanent holds on a source; [] without outputs."""
         has_outputs = any(isinstance(node.operator, Persist) for node in self.plan.nodes.values())
-        return [hold_name(self.name)] if has_outputs else []
+        return [make_hold_name(self.name)] if has_outputs else []
 
     def makes_holds(self) -> bool:
-        """Return whether holds that are not there are made; of views they are made, and released, with the view."""
+        """Return whether missing holds are made; a view makes its own."""
         return True
 
     def output(self, collection: str) -> CollectionHandle | None:
-        """Return the collection of an output that is there already; None if it is made where it is missing."""
+        """Return an existing output's collection; None if it does not exist yet."""
         return None
 
     def definition(self, collection: str) -> DefinedAs | None:

@@ -2,12 +2,12 @@
 subqueries apply before a query is a plan (`persist.compute.sql.rewrite`). This module does the rest, for programs in
 Python and for queries, in this order:
 
-1. *Unneeded data are left out at their origin* (`trimmed`). Unread columns are neither read from collections, nor
+1. *Unneeded data are left out at their origin* (`trim_plan`). Unread columns are neither read from collections, nor
    computed, nor arranged, except by `arrange_by_key`. A condition after a join moves before it, if it reads one input
    only and never raises. A bound in time moves as well, so the join forgets records whose time is over.
-2. *Operators are joined* (`_fuse`). Adjacent linear operators become one; maps of maps become one map. Linear operators
-   before a join or a reduction become stages of its input, and later ones stages of its output, unless another operator
-   reads them. A join of a join becomes a delta join of all inputs, which keeps nothing in between.
+2. *Operators are joined* (`_merge_operators`). Adjacent linear operators become one; maps of maps become one map.
+   Linear operators before a join or a reduction become stages of its input, and later ones stages of its output, unless
+   another operator reads them. A join of a join becomes a delta join of all inputs, which keeps nothing in between.
 
 In programs that write collections, operators that depend on times stay separate, because their output is stored. Delta
 joins first look up the input with the fewest partners. Sizes of sources are estimated from the descriptors of parts,
@@ -55,7 +55,7 @@ from persist.compute.dataflow.plan.stages import (
     Stage,
     TemporalFilter,
     Unnest,
-    moved_column,
+    split_bound,
 )
 from persist.core.errors import CollectionNotFound
 from persist.core.expression.evaluation import may_raise
@@ -70,14 +70,14 @@ _LINEAR = (Linear, Linear)
 _FUSED = (_LINEAR, (Linear, Join | Reduce), (Join | Reduce, Linear), (Join, Join))
 
 
-def optimised(plan: Plan) -> Plan:
+def optimise_plan(plan: Plan) -> Plan:
     """Return an equivalent plan that does less."""
     smaller_plan = plan.without_unused()
     apart = find_separate(smaller_plan)
-    while _fuse(smaller_plan, apart, *_LINEAR):
+    while _merge_operators(smaller_plan, apart, *_LINEAR):
         pass
-    smaller_plan = trimmed(smaller_plan)
-    while sum(_fuse(smaller_plan, apart, *kinds) for kinds in _FUSED):
+    smaller_plan = trim_plan(smaller_plan)
+    while sum(_merge_operators(smaller_plan, apart, *kinds) for kinds in _FUSED):
         pass
     readers = smaller_plan.consumers()
     for node in smaller_plan.nodes.values():
@@ -87,8 +87,8 @@ def optimised(plan: Plan) -> Plan:
     return smaller_plan
 
 
-def trimmed(plan: Plan) -> Plan:
-    """Return an equivalent plan without unread columns, and without records that joins need not see.
+def trim_plan(plan: Plan) -> Plan:
+    """Return an equivalent plan without unread columns and unneeded records.
 
     Args:
         plan: as it was written, or with its linear operators fused: its joins and reductions have no stages.
@@ -118,13 +118,15 @@ def trimmed(plan: Plan) -> Plan:
         smaller_plan.change(node.number, inputs=tuple(inputs))
     smaller_plan.nodes = {number: smaller_plan.nodes[number] for number in reversed(placed)}
     for node in list(smaller_plan.nodes.values()):
-        inputs_now = (number if number in plan.nodes else _behind(smaller_plan, number) for number in node.inputs)
+        inputs_now = (
+            number if number in plan.nodes else _skip_projection(smaller_plan, number) for number in node.inputs
+        )
         smaller_plan.change(node.number, inputs=tuple(inputs_now))
     return smaller_plan.without_unused()
 
 
-def _behind(plan: Plan, number: int) -> int:
-    """Return an operator itself, or its input if it picks all columns of that."""
+def _skip_projection(plan: Plan, number: int) -> int:
+    """Return an operator, or its input if it only passes all columns on."""
     node = plan.nodes[number]
     is_same = (
         node.operator == Linear((make_projection(node.schema),)) and plan.nodes[node.inputs[0]].schema == node.schema
@@ -133,7 +135,7 @@ def _behind(plan: Plan, number: int) -> int:
 
 
 def _trim(plan: Plan, node: Node, needed: set[str]) -> None:
-    """Let an operator give the columns that are needed, and no others that it does not need itself."""
+    """Drop the columns of an operator that no reader needs."""
     operator, names = node.operator, needed
     match operator:
         case Source(written=False) | Concat() | Consolidate():
@@ -216,13 +218,16 @@ def _trim_stages(stages: Stages, needed: set[str]) -> tuple[Stages, set[str] | N
 
 
 def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[int]) -> dict[int, Stages]:
-    """Take conditions and bounds in time from the only reader of a join; return those before each of its inputs."""
+    """Move conditions behind a join before its inputs; return them by input."""
     reader, conditions = plan.nodes[readers[0]] if len(readers) == 1 else node, dict[int, Stages]()
     if not isinstance(node.operator, Join) or not isinstance(reader.operator, Linear) or reader.number in apart:
         return conditions
     stages = [*reader.operator.stages]
     while stages and isinstance(stages[0], Filter | TemporalFilter):
-        parts = [(_sole_input(plan, node, node.operator, term, part), part) for term, part in _conditions(stages[0])]
+        parts = [
+            (_find_sole_input(plan, node, node.operator, term, part), part)
+            for term, part in _split_conditions(stages[0])
+        ]
         if len({at for at, _ in parts}) == 1:
             parts = [(parts[0][0], stages[0])]
         stages[:1] = stay = [part for at, part in parts if at is None]
@@ -235,7 +240,7 @@ def _move_conditions(plan: Plan, node: Node, readers: Sequence[int], apart: Set[
     return conditions
 
 
-def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
+def _split_conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
     """Return each condition of a filter, with a stage for that condition alone."""
     if isinstance(stage, Filter):
         return [(stage.condition, stage)]
@@ -243,21 +248,21 @@ def _conditions(stage: Filter | TemporalFilter) -> list[tuple[Term, Stage]]:
     return [(term, half) for term, half in halves if term is not None]
 
 
-def _sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stage) -> int | None:
-    """Return the input of a join before which a condition can be done; None if it reads several, or may raise."""
+def _find_sole_input(plan: Plan, node: Node, join: Join, condition: Term, stage: Stage) -> int | None:
+    """Return the only join input that a condition reads, if it may move."""
     names = list_columns(condition)
     for at, (source, pairs) in enumerate(zip(map(plan.nodes.__getitem__, node.inputs), ((), *join.on), strict=True)):
         if names and names <= {*source.schema.names} - {right_name for _, right_name in pairs}:
             kinds = {field.name: field.type for field in source.schema}
-            is_total = isinstance(stage, TemporalFilter) and moved_column(condition, kinds) is not None
+            is_total = isinstance(stage, TemporalFilter) and split_bound(condition, kinds) is not None
             # Other operators may read an arrangement.
             may_move = is_total or not may_raise(condition, kinds)
             return at if may_move and not isinstance(source.operator, Arrange) else None
     return None
 
 
-def simplified(stages: Sequence[Stage]) -> Stages:
-    """Return stages with maps of maps as one, and conditions and bounds before maps that only rename what they read."""
+def simplify_stages(stages: Sequence[Stage]) -> Stages:
+    """Return equivalent stages: maps merged, filters before renaming maps."""
     simpler_stages: list[Stage] = []
     for stage in stages:
         last = simpler_stages[-1] if simpler_stages else None
@@ -296,8 +301,8 @@ def _is_cheap(inner: Map, outer: Map) -> bool:
     )
 
 
-def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
-    """Merge operators of one kind with their readers of another kind; return whether any were merged.
+def _merge_operators(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bool:
+    """Merge operators with their readers, of these kinds; return whether any merged.
 
     Args:
         apart: the operators that are not merged.
@@ -310,9 +315,9 @@ def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bo
             continue
         for at, number in enumerate(reader.inputs):
             source, node = plan.nodes[number], plan.nodes[reader.number]
-            if number in stay or not isinstance(source.operator, source_kind) or _is_of_bound(plan, source, node):
+            if number in stay or not isinstance(source.operator, source_kind) or _orders_for_bound(plan, source, node):
                 continue
-            operator = _fused(source.operator, node.operator, at)
+            operator = _merge_pair(source.operator, node.operator, at)
             if operator is not None:
                 inputs = (*node.inputs[:at], *source.inputs, *node.inputs[at + 1 :])
                 # Users' names, but not the name of a stack before a join or a reduction.
@@ -324,24 +329,26 @@ def _fuse(plan: Plan, apart: Set[int], source_kind: Any, reader_kind: Any) -> bo
     return changed
 
 
-def _is_of_bound(plan: Plan, source: Node, reader: Node) -> bool:
+def _orders_for_bound(plan: Plan, source: Node, reader: Node) -> bool:
     """Whether an operator between a join without a key and a reduction belongs to the join, which may keep its left in
     the order of what a condition there compares."""
     below = plan.nodes[source.inputs[0]].operator if isinstance(source.operator, Linear) else None
     return isinstance(reader.operator, Reduce) and isinstance(below, Join) and not any(below.on)
 
 
-def _fused(source: Operator, reader: Operator, at: int) -> Operator | None:
-    """Return one operator for two, of which the second reads the first as its input number at; None if none can be."""
+def _merge_pair(source: Operator, reader: Operator, at: int) -> Operator | None:
+    """Return one operator for a source and its reader; None if impossible."""
     match source, reader:
         case [Linear(stages), Linear(later)]:
-            return Linear(simplified((*stages, *later)))
+            return Linear(simplify_stages((*stages, *later)))
         case [Linear(stages), Reduce()]:
-            return replace(reader, before=simplified((*stages, *reader.before)))
+            return replace(reader, before=simplify_stages((*stages, *reader.before)))
         case [Linear(stages), Join(_, prepared)]:
-            return replace(reader, before=(*prepared[:at], simplified((*stages, *prepared[at])), *prepared[at + 1 :]))
+            return replace(
+                reader, before=(*prepared[:at], simplify_stages((*stages, *prepared[at])), *prepared[at + 1 :])
+            )
         case [Join() | Reduce(), Linear(stages)]:
-            return replace(source, after=simplified((*source.after, *stages)))
+            return replace(source, after=simplify_stages((*source.after, *stages)))
         case [Join(), Join()]:
             on, prepared = (*source.on, *reader.on), (*source.before, *reader.before[1:])
             is_bare = at == 0 and not source.after and not reader.before[0] and source.null_equals == reader.null_equals
@@ -370,11 +377,11 @@ class Statistics:
     distinct: Mapping[Any, float] = field(default_factory=lambda: MappingProxyType({}))
 
     def values(self, column: Hashable) -> float:
-        """Return about how many different values a column has; the root of the rows if unknown."""
+        """Estimate a column's distinct values; the root of the rows if unknown."""
         return max(1.0, min(self.rows, self.distinct.get(column, self.rows**0.5)))
 
     def partners(self, columns: Sequence[Hashable]) -> float:
-        """Return about how many records have the same values of some columns."""
+        """Estimate how many records share the values of some columns."""
         if self.key is not None and self.key <= {*columns}:
             return 1.0
         return max(1.0, self.rows / prod(map(self.values, columns)))
@@ -384,7 +391,7 @@ class Statistics:
         return Statistics(self.rows * share, self.key, self.distinct)
 
     def renamed(self, columns: Iterable[tuple[Hashable, Hashable]]) -> "Statistics":
-        """Return the statistics of some columns: pairs of their names now and then."""
+        """Return the statistics of some columns under other names: (old, new) pairs."""
         pairs = list(columns)
         then = dict(pairs)
         key = frozenset(map(then.get, self.key)) if self.key is not None and self.key <= then.keys() else None
@@ -415,7 +422,7 @@ def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Stati
         match node.operator:
             case Source(collection) if engine is not None:
                 with suppress(CollectionNotFound):  # Opening the source raises it.
-                    return of_collection(loaded(engine, collection))
+                    return estimate_collection(loaded(engine, collection))
             case Linear() | Arrange() | Consolidate():
                 statistics = estimate(node.inputs[0])
                 stages = node.operator.stages if isinstance(node.operator, Linear) else ()
@@ -425,22 +432,24 @@ def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Stati
     return estimate
 
 
-def of_collection(handle: CollectionHandle) -> Statistics:
+def estimate_collection(handle: CollectionHandle) -> Statistics:
     """Return statistics of a collection, from the descriptors of its parts."""
-    return _of_contents(handle.contents(), handle.schema.key_names)
+    return _estimate_contents(handle.contents(), handle.schema.key_names)
 
 
-def _of_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:
+def _estimate_contents(contents: CollectionState, key: Sequence[str]) -> Statistics:
     parts = contents.parts
     rows = sum(part.diff_sum for part in contents.history_parts) if contents.history_from == 0 else 0
     if contents.keyframes:
         newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of)
         rows = max(rows, sum(part.diff_sum for part in contents.list_parts(newest.parts)))
-    return Statistics(float(max(rows, 0)), frozenset(key) or None, _distinct(parts) if len(parts) <= PARTS_MAX else {})
+    return Statistics(
+        float(max(rows, 0)), frozenset(key) or None, _count_distinct(parts) if len(parts) <= PARTS_MAX else {}
+    )
 
 
-def _distinct(parts: Sequence[Part]) -> dict[str, int]:
-    """Return of columns of whole numbers how many values there are within their bounds, and NULL.
+def _count_distinct(parts: Sequence[Part]) -> dict[str, int]:
+    """Return upper bounds of the distinct values of integer columns.
 
     Tiny parts, of a column whose bounds most rows are within, need not have any.
     """

@@ -73,7 +73,7 @@ def _words(value: Any, depth: int) -> Iterator[str]:
     elif isinstance(value, CodeType):
         inside = [value.co_code.hex(), value.co_consts, value.co_names, value.co_varnames]
     elif isinstance(value, FunctionType):
-        inside = [value.__code__, value.__defaults__, value.__kwdefaults__, [*_captured(value)]]
+        inside = [value.__code__, value.__defaults__, value.__kwdefaults__, [*_iterate_closure(value)]]
     elif isinstance(value, pa.Schema):
         inside = [item for field in value for item in (field.name, str(field.type))]
     elif isinstance(value, pa.Table):
@@ -94,14 +94,14 @@ def _words(value: Any, depth: int) -> Iterator[str]:
     yield "end"
 
 
-def _captured(function: FunctionType) -> Iterator[Any]:
+def _iterate_closure(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
         with suppress(ValueError):  # It is empty yet.
             yield cell.cell_contents
 
 
 def reads_time(plan: Plan) -> bool:
-    """Return whether an expression of a plan, as it was written, reads `_time`."""
+    """Return whether an expression of the unoptimised plan reads `_time`."""
     return any(map(_reads_time, plan.nodes.values()))
 
 
@@ -110,7 +110,7 @@ def _reads_time(node: Node) -> bool:
     return any(TIME in list_columns(term) for stage in stages for term in list_expressions(stage))
 
 
-def tells_times(node: Node) -> bool:
+def depends_on_times(node: Node) -> bool:
     """Return whether the output of a linear operator for a record depends on the record's time. `delay` does: it
     refuses late records."""
     stages = node.operator.stages if isinstance(node.operator, Linear) else ()
@@ -118,7 +118,7 @@ def tells_times(node: Node) -> bool:
 
 
 def find_separate(plan: Plan) -> set[int]:
-    """Return the operators that depend on times, in a plan that reads and writes collections: they stay separate.
+    """Return the operators that depend on times; they may not be merged.
 
     Raises:
         InvalidUsage: one is inside an iteration, where its output is not stored.
@@ -126,7 +126,7 @@ def find_separate(plan: Plan) -> set[int]:
     kinds = {type(node.operator) for node in plan.nodes.values()}
     if not {Persist, Source} <= kinds:
         return set()
-    apart = [node for node in plan.nodes.values() if tells_times(node)]
+    apart = [node for node in plan.nodes.values() if depends_on_times(node)]
     for node in apart:
         if node.scope != ROOT:
             raise InvalidUsage(

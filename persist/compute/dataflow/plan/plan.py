@@ -379,7 +379,7 @@ class Plan:
         return node
 
     def add_plan(self, other: "Plan", places: Mapping[int, int]) -> dict[int, int]:
-        """Add the nodes and scopes of another plan under new numbers; return the numbers of all of its nodes here.
+        """Add another plan's nodes and scopes; return their new numbers.
 
         Args:
             places: the nodes that are here already, by their numbers there.
@@ -418,7 +418,7 @@ class Plan:
         return readers
 
     def without_unused(self) -> "Plan":
-        """Return the plan without what no end of it needs."""
+        """Return the plan without nodes that no output, capture or probe needs."""
         todo, needed = [n.number for n in self.nodes.values() if isinstance(n.operator, ENDS)], set[int]()
         while todo:
             number = todo.pop()
@@ -430,16 +430,16 @@ class Plan:
         return Plan(self.name, self.dimensions, nodes, dict(self.scopes))
 
     def __str__(self) -> str:
-        return "\n".join(self._lines())
+        return "\n".join(self._describe_nodes())
 
-    def _lines(self) -> Iterator[str]:
+    def _describe_nodes(self) -> Iterator[str]:
         yield f"program {self.name!r}, times of {self.dimensions} dimension{'s' * (self.dimensions > 1)}"
         for node in self.nodes.values():
             indent = "  " * (1 + self.scopes[node.scope].depth)
             inputs = ", ".join(f"%{number}" for number in node.inputs)
             columns = ", ".join(f"{field.name}: {field.type}" for field in node.schema)
             named = f" as {node.name!r}" if node.name else ""
-            yield f"{indent}%{node.number} = {described(node.operator)}({inputs}) -> [{columns}]{named}"
+            yield f"{indent}%{node.number} = {describe_operator(node.operator)}({inputs}) -> [{columns}]{named}"
 
 
 def list_stages(node: Node) -> Stages:
@@ -463,30 +463,30 @@ def edges_into(node: Node) -> list[int]:
 
 def list_sources(plan: Plan, output: str) -> set[str]:
     """Return the collections that an output depends on."""
-    return {operator.collection for operator in _iterate_origins(plan, output) if isinstance(operator, Source)}
+    return {operator.collection for operator in _iterate_operators_before(plan, output) if isinstance(operator, Source)}
 
 
 def find_early(plan: Plan) -> set[int]:
-    """Return the sources and inputs that pass records on before their time is complete, for `early` or `unsealed`."""
+    """Return the sources and inputs that emit records before their time is complete."""
     begin = [n.number for n in plan.nodes.values() if isinstance(n.operator, Capture) and n.operator.early]
-    watched = {node.number for node in _above(plan, begin)}
+    watched = {node.number for node in _iterate_dependencies(plan, begin)}
     return watched | {n.number for n in plan.nodes.values() if isinstance(n.operator, Source) and n.operator.unsealed}
 
 
 def has_inputs(plan: Plan, output: str) -> bool:
     """Return whether an output depends on inputs in memory, which are not stored."""
-    return any(isinstance(operator, Input) for operator in _iterate_origins(plan, output))
+    return any(isinstance(operator, Input) for operator in _iterate_operators_before(plan, output))
 
 
-def _iterate_origins(plan: Plan, output: str) -> Iterator[Operator]:
+def _iterate_operators_before(plan: Plan, output: str) -> Iterator[Operator]:
     begin = [
         n.number for n in plan.nodes.values() if isinstance(n.operator, Persist) and n.operator.collection == output
     ]
-    return (node.operator for node in _above(plan, begin))
+    return (node.operator for node in _iterate_dependencies(plan, begin))
 
 
-def _above(plan: Plan, begin: list[int]) -> Iterator[Node]:
-    """Yield some nodes, and all that they depend on."""
+def _iterate_dependencies(plan: Plan, begin: list[int]) -> Iterator[Node]:
+    """Yield some nodes, and all nodes that they depend on."""
     todo, visited = [*begin], set[int]()
     while todo:
         node = plan.nodes[todo.pop()]
@@ -496,22 +496,22 @@ def _above(plan: Plan, begin: list[int]) -> Iterator[Node]:
             yield node
 
 
-def described(operator: Operator) -> str:
-    """Return an operator in words, its fused stages in brackets."""
+def describe_operator(operator: Operator) -> str:
+    """Describe an operator for people, with its stages in brackets."""
     match operator:
         case Linear(stages):
-            return f"linear[{_stack(stages)}]"
+            return f"linear[{_describe_stages(stages)}]"
         case Join(on, before, after, null_equals):
             pairs = " ; ".join(
                 " & ".join(f"{left_name}={right_name}" for left_name, right_name in equal) or "all" for equal in on
             )
             kind = "join" if len(on) == 1 else "delta_join"
             kind += " null=null" * null_equals
-            ahead = "".join(f", input {at}: [{_stack(stages)}]" for at, stages in enumerate(before) if stages)
-            return f"{kind}[{pairs}{ahead}{_tail(after)}]"
+            ahead = "".join(f", input {at}: [{_describe_stages(stages)}]" for at, stages in enumerate(before) if stages)
+            return f"{kind}[{pairs}{ahead}{_describe_after(after)}]"
         case Reduce(keys, _, logic, before, after):
-            ahead = f", input: [{_stack(before)}]" if before else ""
-            return f"reduce[by {', '.join(keys) or 'nothing'}: {_logic(logic)}{ahead}{_tail(after)}]"
+            ahead = f", input: [{_describe_stages(before)}]" if before else ""
+            return f"reduce[by {', '.join(keys) or 'nothing'}: {_describe_logic(logic)}{ahead}{_describe_after(after)}]"
         case Source(collection, as_of, unsealed, written):
             when = ("" if as_of is None else f" as of {as_of}") + " unsealed" * unsealed + " written" * written
             return f"source[{collection!r}{when}]"
@@ -534,15 +534,15 @@ def described(operator: Operator) -> str:
     return type(operator).__name__.lower()
 
 
-def _stack(stages: Stages) -> str:
+def _describe_stages(stages: Stages) -> str:
     return " . ".join(map(str, stages))
 
 
-def _tail(after: Stages) -> str:
-    return f", output: [{_stack(after)}]" if after else ""
+def _describe_after(after: Stages) -> str:
+    return f", output: [{_describe_stages(after)}]" if after else ""
 
 
-def _logic(logic: Logic) -> str:
+def _describe_logic(logic: Logic) -> str:
     match logic:
         case Aggregates(outputs):
             return ", ".join(f"{name}={kind}({of})" for name, kind, of in outputs)

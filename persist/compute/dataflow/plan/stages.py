@@ -31,7 +31,7 @@ class Map:
         return pa.schema([(name, infer_type(term, input_schema, operator)) for name, term in self.outputs])
 
     def __str__(self) -> str:
-        return f"map({', '.join(_assigned(name, term) for name, term in self.outputs)})"
+        return f"map({', '.join(_describe_assignment(name, term) for name, term in self.outputs)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,7 @@ class Explode:
     by: Term
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
-        _integer("a multiplicity", self.by, input_schema, operator)
+        _check_integer("a multiplicity", self.by, input_schema, operator)
         return without_time(input_schema)
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ class Unnest:
         return pa.schema(fields)
 
     def __str__(self) -> str:
-        return f"unnest({', '.join(_assigned(name, term) for name, term in self.lists)})"
+        return f"unnest({', '.join(_describe_assignment(name, term) for name, term in self.lists)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,15 +176,15 @@ class TemporalFilter:
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
         for bound in (self.lower, self.upper):
             if bound is not None:
-                _integer("a bound", bound, input_schema, operator)
+                _check_integer("a bound", bound, input_schema, operator)
         return without_time(input_schema)
 
     def __str__(self) -> str:
         return f"temporal_filter({self.lower}, {self.upper})"
 
 
-def moved_column(bound: Term, kinds: Mapping[Any, pa.DataType]) -> tuple[str, int] | None:
-    """Return the column and the constant whose sum a bound is; None if it is none of a column of signed integers."""
+def split_bound(bound: Term, kinds: Mapping[Any, pa.DataType]) -> tuple[str, int] | None:
+    """Split a bound `column + constant` into both; None for other bounds."""
     match bound:
         case Col(name):
             by = 0
@@ -207,7 +207,7 @@ class Delay:
     dimension: int = 0
 
     def schema(self, input_schema: pa.Schema, operator: str) -> pa.Schema:
-        _integer("a time", self.to, input_schema, operator)
+        _check_integer("a time", self.to, input_schema, operator)
         return without_time(input_schema)
 
     def __str__(self) -> str:
@@ -230,15 +230,15 @@ Stage = (
 
 
 def move_times(stages: Sequence[Stage]) -> bool:
-    """Return whether stages may make updates of later times of an update."""
+    """Return whether stages may change the times of updates."""
     return any(
         isinstance(stage, TemporalFilter | Delay) or (isinstance(stage, FlatMap) and stage.gives == "updates")
         for stage in stages
     )
 
 
-def origins(stages: Sequence[Stage], columns: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
-    """Return the place of the column that each result copies; None if it is computed.
+def trace_columns(stages: Sequence[Stage], columns: Sequence[str], names: Sequence[str]) -> tuple[int | None, ...]:
+    """Return for each result the input column that it copies, or None.
 
     Args:
         columns: before the stages.
@@ -257,8 +257,8 @@ def origins(stages: Sequence[Stage], columns: Sequence[str], names: Sequence[str
     return tuple(places.get(name) for name in names)
 
 
-def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
-    """Return the columns after some stages, each checked.
+def derive_schema(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_time: bool) -> pa.Schema:
+    """Return the columns after some stages; each stage is checked.
 
     Args:
         has_time: expressions may read `_time`.
@@ -269,7 +269,7 @@ def through(stages: Sequence[Stage], schema: pa.Schema, operator: str, *, has_ti
     return schema
 
 
-def record_schema(columns: Any, operator: str) -> pa.Schema:
+def to_record_schema(columns: Any, operator: str) -> pa.Schema:
     """Return the declared columns of a function: a dict of names and types, or a schema.
 
     Raises:
@@ -313,29 +313,29 @@ def check_function(function: Any, operator: str) -> None:
         raise InvalidUsage(f"{operator}: {function!r} is not a function")
 
 
-class _Itself:
+class _ByIdentity:
     """Equal to others with the same object, which it keeps alive, so that its address stays unique."""
 
     def __init__(self, value: object) -> None:
         self._value = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self._value is other._value
+        return isinstance(other, _ByIdentity) and self._value is other._value
 
     def __hash__(self) -> int:
         return id(self._value)
 
 
-def ident(stage: Stage) -> Hashable:
+def make_stage_key(stage: Stage) -> Hashable:
     """Return a key that is equal for equal stages; functions are equal only to themselves."""
     if isinstance(stage, Map | Filter | Negate | Explode | Unnest | Delay):
         with suppress(TypeError):  # Some constants have no hash.
             hash(stage)
             return stage
-    return _Itself(stage)
+    return _ByIdentity(stage)
 
 
-def _integer(what: str, expression: Term, input_schema: pa.Schema, operator: str) -> None:
+def _check_integer(what: str, expression: Term, input_schema: pa.Schema, operator: str) -> None:
     kind = infer_type(expression, input_schema, operator)
     if not pat.is_integer(kind):
         raise SchemaMismatch(f"{operator}: {what} is an integer, and {expression} is of type {kind}")
@@ -343,6 +343,6 @@ def _integer(what: str, expression: Term, input_schema: pa.Schema, operator: str
         raise SchemaMismatch(f"{operator}: {what} fits int64, and {expression} is of type {kind}: cast it to int64")
 
 
-def _assigned(name: str, expression: Term) -> str:
+def _describe_assignment(name: str, expression: Term) -> str:
     text = str(expression)
     return text if text == name else f"{name}={text}"

@@ -15,7 +15,7 @@ Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
 
 def is_compatible(stored: pa.DataType | None, asked: pa.DataType) -> bool:
-    """Return whether a program may take a column of a collection for another type, which holds the same values."""
+    """Return whether a program may read a column as another type."""
     if stored is None or stored == asked:
         return stored is not None
     if pat.is_string(asked):
@@ -79,7 +79,7 @@ def pair_join_columns(operator: str, on: On, left: pa.Schema, right: pa.Schema) 
     return pairs
 
 
-def joined_schema(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs) -> pa.Schema:
+def join_schemas(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs) -> pa.Schema:
     """Return the columns of a join: the left's, and the right's without its key.
 
     Raises:
@@ -96,8 +96,8 @@ def joined_schema(operator: str, left: pa.Schema, right: pa.Schema, pairs: Pairs
     return pa.schema([*left, *fields])
 
 
-def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
-    """Return the columns of all schemas, which must be the same.
+def check_same_schema(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
+    """Return the common columns of all schemas; raise if they differ.
 
     Raises:
         SchemaMismatch: they are not.
@@ -112,7 +112,7 @@ def concatenated(schemas: Sequence[tuple[pa.Schema, str]]) -> pa.Schema:
     return first
 
 
-def distinct_columns(operator: str, schema: pa.Schema) -> None:
+def check_column_names(operator: str, schema: pa.Schema) -> None:
     """Raise SchemaMismatch if a name occurs twice, or is `_time` or `_diff`."""
     for name in schema.names:
         if name in ("_time", "_diff"):

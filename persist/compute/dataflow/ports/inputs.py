@@ -14,7 +14,7 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.compute.dataflow.operators.operators import EntryOperator
 from persist.compute.dataflow.updates.batch import Layout, to_batch
-from persist.compute.dataflow.updates.times import Ints, Stash, beyond
+from persist.compute.dataflow.updates.times import Ints, Stash, find_beyond
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time, as_given, coordinates
 from persist.core.errors import InputClosed
@@ -45,19 +45,18 @@ class Gate:
         self._stash.add(updates)
 
     def open(self, limit: int | None) -> int:
-        """Let in what is complete, up to a time, exclusive, if there is a limit, and what an early gate has besides;
-        return how many updates."""
+        """Let updates in: complete ones before the limit, and all of an early gate; return how many."""
         frontier = self.frontier if limit is None else self.frontier.meet(limit)
         self._entry.frontier = frontier
         bound = frontier.time
         if not self._early.is_empty:
-            self._early.take(lambda times: ~beyond(frontier, times), bound)
+            self._early.take(lambda times: ~find_beyond(frontier, times), bound)
         if self._stash.is_empty:
             self._entry.out = None
             return 0
-        chunks = self._stash.take(lambda times: ~beyond(frontier, times), bound)
+        chunks = self._stash.take(lambda times: ~find_beyond(frontier, times), bound)
         if self._is_early:
-            early = self._stash.take(lambda times: beyond(self.frontier, times), None)
+            early = self._stash.take(lambda times: find_beyond(self.frontier, times), None)
             for chunk in early:
                 self._early.add(chunk[self._words : -1])
             chunks += early
@@ -68,18 +67,18 @@ class Gate:
         return 0 if self._entry.out is None else self._entry.out.shape[1]
 
     def empty(self) -> None:
-        """Drop what waits."""
+        """Drop all waiting updates."""
         self._stash.take(lambda times: np.ones(times.shape[1], np.bool_), None)
 
     def complete_times(self) -> Ints:
-        """Return the times of all that is complete and waits, here or where it was let in early, in one dimension."""
+        """Return the times of complete updates that wait or came in early."""
         chunks = [chunk[self._words] for chunk in self._stash.everything()]
         chunks += [chunk[0] for chunk in self._early.everything()]
         times = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
-        return times[~beyond(self.frontier, times[None])]
+        return times[~find_beyond(self.frontier, times[None])]
 
     def words(self) -> list[Ints]:
-        """Return the words of what waits."""
+        """Return the words of the waiting updates."""
         return [chunk[: self._words] for chunk in self._stash.everything()]
 
 
@@ -110,7 +109,7 @@ class InputHandle:
             SchemaMismatch, InvalidUpdate: they do not fit the input.
         """
         self._check_running()
-        table, times = self._conformed(updates)
+        table, times = self._to_table_and_times(updates)
         self._check_open(times)
         rows = [self._domain.encode(table[name]) for name in self._schema.names]
         words = np.concatenate((np.array(rows, np.int64).reshape(len(rows), -1), times, [table["_diff"].to_numpy()]))
@@ -118,7 +117,7 @@ class InputHandle:
             self._gate.add(words)
 
     def _check_open(self, times: Ints) -> None:
-        closed = ~beyond(self.frontier, times)
+        closed = ~find_beyond(self.frontier, times)
         if closed.any():
             time = tuple(int(coordinate) for coordinate in times[:, int(closed.argmax())])
             raise InputClosed(self.name, as_given(time), self.frontier)
@@ -144,27 +143,27 @@ class InputHandle:
         self.advance_to(Antichain())
 
     def stop(self) -> None:
-        """Take nothing from now on: the program was closed, so no step would see it."""
+        """Refuse updates from now on, because the program was closed."""
         self._is_stopped = True
 
     def _check_running(self) -> None:
         if self._is_stopped:
             raise InvalidUsage(f"input {self.name!r}: its program was closed; open it again with program.open(…)")
 
-    def _conformed(self, updates: Any) -> tuple[pa.Table, Ints]:
+    def _to_table_and_times(self, updates: Any) -> tuple[pa.Table, Ints]:
         if self._dimensions == 1:
             table = to_updates(updates, self._schema)
             return table, table["_time"].to_numpy()[None]
         if hasattr(updates, "__arrow_c_stream__"):
-            return self._with_time_columns(pa.table(updates))
-        return self._with_time_tuples(updates)
+            return self._split_time_columns(pa.table(updates))
+        return self._split_time_tuples(updates)
 
-    def _with_time_columns(self, table: pa.Table) -> tuple[pa.Table, Ints]:
+    def _split_time_columns(self, table: pa.Table) -> tuple[pa.Table, Ints]:
         names = [f"_time_{number}" for number in range(self._dimensions)]
         missing = [name for name in names if name not in table.column_names]
         if missing:
             raise InvalidUpdate(f"input {self.name!r}: the updates lack the column {missing[0]!r} of their times")
-        times = np.array([self._coordinate(name, table[name]) for name in names], np.int64)
+        times = np.array([self._to_coordinate(name, table[name]) for name in names], np.int64)
         table = table.drop_columns(names)
         if "_diff" in table.column_names:
             keep = table["_diff"].to_numpy() != 0
@@ -172,7 +171,7 @@ class InputHandle:
         updates = to_updates(table.append_column("_time", pa.array(np.zeros(len(table), np.int64))), self._schema)
         return updates, times
 
-    def _coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
+    def _to_coordinate(self, name: str, column: pa.ChunkedArray) -> Ints:
         """Return a column of coordinates of times.
 
         Raises:
@@ -191,7 +190,7 @@ class InputHandle:
         times: Ints = column.cast(pa.int64()).to_numpy()
         return times
 
-    def _with_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
+    def _split_time_tuples(self, updates: Iterable[Any]) -> tuple[pa.Table, Ints]:
         timeless, times = [], []
         if not isinstance(updates, Iterable):
             raise InvalidUpdate(

@@ -52,16 +52,16 @@ PREFIX = ".dataflow"
 def make_kept_name(program: str, number: int) -> str:
     """Return the name of the hidden collection of an operator of a program. It has a digest, because not every name of
     a program is a name of a collection."""
-    return f"{PREFIX} {_digest(program)} {number}"
+    return f"{PREFIX} {_hash_name(program)} {number}"
 
 
 def list_kept(engine: Engine, program: str) -> list[str]:
     """Return the hidden collections of a program."""
-    return engine.names(f"{PREFIX} {_digest(program)} ")
+    return engine.names(f"{PREFIX} {_hash_name(program)} ")
 
 
 def due_column(columns: pa.Schema) -> str:
-    """Return what the column of the time is called."""
+    """Return a free name for the column of the time."""
     name = "due"
     while name in columns.names:
         name += "_"
@@ -74,7 +74,7 @@ def make_kept_schema(columns: pa.Schema) -> pa.Schema:
 
 
 class KeptLinear(Operator):
-    """A linear operator that depends on times.
+    """A linear operator that depends on times; a hidden collection stores its output.
 
     Attributes:
         kept: the changes of the hidden collection by this pass: words, time from which on, time, diff.
@@ -101,7 +101,7 @@ class KeptLinear(Operator):
         if self._restored is not None:
             assert self._after is not None
             results.append(_select_results(self._restored, self._after))
-            changes.append(_come(self._restored))
+            changes.append(_apply_due(self._restored))
             self._restored = None
         if arrived is not None and arrived.shape[1]:
             updates, origins = self._shape(arrived)
@@ -112,7 +112,7 @@ class KeptLinear(Operator):
 
 
 class KeptOutput(Operator):
-    """The changes of the hidden collection of an operator."""
+    """The changes of the hidden collection that stores an operator's output."""
 
     def __init__(self, operator: KeptLinear) -> None:
         super().__init__(Position(f"{operator.title}.kept", [operator], 1, 0))
@@ -122,7 +122,7 @@ class KeptOutput(Operator):
         self.out = self._operator.kept
 
 
-def _digest(program: str) -> str:
+def _hash_name(program: str) -> str:
     return blake2b(program.encode(), digest_size=16).hexdigest()
 
 
@@ -140,11 +140,11 @@ def _find_kept_changes(updates: Ints, taken: Ints) -> list[Ints]:
     changes[-2] = taken
     changes[-3] = np.where(updates[-2] > taken, updates[-2], NULL)
     due = np.concatenate((changes[:-2], changes[-1:]))
-    return [changes, _come(due)]
+    return [changes, _apply_due(due)]
 
 
-def _come(kept: Ints) -> Ints:
-    """Return the later changes: records are moved to NULL at their time."""
+def _apply_due(kept: Ints) -> Ints:
+    """Return the changes of future records whose time comes: their time becomes NULL."""
     due = kept[:, kept[-2] != NULL]
     changes = np.empty((len(due) + 1, 2 * due.shape[1]), np.int64)
     changes[:-3] = np.tile(due[:-2], 2)
@@ -197,7 +197,7 @@ class Output:
         self.begin(contents.upper)
 
     def gives_up(self, until: int) -> list[kinds.AllowCompaction]:
-        """Return the steps of a commit that seals up to a time which give up the past, if the output has none."""
+        """Return the steps that compact an output whose past is not kept."""
         if self.definition is None or self.definition.has_past:
             return []
         return [kinds.AllowCompaction(self.handle.id, (until - 1,))]
@@ -213,7 +213,7 @@ class Output:
             commit.add(self.handle, [describe_step(self.handle, None, {PROPERTY: self._fingerprint}, None, None)])
 
     def described(self) -> None:
-        """Remember that such a commit was made."""
+        """Note that the stored fingerprint is up to date."""
         self._says = self._fingerprint
 
     def restore(self, at: int) -> None:
@@ -225,7 +225,7 @@ class Output:
         if self.keeps is None or self.corrects or self.upper <= at:
             return
         try:
-            contents = self._words(snapshot(self.handle, at, form="diff").to_arrow())
+            contents = self._encode_table(snapshot(self.handle, at, form="diff").to_arrow())
         except AsOfCompacted as error:
             raise SourceLost(self.handle.name, f"it has been compacted ({error})", "Open it again.") from error
         self.keeps.restore(np.delete(contents, -2, axis=0), at)
@@ -236,13 +236,13 @@ class Output:
         return Past(program, f"output {handle.name}", handle, self.sink.schema, self._domain, as_of)
 
     def begin(self, upper: int) -> None:
-        """Go on from where the collection is sealed."""
+        """Continue at the upper of the collection."""
         self.upper = self.began_at = self.done = self.sealed_to = upper
         if self.definition is not None:
             self.corrects = self.definition.since == upper > 0
 
     def take(self) -> None:
-        """Take what the last pass has completed."""
+        """Take the sink's complete updates of the last pass."""
         if self.sink.out is not None:
             updates = self.sink.out
             if self._is_new and (updates[-2] < self.done).any():
@@ -259,7 +259,7 @@ class Output:
             self.sealed_to = max(self.sealed_to, complete)
 
     def correct(self) -> None:
-        """Add what makes the collection of a changed program right at the first unsealed time."""
+        """Add the difference between a changed program's results and the collection."""
         if not self.corrects or self.sealed_to <= self.began_at:
             return
         self.waiting.append(self._missing())
@@ -267,7 +267,7 @@ class Output:
         self._before = []
 
     def compare(self) -> None:
-        """Compare the contents of the collection with the results, if its writer is unknown.
+        """Refuse a collection of unknown origin that differs from the results.
 
         Raises:
             OutputConflict: they differ, so new updates would not fit.
@@ -289,8 +289,8 @@ class Output:
         self._before = []
 
     def _missing(self) -> Ints:
-        """Return the difference of results and contents before the program began, as updates at that time."""
-        rows = self._words(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
+        """Return what the collection lacks of the results before the program began."""
+        rows = self._encode_table(snapshot(self.handle, self.began_at - 1, form="diff").to_arrow())
         rows[-1] *= -1
         differences = np.concatenate([*self._before, rows], axis=1)
         differences[-2] = self.began_at
@@ -336,7 +336,7 @@ class Output:
         return holders + [f"the tag {name!r}" for name, time in self.handle.contents().tags.items() if time < to]
 
     def updates(self, until: int) -> Ints:
-        """Return what waits of times before until, consolidated."""
+        """Return the waiting updates before a time, consolidated."""
         parts = []
         for part in self.waiting:
             is_before = part[-2] < until
@@ -347,16 +347,16 @@ class Output:
         return to_batch(every, self._layout)[1:]
 
     def table(self, updates: Ints) -> pa.Table:
-        """Return updates as the collection takes them."""
+        """Return updates as a table for a write."""
         return to_table(updates, self.sink.schema, self._domain)
 
     def written(self, upper: int) -> None:
-        """Forget the updates before upper, to which the collection has been sealed."""
+        """Forget updates before upper, to which the collection is sealed now."""
         self.done, self._is_new = upper, False
         self.waiting = [remaining for chunk in self.waiting if (remaining := chunk[:, chunk[-2] >= upper]).shape[1]]
 
     def follow(self, actual: int) -> None:
-        """Go on behind another copy of the program, which has sealed the collection to actual.
+        """Skip updates that another copy of the program has committed up to actual.
 
         Raises:
             OutputConflict: the other copy's updates differ.
@@ -367,7 +367,7 @@ class Output:
         until = min(actual, self.sealed_to)
         if until <= self.done:
             return
-        since, written = self._theirs(until)
+        since, written = self._read_others_updates(until)
         computed = self.updates(until).copy()
         computed[-2] = np.maximum(computed[-2], since)
         computed[-1] *= -1
@@ -381,8 +381,8 @@ class Output:
             )
         self.written(until)
 
-    def _theirs(self, until: int) -> tuple[int, Ints]:
-        """Return the updates of the collection from done to until, and the time before which their times are advanced.
+    def _read_others_updates(self, until: int) -> tuple[int, Ints]:
+        """Return the updates that another copy of the program has committed.
 
         Raises:
             OutputConflict: that has been compacted.
@@ -390,13 +390,13 @@ class Output:
         try:
             since = self.handle.contents().since
             if since < self.done:
-                return 0, self._words(changes(self.handle, self.done, until).to_arrow())
+                return 0, self._encode_table(changes(self.handle, self.done, until).to_arrow())
             if not self._is_new or since == END:
                 raise AsOfCompacted(self.done - 1, to_antichain(since))
             # The first updates of a new output are its contents at the time at which it begins.
-            contents = self._words(snapshot(self.handle, since, form="diff").to_arrow())
+            contents = self._encode_table(snapshot(self.handle, since, form="diff").to_arrow())
             contents[-2] = since
-            after = [self._words(changes(self.handle, since + 1, until).to_arrow())] if since + 1 < until else []
+            after = [self._encode_table(changes(self.handle, since + 1, until).to_arrow())] if since + 1 < until else []
             return since, np.concatenate([contents, *after], axis=1)
         except AsOfCompacted as error:
             raise OutputConflict(
@@ -408,7 +408,7 @@ class Output:
     def live(self) -> list[tuple[Ints, pa.Schema]]:
         return [(chunk[: self._layout.words], self.sink.schema) for chunk in (*self.waiting, *self._before)]
 
-    def _words(self, table: pa.Table) -> Ints:
+    def _encode_table(self, table: pa.Table) -> Ints:
         rows = [self._domain.encode(table[name]) for name in self.sink.schema.names]
         times = table["_time"].combine_chunks().to_numpy() if "_time" in table.column_names else np.zeros(len(table))
         updates = np.empty((len(rows) + 2, table.num_rows), np.int64)

@@ -104,15 +104,15 @@ class Past:
     @property
     def is_positive(self) -> bool:
         """Whether descriptors prove that no multiplicity was ever negative. A keyed collection has none."""
-        return self._handle.keyed is not None or not any(part.negatives for part in self._parts())
+        return self._handle.keyed is not None or not any(part.negatives for part in self._list_parts())
 
     def may_be_null(self, column: str) -> bool:
-        """Return whether the collection may have had NULLs in a column, by the descriptors of its parts."""
+        """Return whether a column may contain NULL, by its parts' statistics."""
         if column not in self._null:
-            self._null[column] = any(self._has_nulls(part, column) for part in self._parts())
+            self._null[column] = any(self._has_nulls(part, column) for part in self._list_parts())
         return self._null[column]
 
-    def _parts(self) -> list[Part]:
+    def _list_parts(self) -> list[Part]:
         """Return the parts with updates up to the time."""
         contents = self._handle.folded(self._handle.known())
         return [part for part in contents.parts if part.time_min <= self.as_of]
@@ -125,7 +125,7 @@ class Past:
         return count is None or count > 0
 
     def move(self, as_of: int) -> None:
-        """Read as of a later time from now on, and forget everything: words may lose their meaning."""
+        """Read as of a later time from now on; drop all caches."""
         self.close()
         self.as_of = as_of
         self._null = {}
@@ -152,7 +152,7 @@ class Past:
         return self.bytes <= SMALL_BYTES
 
     def contents(self, keys: Keys | None) -> Ints:
-        """Return what the collection holds for some keys, or all of it: updates of words, the time and diffs.
+        """Return the collection's records of some keys, or all, as updates.
 
         Raises:
             WouldRecompute: all records are requested, and this program refuses that.
@@ -160,12 +160,12 @@ class Past:
         """
         with self._explained:
             if keys is not None and self._everything is None and not self.is_small:
-                return self._of_keys(keys)
+                return self._read_keys_once(keys)
             if keys is None and self.refuses and not self.is_small:
                 raise WouldRecompute(self._program, f"all of {self.title} is needed")
             if self._everything is None:
                 self.readings.append(Reading(self.title, None, 0, self.bytes))
-                everything = self._encoded(self._open().unsummed())
+                everything = self._encode_tables(self._open_snapshot().unsummed())
                 if everything.shape[1] >= USUAL.catch_up_updates:
                     give_back()  # Reading them has freed memory.
                 if not (self.is_small or self.keeps_everything):
@@ -173,40 +173,40 @@ class Past:
                 self._everything = everything
         return self._everything if keys is None else self._everything[:, keys.selects(self._everything)]
 
-    def _of_keys(self, keys: Keys) -> Ints:
-        """Return what it holds for some keys; several operators may request the same."""
+    def _read_keys_once(self, keys: Keys) -> Ints:
+        """Return the records of some keys, cached for operators that request the same."""
         name = keys.columns, keys.words.tobytes()
         if name not in self._requested:
-            records = self._read(keys)
+            records = self._read_keys(keys)
             if sum(updates.nbytes for updates in self._requested.values()) + records.nbytes > KEPT_BYTES:
                 return records
             self._requested[name] = records
         return self._requested[name]
 
-    def _read(self, keys: Keys) -> Ints:
+    def _read_keys(self, keys: Keys) -> Ints:
         names = tuple(self._columns.names[column] for column in keys.columns)
-        table = self._as_table(names, keys)
-        reader, path = self._handle.engine.reader(), None if table is None else self._path(names)
-        least = None if table is None or path is not None else self._least(len(table))
+        table = self._to_key_table(names, keys)
+        reader, path = self._handle.engine.reader(), None if table is None else self._choose_index(names)
+        least = None if table is None or path is not None else self._estimate_indexed_bytes(len(table))
         if table is None:
             table = pa.table({})  # This reads all records.
-        scan = replace(narrowed_scan(self._scan, _pruning(table)) or self._scan, filter=None)
+        scan = replace(narrowed_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
         if path is not None and PAYS * (by_index := path.estimate_bytes(table)) <= size:
             size, tables = by_index, path.records(table, reader)
         else:
             tables = read_matching(scan, table, reader)
         self.readings.append(Reading(self.title, names, keys.words.shape[1], size, least))
-        updates = [self._encoded([chunk]) for chunk in tables]
+        updates = [self._encode_tables([chunk]) for chunk in tables]
         chosen = [chunk[:, keys.selects(chunk)] for chunk in updates]
         return np.concatenate([np.empty((len(self._columns) + 2, 0), np.int64), *chosen], axis=1)
 
-    def _least(self, keys: int) -> int:
-        """Return about how many bytes an index by the columns of some keys would leave to decode."""
+    def _estimate_indexed_bytes(self, keys: int) -> int:
+        """Estimate the bytes that would be decoded if an index existed."""
         rows = sum(part.rows for part in self._scan.all_parts)
         return min(self.bytes, keys * INDEXED_ROWS * self.bytes // max(rows, 1))
 
-    def _as_table(self, names: Sequence[str], keys: Keys) -> pa.Table | None:
+    def _to_key_table(self, names: Sequence[str], keys: Keys) -> pa.Table | None:
         """Return keys with the types of the collection; None if it cannot hold one of them."""
         columns = []
         for name, words in zip(names, keys.words, strict=True):
@@ -222,7 +222,7 @@ class Past:
             columns, schema=pa.schema([(name, column.type) for name, column in zip(names, columns, strict=True)])
         )
 
-    def _path(self, names: Sequence[str]) -> Path | None:
+    def _choose_index(self, names: Sequence[str]) -> Path | None:
         """Return the index by which records are found by as many of some columns as possible."""
         handle = self._handle
         paths = plan_paths(
@@ -233,9 +233,9 @@ class Past:
 
     @property
     def _scan(self) -> Scan:
-        return self._open().scan
+        return self._open_snapshot().scan
 
-    def _open(self) -> Snapshot:
+    def _open_snapshot(self) -> Snapshot:
         if self._snapshot is None:
             handle, names = self._handle, self._columns.names
             with self._explained:
@@ -244,12 +244,12 @@ class Past:
                 )
         return self._snapshot
 
-    def _encoded(self, tables: Iterable[pa.Table]) -> Ints:
+    def _encode_tables(self, tables: Iterable[pa.Table]) -> Ints:
         return encode_contents(self._domain, self._columns, tables, self.as_of)
 
 
 class ExplainLoss:
-    """Explains within a `with` why a source cannot be read, and what to do.
+    """Context that explains why a source cannot be read, with a remedy.
 
     Args:
         collection: the source, or its name.
@@ -305,8 +305,8 @@ def encode(domain: Domain, columns: pa.Schema, table: pa.Table) -> list[Ints]:
     return [*rows, table["_diff"].combine_chunks().to_numpy()]
 
 
-def _pruning(keys: pa.Table) -> pc.Expression | None:
-    """Return a filter that all records with these keys pass, to leave out parts; None if there is none."""
+def _make_pruning_filter(keys: pa.Table) -> pc.Expression | None:
+    """Return a filter that skips parts without the keys, or None."""
     filters = []
     for name in keys.column_names:
         values = keys[name].combine_chunks()

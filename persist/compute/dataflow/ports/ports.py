@@ -79,7 +79,7 @@ class Ports:
         )
         try:
             for attempt in reversed(range(OPEN_ATTEMPTS)):
-                if self._started(sources, is_last=not attempt):
+                if self._start_sources(sources, is_last=not attempt):
                     break
             if replace:
                 self._drop_unused(kept)
@@ -89,7 +89,7 @@ class Ports:
 
     @classmethod
     def of_job(cls, program: Draft, engine: Engine) -> "Ports":
-        """Open the sources and outputs of a program whose operators run elsewhere."""
+        """Open the sources and outputs of a program that tasks compute."""
         domain, sources, sinks = Domain(), [], []
         for node in program.plan.without_unused().nodes.values():
             match node.operator:
@@ -107,7 +107,7 @@ class Ports:
                 with suppress(CollectionNotFound):
                     drop(loaded(self._engine, name)).result()
 
-    def _started(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
+    def _start_sources(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.
 
         Another copy of the program may seal the outputs further, and let the sources be compacted, in between: then

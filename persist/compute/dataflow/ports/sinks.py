@@ -92,7 +92,7 @@ class Outputs:
     def choose_beginning(
         self, sources: Sequence[SourceReader], conditions: Sequence[UpperReader], plan: Plan, resume_time: int | None
     ) -> int:
-        """Return the time as of which all sources are read first. A new program begins where conditions hold.
+        """Return the time as of which all sources are read first. +
 
         Raises:
             InvalidUsage: sources ask for different times.
@@ -119,7 +119,7 @@ class Outputs:
             if starts and not self._jumps:
                 begin = min(begin, max(min(starts), *sinces))
             if self._jumps and not self._replays:
-                self._jump(sources, min(*uppers, TIME_MAX) - 1)
+                self._set_jump(sources, min(*uppers, TIME_MAX) - 1)
         elif requested:
             begin = requested.pop()
         else:
@@ -161,30 +161,31 @@ class Outputs:
                     f"it is sealed to {output.upper}, and the sources that it is made of to {min(source_uppers)} only",
                 )
 
-    def _jump(self, sources: Sequence[SourceReader], to: int) -> None:
+    def _set_jump(self, sources: Sequence[SourceReader], to: int) -> None:
+        """Advance updates before a time to it; outputs become unreadable before it."""
         for source in sources:
             source.coarse_to = to
         for output in self.every:
             output.jumps_to = to if 0 < output.upper <= to else None
 
     def refresh(self) -> None:
-        """Look again how far the outputs are sealed, before anything was computed."""
+        """Read the uppers of the outputs again, before anything is computed."""
         for output in self.every:
             output.begin(output.handle.contents().upper)
 
-    def _durable(self) -> int | None:
-        """The time as of which the program would begin again after the next commit; None if it cannot be moved."""
+    def _find_resume_time(self) -> int | None:
+        """Return where a restart after the next commit would begin; None if unmovable."""
         uppers = [min(max(output.upper, output.sealed_to), TIME_MAX) for output in self.every]
         return None if self._replays or not uppers or min(uppers) < 1 else min(uppers) - 1
 
     def take(self) -> None:
-        """Take what the last pass has completed."""
+        """Take the complete updates of the last pass."""
         for output in self.every:
             output.take()
         self.has_pending = any(output.sealed_to > output.done for output in self.every)
 
     def commit(self) -> int | None:
-        """Write and seal all outputs as far as they are complete, at once; return the seqno, or None for nothing to do.
+        """Commit and seal all outputs as far as complete; return the seqno.
 
         Raises:
             OutputConflict: another program writes an output.
@@ -197,13 +198,13 @@ class Outputs:
                 output.follow(output.upper)
         while any(output.sealed_to > output.upper for output in self.every):
             try:
-                seqno = self._write()
+                seqno = self._commit_complete()
             except UpperMismatch:
                 for output in self.every:
                     output.follow(output.handle.contents().upper)
             except (HoldMoved, CollectionNotFound) as error:
                 for source in self._sources:
-                    source.find_named()  # Raises if it is gone.
+                    source.reload_holds()  # Raises if it is gone.
                 if isinstance(error, CollectionNotFound):
                     raise
             except UpdatesBeyondUpper as error:
@@ -234,14 +235,14 @@ class Outputs:
                 )
         for output in due:
             output.sealed_to = until
-        return self._commit(
+        return self._commit_outputs(
             due,
             lambda commit, output: commit.add_parts(
                 output.handle, list(stored.get(output.sink.collection, ())), keep=True
             ),
         )
 
-    def _write(self) -> int | None:
+    def _commit_complete(self) -> int | None:
         due = [output for output in self.every if output.sealed_to > output.upper]
         for output in due:
             output.check_jump()
@@ -251,11 +252,11 @@ class Outputs:
             if updates.shape[1]:
                 commit.add(output.handle, output.handle.write_steps(output.table(updates)))
 
-        return self._commit(due, add)
+        return self._commit_outputs(due, add)
 
-    def _commit(self, due: Sequence[Output], add: Callable[[Commit, Output], object]) -> int | None:
+    def _commit_outputs(self, due: Sequence[Output], add: Callable[[Commit, Output], object]) -> int | None:
         """Seal outputs in one record, with what a function adds to the commit of each; return the seqno."""
-        durable = self._durable()
+        durable = self._find_resume_time()
         with Commit(self._engine) as commit:
             for output in due:
                 handle = output.handle

@@ -99,7 +99,7 @@ class SourceReader:
         self._unsealed = UnsealedUpdates(self.handle, schema.names) if operator.unsealed else None
 
     def _keep_schema(self) -> None:
-        """Read with the version of the schema with which the outputs were begun, if there are any.
+        """Use the schema version with which the outputs began, if any.
 
         They were computed from these columns. A newer version may give the name of one of them to another column.
 
@@ -113,7 +113,7 @@ class SourceReader:
         versions = sorted({hold.schema for hold in own_holds if hold.schema is not None})
         schemas = [load_schema_version(contents, version) for version in versions]
         for earlier, later in pairwise(schemas):
-            columns = [self._column(schema_version) for schema_version in (earlier, later)]
+            columns = [self._find_columns(schema_version) for schema_version in (earlier, later)]
             if columns[0] != columns[1]:
                 raise SchemaMismatch(
                     f"source {self.operator.collection!r}: of what is refreshed together, one part began with version "
@@ -123,7 +123,7 @@ class SourceReader:
         if schemas:
             self.handle = replace(self.handle, schema=schemas[-1])
 
-    def _column(self, schema: CollectionSchema) -> list[tuple[int, Shape] | None]:
+    def _find_columns(self, schema: CollectionSchema) -> list[tuple[int, Shape] | None]:
         ids = dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True))
         return [ids.get(name) for name in self._schema.names]
 
@@ -180,8 +180,8 @@ class SourceReader:
         """Return where the first of the permanent holds on this source is; None if there is none."""
         return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
 
-    def opened(self) -> InputHandle:
-        """Read the sealed contents of a source that the program writes, and return the input for its updates."""
+    def open_input(self) -> InputHandle:
+        """Read a source that the program writes; return the input for its updates."""
         with self._explained:
             contents = self.handle.contents()
         if contents.upper > self.as_of and not self.take(contents):
@@ -192,7 +192,7 @@ class SourceReader:
         return InputHandle(self.operator.collection, self.handle.schema, self._gate, self._domain, 1)
 
     def advanced(self) -> CollectionState | None:
-        """Return the newest known state of the collection if more is sealed in it than was taken here, or else None."""
+        """Return the newest state if it is sealed beyond what was taken."""
         handle, listen = self.handle, self._listen
         if self._is_given:
             return None  # The commit of the program notices other writes.
@@ -215,13 +215,13 @@ class SourceReader:
         return self.as_of + 1 if self._listen is None or self._listen.is_finished else self._listen.reached
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
-        """Take the sealed updates of a state in which it has `advanced`; return whether it took any.
+        """Take the updates that a state seals; return whether there were any.
 
         Args:
             until: take what is before this time only, beyond the contents that it begins with.
         """
         with self._explained:
-            if self._listen is None and not self._begin():
+            if self._listen is None and not self._read_contents():
                 return False
         # Updates after the time at which it begins are taken at once.
         listen = self._listen
@@ -229,24 +229,24 @@ class SourceReader:
             return True
         with self._explained:
             if listen.has_advanced(contents) and (until is None or until > listen.reached):
-                self._follow(listen.advance(contents, until))
+                self._take_progress(listen.advance(contents, until))
             if until is None and not listen.is_finished:
                 self._look_ahead(listen.reached)
         return True
 
     def note_moved_holds(self, durable: int | None) -> None:
-        """Take note that a commit has moved the permanent holds to where the program begins again."""
+        """Note that a commit has moved the permanent holds."""
         if durable is not None:
             self.named = {name: max(time, durable) for name, time in self.named.items()}
 
-    def find_named(self) -> None:
-        """Find the permanent holds again: one was moved, or the program or the view was dropped."""
+    def reload_holds(self) -> None:
+        """Load the permanent holds again: one was moved or dropped."""
         with self._explained:
             holds = self.handle.contents().holds
         self.named = {name: holds[name].time for name in self.named if name in holds}
 
     def move_leased(self) -> None:
-        """Let the source of a program without outputs be compacted, now and then, up to where it has been read."""
+        """Allow compaction of the source up to where it was read."""
         read_to = self._gate.frontier.time
         if self._leased is None or read_to is None or clock.monotonic() - self._moved_at < LEASED_EVERY_S:
             return
@@ -259,13 +259,13 @@ class SourceReader:
         if self._listen is not None:
             self._listen.close()
             self._listen = None
-        self.let_go()
+        self.release_snapshot()
         if self._leased is not None:
             self._leased.close()
             self._leased = None
 
-    def _begin(self) -> bool:
-        """Take the contents as of the time at which it begins; return whether they are sealed.
+    def _read_contents(self) -> bool:
+        """Take the contents at the beginning; return whether they are sealed.
 
         Every call of the store may fail, and then this is done again. So nothing is kept before the last call, and
         after it nothing can fail.
@@ -285,41 +285,41 @@ class SourceReader:
             self._gate.add(updates)
         self._gate.frontier = Antichain(self.as_of + 1)
         self._listen = listen
-        self.let_go()
+        self.release_snapshot()
         return True
 
-    def let_go(self) -> None:
-        """Keep the contents as of the time at which it begins no longer."""
+    def release_snapshot(self) -> None:
+        """Release the snapshot of the contents at which it began."""
         if self._first is not None:
             self._first.close()
             self._first = None
 
-    def _follow(self, progress: Progress) -> None:
+    def _take_progress(self, progress: Progress) -> None:
         try:
             table = progress.updates
             times = table["_time"].combine_chunks().to_numpy()
             if self.coarse_to is not None:
                 times = np.maximum(times, self.coarse_to)
-            self._add(table, times)
+            self._add_to_gate(table, times)
             passed = None if self._unsealed is None else self._unsealed.retract_before(to_frontier(progress.upper))
             if passed is not None:
-                self._add(passed, passed["_time"].combine_chunks().to_numpy())
+                self._add_to_gate(passed, passed["_time"].combine_chunks().to_numpy())
             self._gate.frontier = progress.upper
         except BaseException:
             self.has_lost = True
             raise
 
     def _look_ahead(self, reached: int) -> None:
-        """Pass on new updates of unsealed times, and retract the ones that are gone."""
+        """Emit new updates of unsealed times, and retract vanished ones."""
         if self._unsealed is None or (ahead := self._unsealed.changes(reached)) is None:
             return
         try:
-            self._add(ahead, ahead["_time"].combine_chunks().to_numpy())
+            self._add_to_gate(ahead, ahead["_time"].combine_chunks().to_numpy())
         except BaseException:
             self.has_lost = True
             raise
 
-    def _add(self, table: pa.Table, times: Ints) -> None:
+    def _add_to_gate(self, table: pa.Table, times: Ints) -> None:
         if table.num_rows:
             self._gate.consolidates = self.coarse_to is not None or self._unsealed is not None
             *rows, diffs = encode(self._domain, self._schema, table)
@@ -341,7 +341,7 @@ class UpperReader:
         return contents if to_antichain(contents.upper) > self._gate.frontier else None
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
-        """Let the gate be complete as far as a state is sealed, whatever is read of others."""
+        """Advance the gate to the upper of a state."""
         self._gate.frontier = to_antichain(contents.upper)
         return True
 
@@ -390,7 +390,7 @@ def poll_all(
 
 
 def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
-    """Return a time before which sources have at most about so many updates that were not taken; None if all are fewer.
+    """Return a time that limits a step to about updates_max updates, or None.
 
     No source is taken further than another one is sealed. It is an estimate: the updates of a part are taken for evenly
     spread over its times. One time at least is taken, however many updates it has.

@@ -14,21 +14,21 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import DiffOverflow
-from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, exploded, result_type
+from persist.compute.dataflow.operators.aggregates import ACCUMULABLE, Wanted, explode_to_slots, result_type
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.folds import folds
-from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, compared
+from persist.compute.dataflow.operators.folds import make_fold_logic
+from persist.compute.dataflow.operators.join import BoundedJoin, JoinOperator, JoinPaths, find_bound
 from persist.compute.dataflow.operators.large_groups import (
     Ranking,
     ranking_of_aggregates,
     ranking_of_folds,
     ranking_of_top,
 )
-from persist.compute.dataflow.operators.linear import Shape, compiled, traced
+from persist.compute.dataflow.operators.linear import Shape, compile_stages, compile_traced
 from persist.compute.dataflow.operators.logic import (
     Logic,
-    accumulated,
     distinct,
+    make_accumulated,
     multiset_aggregates,
     threshold,
     top_k,
@@ -86,7 +86,7 @@ from persist.compute.dataflow.plan.plan import (
     Variable,
     Windowed,
 )
-from persist.compute.dataflow.plan.stages import Map, ident, move_times, origins, through
+from persist.compute.dataflow.plan.stages import Map, derive_schema, make_stage_key, move_times, trace_columns
 from persist.compute.dataflow.plan.types import pick
 from persist.compute.dataflow.ports.output import KeptLinear, KeptOutput, make_kept_schema
 from persist.compute.dataflow.running.seeds import Accumulation
@@ -119,11 +119,11 @@ class Graph:
     accumulations: list[Accumulation] = field(default_factory=list)
 
     def run(self) -> None:
-        """Make one pass. The updates of an operator go after its last reader."""
+        """Make one pass. An operator's updates are freed after its last reader."""
         for operator, read in zip(self.operators, self._last_read, strict=True):
             operator.advance()
             check_limits()
-            self._run(operator)
+            self._run_timed(operator)
             for source in read:
                 source.out = None
         for operator in self.operators:
@@ -131,7 +131,7 @@ class Graph:
 
     @cached_property
     def _last_read(self) -> list[list[Operator]]:
-        """For each operator, the inputs of which it is the last reader. The updates of sinks belong to the outputs."""
+        """For each operator, the inputs of which it is the last reader."""
         last = {source: at for at, operator in enumerate(self.operators) for source in operator.inputs}
         read: list[list[Operator]] = [[] for _ in self.operators]
         for source, at in last.items():
@@ -141,7 +141,7 @@ class Graph:
                 operator.is_last_reader = set(operator.inputs) == set(sources)
         return read
 
-    def _run(self, operator: Operator) -> None:
+    def _run_timed(self, operator: Operator) -> None:
         began_s = clock.perf_counter()
         try:
             operator.run()
@@ -188,35 +188,36 @@ class Builder:
 
     def build(self) -> Graph:
         """Return the running graph."""
-        self.graph.operators = self._scope(ROOT)
+        self.graph.operators = self._make_scope(ROOT)
         return self.graph
 
-    def _scope(self, scope: int) -> list[Operator]:
+    def _make_scope(self, scope: int) -> list[Operator]:
         """Make all operators directly in a scope, and the scopes inside of it."""
         operators: list[Operator] = []
         for node in list(self.plan.nodes.values()):
             if node.scope == scope:
-                self._visit(node, operators)
+                self._build_after_inputs(node, operators)
         for info in self.plan.scopes.values():
             if info.parent == scope and info.number != ROOT:
-                self._visit_scope(info.number, operators)
+                self._build_scope(info.number, operators)
         return operators
 
-    def _visit(self, node: Node, operators: list[Operator]) -> None:
+    def _build_after_inputs(self, node: Node, operators: list[Operator]) -> None:
+        """Make the operator of a node, after those of its inputs."""
         if node.number in self._made:
             return
         for number in node.inputs:
             source = self.plan.nodes[number]
             if source.scope == node.scope:
-                self._visit(source, operators)
+                self._build_after_inputs(source, operators)
             elif isinstance(node.operator, Leave):
-                self._visit_scope(source.scope, operators)
-        self._made[node.number] = operator = self._make(node, operators)
+                self._build_scope(source.scope, operators)
+        self._made[node.number] = operator = self._make_operator(node, operators)
         operators.append(operator)
         if isinstance(operator, KeptLinear):
-            operators += self._keeping(node, operator)
+            operators += self._store_output(node, operator)
 
-    def _visit_scope(self, scope: int, operators: list[Operator]) -> None:
+    def _build_scope(self, scope: int, operators: list[Operator]) -> None:
         """Make a scope, after everything in the scope around it that enters it."""
         if scope in self._loops:
             return
@@ -232,12 +233,12 @@ class Builder:
             if isinstance(node.operator, Enter) and self._is_within(node.scope, scope):
                 source = self.plan.nodes[node.inputs[0]]
                 if source.scope == info.parent:
-                    self._visit(source, operators)
+                    self._build_after_inputs(source, operators)
                     sources.append(self._made[source.number])
         loop = Loop(Position(info.name, [], self.plan.dimensions, info.depth - 1, self._costs), info.limit)
         self._loops[scope] = loop
         loop.complete(sources)
-        loop.operators = self._scope(scope)
+        loop.operators = self._make_scope(scope)
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Variable) and node.scope == scope:
                 variable, feedback = self._made[node.number], node.operator.feedback
@@ -251,8 +252,8 @@ class Builder:
             scope = self.plan.scopes[scope].parent
         return scope == around
 
-    def _make(self, node: Node, operators: list[Operator]) -> Operator:
-        at = self._position(node, [self._made[number] for number in node.inputs])
+    def _make_operator(self, node: Node, operators: list[Operator]) -> Operator:
+        at = self._make_position(node, [self._made[number] for number in node.inputs])
         match node.operator:
             case Source() | Input() | Constant() | Upper():
                 entry = self.graph.entries[node.number] = EntryOperator(at)
@@ -260,11 +261,13 @@ class Builder:
             case Linear(stages):
                 input_schema = self.plan.nodes[node.inputs[0]].schema
                 if node.number in self._kept:
-                    return KeptLinear(at, traced(stages, input_schema, node.schema.names, self.domain, at.title))
-                shape = compiled(stages, input_schema, node.schema.names, self.domain, at.title)
+                    return KeptLinear(
+                        at, compile_traced(stages, input_schema, node.schema.names, self.domain, at.title)
+                    )
+                shape = compile_stages(stages, input_schema, node.schema.names, self.domain, at.title)
                 linear = LinearOperator(at, shape)
                 linear.moves_times = move_times(stages)
-                linear.origins = origins(stages, input_schema.names, node.schema.names)
+                linear.origins = trace_columns(stages, input_schema.names, node.schema.names)
                 return linear
             case Concat() | Arrange():
                 return ConcatOperator(at)
@@ -273,9 +276,9 @@ class Builder:
             case Consolidate():
                 return ConsolidateOperator(at, node.schema)
             case Join():
-                return self._join(node, node.operator, operators)
+                return self._make_join(node, node.operator, operators)
             case Reduce():
-                return self._reduce(node, node.operator, operators)
+                return self._make_reduce(node, node.operator, operators)
             case Enter(column):
                 names = self.plan.nodes[node.inputs[0]].schema.names
                 return EnterOperator(at, names.index(column) if column else None)
@@ -284,7 +287,7 @@ class Builder:
             case Leave():
                 [number] = node.inputs
                 loop = self._loops[self.plan.nodes[number].scope]
-                return LeaveOperator(self._position(node, [loop]), loop, self._made[number])
+                return LeaveOperator(self._make_position(node, [loop]), loop, self._made[number])
             case Inspect(function):
                 inspect = make_inspector(function, node.schema, self.domain, at.title)
                 return InspectOperator(at, inspect)
@@ -298,15 +301,15 @@ class Builder:
                 self.graph.sinks.append(sink)
                 return sink
 
-    def _position(self, node: Node, inputs: Sequence[Operator], title: str = "") -> Position:
+    def _make_position(self, node: Node, inputs: Sequence[Operator], title: str = "") -> Position:
         depth = self.plan.scopes[node.scope].depth
         return Position(title or node.title, inputs, self.plan.dimensions, depth, self._costs)
 
-    def _keeping(self, node: Node, made: KeptLinear) -> list[Operator]:
+    def _store_output(self, node: Node, made: KeptLinear) -> list[Operator]:
         """Return the operators that store the output of an operator in a hidden collection."""
         output, schema = KeptOutput(made), make_kept_schema(node.schema)
         keys = (schema.names[-1],)
-        sink = SinkOperator(self._position(node, [output], output.title), schema, self._kept[node.number], keys)
+        sink = SinkOperator(self._make_position(node, [output], output.title), schema, self._kept[node.number], keys)
         self.graph.sinks.append(sink)
         self.graph.kept[sink.collection] = made
         return [output, sink]
@@ -320,39 +323,39 @@ class Builder:
         values: tuple[str, ...],
         operators: list[Operator],
     ) -> Arrangement:
-        """Return the arrangement of a node's output by key; made once, and shared by all who ask for the same."""
-        source = self._unarranged(source)
-        what = (source, *map(ident, before), keys, values)
+        """Return the arrangement of a node's output by key; readers share it."""
+        source = self._skip_arranges(source)
+        what = (source, *map(make_stage_key, before), keys, values)
         shared = self._arrangements.get(what)
         if shared is None:
             input_schema = self.plan.nodes[source].schema
-            shape = compiled(before, input_schema, [*keys, *values], self.domain, node.title)
-            schema = self._check_stages(before, source, node)
-            shared = self._arranged(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
+            shape = compile_stages(before, input_schema, [*keys, *values], self.domain, node.title)
+            schema = self._derive_schema(before, source, node)
+            shared = self._make_arrangement(node, source, len(keys), len(values), shape, pick(schema, (*keys, *values)))
             shared.moves_times = move_times(before)
-            shared.origins = origins(before, input_schema.names, [*keys, *values])
+            shared.origins = trace_columns(before, input_schema.names, [*keys, *values])
             self._arrangements[what] = shared
             operators.append(shared)
         return shared
 
-    def _unarranged(self, number: int) -> int:
+    def _skip_arranges(self, number: int) -> int:
         while isinstance(self.plan.nodes[number].operator, Arrange):
             number = self.plan.nodes[number].inputs[0]
         return number
 
-    def _arranged(
+    def _make_arrangement(
         self, node: Node, source: int, keys: int, values: int, shape: Shape, schema: pa.Schema, *, adds_up: bool = False
     ) -> Arrangement:
-        at = self._position(node, [self._made[source]], f"{node.title}.input")
+        at = self._make_position(node, [self._made[source]], f"{node.title}.input")
         layout = Layout(keys, values, at.outer + at.depth)
         return Arrangement(at, layout, shape, schema, self._allocate, adds_up=adds_up)
 
-    def _check_stages(self, stages: Stages, source: int, node: Node) -> pa.Schema:
-        return through(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
+    def _derive_schema(self, stages: Stages, source: int, node: Node) -> pa.Schema:
+        return derive_schema(stages, self.plan.nodes[source].schema, node.title, has_time=self.plan.dimensions == 1)
 
-    def _join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
+    def _make_join(self, node: Node, join: Join, operators: list[Operator]) -> Operator:
         stages_of_inputs = zip(join.before, node.inputs, strict=True)
-        schemas = [self._check_stages(stages, number, node) for stages, number in stages_of_inputs]
+        schemas = [self._derive_schema(stages, number, node) for stages, number in stages_of_inputs]
         columns = joined_columns(schemas, join)
 
         def arrangement(number: int, keys: tuple[str, ...], values: tuple[str, ...]) -> Arrangement:
@@ -364,9 +367,9 @@ class Builder:
             return None if remaining is None else remaining.partners(keys)
 
         paths = JoinPaths(schemas, join.on, columns.names, arrangement, partners).paths()
-        shape = compiled(join.after, columns, node.schema.names, self.domain, node.title)
+        shape = compile_stages(join.after, columns, node.schema.names, self.domain, node.title)
         inputs = [path.start for path in paths]
-        position, terms = self._position(node, inputs), compared(join, schemas)
+        position, terms = self._make_position(node, inputs), find_bound(join, schemas)
         if terms is None or position.outer + position.depth > 1:
             operator = JoinOperator(position, paths, shape, null_equals=join.null_equals)
         else:
@@ -374,59 +377,62 @@ class Builder:
                 position, paths, shape, null_equals=join.null_equals, terms=terms, domain=self.domain
             )
         operator.moves_times = move_times(join.after)
-        operator.origins = origins(join.after, columns.names, node.schema.names)
+        operator.origins = trace_columns(join.after, columns.names, node.schema.names)
         for number, path in enumerate(paths):
             for step in path.steps:
                 # A look-up compares with times of future updates of the input that the path begins with.
                 step.arrangement.add_reader(lambda at=inputs[number]: at.frontier)  # type: ignore[misc]
         return operator
 
-    def _reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
-        input_schema = self._check_stages(reduce.before, node.inputs[0], node)
+    def _make_reduce(self, node: Node, reduce: Reduce, operators: list[Operator]) -> Operator:
+        input_schema = self._derive_schema(reduce.before, node.inputs[0], node)
         columns = pa.schema(
-            [*(input_schema.field(name) for name in reduce.keys), *_logic_columns(reduce, input_schema)]
+            [*(input_schema.field(name) for name in reduce.keys), *_list_logic_columns(reduce, input_schema)]
         )
         aggregates = _list_aggregates(reduce, input_schema, columns)
         is_accumulated = bool(aggregates) and all(aggregate.kind in ACCUMULABLE for aggregate in aggregates)
         is_complete = isinstance(reduce.logic, Aggregates) and reduce.logic.is_complete
         if is_accumulated:
-            arrangement = self._accumulating(node, reduce, aggregates, input_schema)
+            arrangement = self._make_accumulation(node, reduce, aggregates, input_schema)
             operators.append(arrangement)
-            logic, ranking = accumulated(aggregates, self.domain, is_complete=is_complete), None
+            logic, ranking = make_accumulated(aggregates, self.domain, is_complete=is_complete), None
         else:
             arrangement = self.arrangement(node, node.inputs[0], reduce.before, reduce.keys, reduce.values, operators)
-            logic = self._logic(node, reduce, input_schema, aggregates)
-            ranking = self._ranking(reduce, input_schema, aggregates)
-        shape = compiled(reduce.after, columns, node.schema.names, self.domain, node.title)
-        at = self._position(node, [arrangement])
+            logic = self._make_logic(node, reduce, input_schema, aggregates)
+            ranking = self._make_ranking(reduce, input_schema, aggregates)
+        shape = compile_stages(reduce.after, columns, node.schema.names, self.domain, node.title)
+        at = self._make_position(node, [arrangement])
         kind: type[ReduceOperator] = TotalReduce if at.outer + at.depth == 1 else PartialReduce
         operator = kind(at, arrangement, logic, columns, shape, self._allocate, ranking)
         arrangement.add_reader(lambda: operator.frontier)
         operator.moves_times = move_times(reduce.after)
-        operator.origins = origins(reduce.after, columns.names, node.schema.names)
+        operator.origins = trace_columns(reduce.after, columns.names, node.schema.names)
         if is_accumulated and isinstance(operator, TotalReduce):
             self.graph.accumulations.append(Accumulation(node, operator, aggregates, is_complete))
         return operator
 
-    def _accumulating(self, node: Node, reduce: Reduce, requests: list[Wanted], input_schema: pa.Schema) -> Arrangement:
-        source = self._unarranged(node.inputs[0])
+    def _make_accumulation(
+        self, node: Node, reduce: Reduce, requests: list[Wanted], input_schema: pa.Schema
+    ) -> Arrangement:
+        """Return the arrangement of a reduction whose aggregates are sums."""
+        source = self._skip_arranges(node.inputs[0])
         # An aggregate that only counts records has no word.
         outputs = reduce.logic.outputs if isinstance(reduce.logic, Aggregates) else ()
         values = [of for (_, _, of), aggregate in zip(outputs, requests, strict=True) if not aggregate.is_counted]
         names = [*reduce.keys, *values]
-        shape = compiled(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
+        shape = compile_stages(reduce.before, self.plan.nodes[source].schema, names, self.domain, node.title)
         keys = len(reduce.keys)
         schema = pa.schema([*(input_schema.field(name) for name in reduce.keys), ("slot", pa.int64())])
 
         def slots(updates: Ints) -> Ints:
-            return exploded(shape(updates), keys, requests, self.domain, self._costs)
+            return explode_to_slots(shape(updates), keys, requests, self.domain, self._costs)
 
-        arrangement = self._arranged(node, source, keys, 1, slots, schema, adds_up=True)
+        arrangement = self._make_arrangement(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)
-        arrangement.origins = (*origins(reduce.before, self.plan.nodes[source].schema.names, reduce.keys), None)
+        arrangement.origins = (*trace_columns(reduce.before, self.plan.nodes[source].schema.names, reduce.keys), None)
         return arrangement
 
-    def _logic(self, node: Node, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Logic:
+    def _make_logic(self, node: Node, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Logic:
         values = pick(input_schema, reduce.values)
         match reduce.logic:
             case Distinct():
@@ -436,24 +442,24 @@ class Builder:
             case Aggregates():
                 return multiset_aggregates(requests, self.domain)
             case TopK(count, _, skip, _, counted):
-                order = _order(reduce.logic, values)
+                order = _make_order(reduce.logic, values)
                 return top_k(count, order, values.types, self.domain, skip=skip, counted=counted, costs=self._costs)
             case Windowed(calls):
                 return windows(calls, values, self.domain, self._costs)
             case Folded(calls):
-                return folds(calls, values, self.domain)
+                return make_fold_logic(calls, values, self.domain)
             case UserReduce(function, columns):
                 keys = pick(input_schema, reduce.keys)
                 return user_function(function, keys, values, columns, self.domain, node.title)
 
-    def _ranking(self, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Ranking | None:
-        """Return how large groups are kept in order; None if they are always looked at as a whole."""
+    def _make_ranking(self, reduce: Reduce, input_schema: pa.Schema, requests: list[Wanted]) -> Ranking | None:
+        """Return the function that orders large groups; None if none can be."""
         match reduce.logic:
             case Aggregates():
                 return ranking_of_aggregates(requests, self.domain, self._costs)
             case TopK(count, _, skip, _, counted):
                 values = pick(input_schema, reduce.values)
-                order = _order(reduce.logic, values)
+                order = _make_order(reduce.logic, values)
                 return ranking_of_top(count, skip, order, values.types, self.domain, counted, self._costs)
             case Windowed(calls):
                 return ranking_of_windows(calls, pick(input_schema, reduce.values), self.domain, self._costs)
@@ -462,7 +468,7 @@ class Builder:
         return None
 
 
-def _order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
+def _make_order(top: TopK, values: pa.Schema) -> list[tuple[int, bool, bool]]:
     """Return by which columns the records of a group are ordered, whether descending, and whether NULL comes first."""
     return [
         (values.get_field_index(name), down, name in top.nulls_first) for name, down in top.by if name in values.names
@@ -478,7 +484,7 @@ def joined_columns(schemas: Sequence[pa.Schema], join: Join) -> pa.Schema:
     return pa.schema(fields)
 
 
-def _logic_columns(reduce: Reduce, input_schema: pa.Schema) -> list[pa.Field]:
+def _list_logic_columns(reduce: Reduce, input_schema: pa.Schema) -> list[pa.Field]:
     match reduce.logic:
         case Aggregates(outputs):
             return [pa.field(name, result_type(kind, input_schema.field(of).type, name)) for name, kind, of in outputs]

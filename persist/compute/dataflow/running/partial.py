@@ -48,8 +48,8 @@ from persist.core.progress import check_limits
 OPERATORS = Source | Constant | Linear | Concat | Consolidate | Join | Reduce | Arrange | Persist
 
 
-def why_whole(plan: Plan) -> str | None:
-    """Return why a program cannot go on without all of its sources; None if it can."""
+def why_not_partial(plan: Plan) -> str | None:
+    """Return why a program must read its sources in full; None if not."""
     if plan.dimensions != 1:
         return f"its times have {plan.dimensions} dimensions"
     for node in plan.nodes.values():
@@ -88,7 +88,7 @@ class Partial:
         domain: Domain,
         as_of: int,
     ) -> "Partial":
-        """Make all arrangements of a program partial, and let them request what they need."""
+        """Make all arrangements partial, so that they load keys on request."""
         state = cls(as_of, {entries[number]: past for number, past in sources.items()}, [*sources.values()])
         for number, entry in entries.items():
             node = plan.nodes[number]
@@ -116,7 +116,7 @@ class Partial:
         return state
 
     def move(self, as_of: int) -> None:
-        """Let requests read as of a later time, up to which the program has taken in its sources."""
+        """Read requests as of a later time, which the program has processed."""
         self.as_of = as_of
         for past in self.pasts:
             past.move(as_of)
@@ -133,7 +133,7 @@ class Partial:
             past.refuses = refuses
 
     def fill(self, operators: Sequence[Operator]) -> int:
-        """Load what arrangements lack, and return how many updates they have then. A source is read once."""
+        """Load all arrangements, each source once; return how many updates they have."""
         arrangements = [operator for operator in operators if isinstance(operator, Arrangement)]
         for at, arrangement in enumerate(arrangements, 1):
             check_limits()
@@ -160,7 +160,7 @@ class Partial:
 def requested_columns(
     plan: Plan, operators: Sequence[Operator], entries: Mapping[int, EntryOperator], accumulated: Set[Operator]
 ) -> set[tuple[str, tuple[str, ...]]]:
-    """Return the collections of a plan, each with columns by which its refreshes may request records of it.
+    """Return (collection, columns) pairs by which refreshes may request records.
 
     Requests of a reduction that reads a source directly are left out: their size depends on the data.
 
@@ -209,7 +209,7 @@ def requested_columns(
 
 
 def _list_entries(operator: Operator) -> set[Operator]:
-    """Return the sources that an operator reads without another arrangement between."""
+    """Return the sources below an operator, as far as the next arrangements."""
     below = [source for source in operator.inputs if not isinstance(source, Arrangement)]
     return {source for source in below if isinstance(source, EntryOperator)}.union(*map(_list_entries, below))
 

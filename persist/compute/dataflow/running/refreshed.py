@@ -19,7 +19,7 @@ TEXT = {
 
 @dataclass(frozen=True)
 class Refreshed:
-    """How something was brought up to date; print it.
+    """A report of how something was brought up to date; print it.
 
     Attributes:
         where: who computed: "here" this process, or "tasks" of a cluster.
@@ -38,7 +38,7 @@ class Refreshed:
 
     @classmethod
     def by(cls, running: Running, *, is_new: bool, seqno: int | None = None) -> "Refreshed":
-        """Return how a running program did its last refresh.
+        """Return the report of a running program's last refresh.
 
         Args:
             is_new: whether the program was opened for it.
@@ -85,7 +85,7 @@ def refresh(running: Running, policy: Policy, *, is_new: bool) -> Refreshed:
 
 
 def explain(running: Running, policy: Policy) -> Refreshed:
-    """Say how a program that was just opened would be brought up to date; nothing is written. Cost: the refresh."""
+    """Report how a program would be refreshed, without writing. Cost: the refresh."""
     if running.partial is None:
         if policy == "incremental":
             raise WouldRecompute(running.program.name, running.why_whole or "it reads all of its sources")

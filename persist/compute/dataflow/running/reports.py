@@ -38,10 +38,10 @@ class OperatorReport:
 def make_reports(operators: Sequence[Operator]) -> list[OperatorReport]:
     """Return a report of each operator of the outermost scope; an iteration is one."""
     places = {id(operator): place for place, operator in enumerate(operators)}
-    return [_report(operator, places) for operator in operators]
+    return [_make_report(operator, places) for operator in operators]
 
 
-def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
+def _make_report(operator: Operator, places: dict[int, int]) -> OperatorReport:
     state = [*operator.state()]
     return OperatorReport(
         title=operator.title,
@@ -54,7 +54,7 @@ def _report(operator: Operator, places: dict[int, int]) -> OperatorReport:
     )
 
 
-def depths(reports: Sequence[OperatorReport]) -> list[int]:
+def measure_depths(reports: Sequence[OperatorReport]) -> list[int]:
     """Return the distance of each operator from the operators without inputs."""
     steps: list[int] = []
     for place, report in enumerate(reports):

@@ -22,10 +22,10 @@ from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
-from persist.compute.dataflow.running.partial import Partial, requested_columns, why_whole
+from persist.compute.dataflow.running.partial import Partial, requested_columns, why_not_partial
 from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.state.spine import Spill, in_memory
+from persist.compute.dataflow.state.spine import Spill, allocate_in_memory
 from persist.compute.dataflow.updates.times import meet_all
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, Time
@@ -140,16 +140,16 @@ class Running(Closes):
             self.plan, self._domain, program.captures, program.probes, allocate, kept_names, estimate, costs
         )
         self._graph = builder.build()
-        self._words = _Sweep(self._domain, self._live)
+        self._words = _WordSweep(self._domain, self._live)
         self._gates: dict[int, Gate] = {}
         self._inputs: dict[str, InputHandle] = {}
         self.sources: list[SourceReader] = []
         self._followed: list[Followed] = []
         self._outputs: Outputs | None = None
         self.partial: Partial | None = None
-        self._open(engine)
+        self._open_ports(engine)
 
-    def _open(self, engine: Engine | None) -> None:
+    def _open_ports(self, engine: Engine | None) -> None:
         dimensions = self.plan.dimensions
         sources: list[tuple[Source, pa.Schema, Gate]] = []
         uppers: list[tuple[str, Gate]] = []
@@ -178,7 +178,7 @@ class Running(Closes):
             )
         if engine is None:
             return
-        reason = why_whole(self.plan)
+        reason = why_not_partial(self.plan)
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -202,18 +202,18 @@ class Running(Closes):
             self._become_partial(reason)
             for source in self.sources:
                 if source.operator.written:
-                    self._inputs[source.operator.collection] = source.opened()
+                    self._inputs[source.operator.collection] = source.open_input()
         except BaseException:
             self.close()
             raise
 
     def _may_be_partial(self, reason: str | None) -> bool:
-        """Return whether it looks as if the program goes on from sealed outputs, and can do so without its sources."""
+        """Return whether the program can continue from its outputs without its sources."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
         return reason is None and all(handle is not None and handle.known().upper != 0 for handle in handles)
 
     def _become_partial(self, reason: str | None) -> None:
-        """Begin without the contents of the sources, where they can be requested later, unless there is a reason."""
+        """Begin without the sources' contents; load them on request. None with a reason."""
         assert self._outputs is not None
         at = self._outputs.goes_on_from
         if reason is None and at is None:
@@ -233,28 +233,28 @@ class Running(Closes):
             self._graph.operators,
             self._graph.entries,
             self._graph.accumulations,
-            self._pasts(at),
+            self._make_pasts(at),
             self._outputs.every,
             self._domain,
             at,
         )
         if self._options.partial:
             for source in self.sources:
-                source.let_go()
+                source.release_snapshot()
 
-    def _fill(self) -> None:
-        """Load what the arrangements lack; from then on, the program reads changes only."""
+    def _load_arrangements(self) -> None:
+        """Load what the arrangements lack; then the program reads only changes."""
         if self.partial is None or self._options.partial:
             return
         loaded = self.partial.fill(self._graph.operators)
         self.partial.close()
         self.partial = None
         for source in self.sources:
-            source.let_go()
-        self._give_back(loaded)
+            source.release_snapshot()
+        self._return_memory(loaded)
 
-    def _pasts(self, at: int) -> dict[int, Past]:
-        """Return what reads the sources as of a time for some keys, by the numbers of their nodes."""
+    def _make_pasts(self, at: int) -> dict[int, Past]:
+        """Return readers of the sources by key, as of a time."""
         nodes = [
             node for number in self._graph.entries if isinstance((node := self.plan.nodes[number]).operator, Source)
         ]
@@ -287,19 +287,19 @@ class Running(Closes):
             OutputConflict: another program writes an output. Unavailable: the store did not answer; the step can be
                 repeated.
         """
-        self._check()
+        self._check_usable()
         if self._outputs is not None and self._outputs.has_pending:
             # The step before was computed, and its commit failed: that is what is left to do of it.
             return Step(0, self.frontier, self._commit())
         poll_all(self._followed, 0.0)
-        return self._stepped(self._limit(times, updates))
+        return self._step_to(self._choose_limit(times, updates))
 
-    def _stepped(self, limit: int | None) -> Step:
-        self._fill()
+    def _step_to(self, limit: int | None) -> Step:
+        self._load_arrangements()
         count = self._pass(limit)
         self._words.run(count)
         seqno = self._commit()
-        self._give_back(count)
+        self._return_memory(count)
         return Step(count, self.frontier, seqno)
 
     def _pass(self, limit: int | None) -> int:
@@ -312,7 +312,7 @@ class Running(Closes):
         if not count and complete == self._complete:
             return 0  # Nothing has come, and nothing that waits has become ready.
         self._complete = complete
-        self._give_back(count)  # Reading them has freed memory.
+        self._return_memory(count)  # Reading them has freed memory.
         try:
             self._graph.run()
             if self._outputs is not None:
@@ -323,24 +323,24 @@ class Running(Closes):
         except BaseException:
             self._is_broken = True
             raise
-        self._give_back(count)
+        self._return_memory(count)
         return count
 
-    def _give_back(self, updates: int) -> None:
-        """After work on many updates, let allocators return free memory, before other work needs as much."""
+    def _return_memory(self, updates: int) -> None:
+        """After many updates, let allocators return free memory to the system."""
         if updates >= self._options.costs.catch_up_updates:
             give_back()
 
     def catch_up(self) -> None:
-        """Do all that is complete now, and nothing that is sealed meanwhile; errors as in `step`."""
+        """Process all that is complete now; ignore what is sealed meanwhile."""
         self.first_seqno = None
         with task("refresh", self.program.name, unit="updates") as tell:
             self._catch_up(tell)
             tell(self.step().updates)
 
     def rehearse(self) -> int:
-        """Do what `step` does without its commit; return how many updates were taken. The program must be closed."""
-        self._check()
+        """Step without a commit; return how many updates were taken. Close it then."""
+        self._check_usable()
         poll_all(self._followed, 0.0)
         count = self._pass(None)
         self._is_broken = True
@@ -376,14 +376,14 @@ class Running(Closes):
                     self._wait(until, deadline)
 
     def _catch_up(self, tell: Callable[[int], object]) -> None:
-        """Take in what the sources of a program that was just opened hold, some at a time, and commit after each.
+        """Process a new program's sources in pieces, each with a commit.
 
         So the past of a new output needs no more memory than the budget, besides its state, and what is sealed stays if
         this is interrupted.
         """
         updates_max = max(self._options.costs.catch_up_updates, self._options.memory_budget // UPDATE_BYTES)
         while not self._has_caught_up:
-            self._check()
+            self._check_usable()
             until = None if self._options.jump else some_until(self.sources, updates_max)
             if until is None:
                 self._has_caught_up = True
@@ -391,7 +391,7 @@ class Running(Closes):
             if self._outputs is not None and self._outputs.has_pending:
                 self._commit()
             poll_all(self._followed, 0.0, until=until)
-            tell(self._stepped(None).updates)
+            tell(self._step_to(None).updates)
 
     def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
         """Step whenever something is complete, until `stop` is called; while the store does not answer, wait and retry.
@@ -446,7 +446,7 @@ class Running(Closes):
             self.partial.close()
         self.sources, self._followed = [], []
 
-    def _check(self) -> None:
+    def _check_usable(self) -> None:
         if self._is_closed:
             raise InvalidUsage(f"program {self.program.name!r} was closed: open it again with program.open(…)")
         if self._is_broken or any(source.has_lost for source in self.sources):
@@ -455,8 +455,8 @@ class Running(Closes):
                 "close it, and open it again"
             )
 
-    def _limit(self, times: int | None, updates: int | None) -> int | None:
-        """Return the time before which a step takes what is complete; None for all."""
+    def _choose_limit(self, times: int | None, updates: int | None) -> int | None:
+        """Return the time before which a step takes updates; None for all."""
         if times is None and updates is None:
             return None
         for name, value in (("times", times), ("updates", updates)):
@@ -512,8 +512,8 @@ class Running(Closes):
         return live
 
 
-class _Sweep:
-    """Forgets interned values that nothing refers to any more, when there are twice as many as after the last time."""
+class _WordSweep:
+    """Forgets unused interned values, whenever their number has doubled."""
 
     def __init__(self, domain: Domain, live: Callable[[], list[tuple[Any, Any]]]) -> None:
         self._domain = domain
@@ -536,15 +536,15 @@ class _Sweep:
 
 
 def requested_indexes(program: Draft, key_of: Callable[[str], tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the collections of a program, each with columns by which refreshes look records up, and cannot yet.
+    """Return (collection, columns) pairs for which an index would help refreshes.
 
     Args:
         key_of: returns the key columns of a collection.
     """
     plan = program.optimise()
-    if why_whole(plan) is not None:
+    if why_not_partial(plan) is not None:
         return []
-    builder = Builder(plan, Domain(), program.captures, program.probes, in_memory)
+    builder = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory)
     graph = builder.build()
     requests = requested_columns(
         plan, graph.operators, graph.entries, {accumulation.operator for accumulation in graph.accumulations}

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.types as pat
 
 from persist.codecs.order.sums import whole_numbers
-from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, integer_slots, whole_slots
+from persist.compute.dataflow.operators.aggregates import NULLS, SLOTS, Wanted, split_int64s, split_integers_of_any_size
 from persist.compute.dataflow.operators.reduce import TotalReduce
 from persist.compute.dataflow.plan.plan import (
     Aggregates,
@@ -49,7 +49,7 @@ STRICT = ("add", "subtract", "multiply", "cast")  # Their result is NULL only if
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """A reduction whose state are sums.
+    """A reduction whose state consists of sums.
 
     Attributes:
         aggregates: its columns behind the key.
@@ -64,7 +64,7 @@ class Accumulation:
 
 @dataclass(frozen=True, slots=True)
 class _Slot:
-    """The places in an output of the state of one aggregate.
+    """Where an output shows the state of one aggregate.
 
     Attributes:
         total: place of the sum of its values; None for a count.
@@ -125,7 +125,7 @@ class Seeds:
         return cls(past, keys, (shown_places[number], step), slots, accumulation, nulls, domain)
 
     def updates(self, keys: Ints | None) -> Ints | None:
-        """Return the state of some groups, or all, as updates of key words, slots, the time and sums.
+        """Return the state of some groups, or all, as updates.
 
         None if the output does not show it, or cannot be read at the time.
         """
@@ -154,7 +154,7 @@ class Seeds:
             words = groups[slot.total]
             is_hidden |= words == NULL
             places = np.flatnonzero(words != NULL)
-            which, into, amount = self._split(words[places], slot.kind)
+            which, into, amount = self._split_sums(words[places], slot.kind)
             rows.append(places[which])
             slots.append(into + base)
             amounts.append(amount)
@@ -163,15 +163,17 @@ class Seeds:
         for row, place in enumerate(self.keys):
             state[row] = groups[place].take(every)
         state[-3], state[-2], state[-1] = np.concatenate(slots), self.past.as_of, np.concatenate(amounts)
-        return self._with_hidden(state, keys, groups.take(self.keys, axis=0), is_hidden)
+        return self._add_hidden_groups(state, keys, groups.take(self.keys, axis=0), is_hidden)
 
-    def _split(self, words: Ints, kind: pa.DataType) -> tuple[Ints, Ints, Ints]:
+    def _split_sums(self, words: Ints, kind: pa.DataType) -> tuple[Ints, Ints, Ints]:
         """Return sums of a type as the row, the slot and the amount of each of their digits."""
         if pat.is_integer(kind):
-            return integer_slots(words)  # An int64 sum has two slots.
-        return whole_slots(whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object))
+            return split_int64s(words)  # An int64 sum has two slots.
+        return split_integers_of_any_size(
+            whole_numbers(pa.chunked_array([self.domain.decode(words, kind)])).astype(object)
+        )
 
-    def _with_hidden(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
+    def _add_hidden_groups(self, state: Ints, keys: Ints | None, groups: Ints, is_hidden: Flags) -> Ints | None:
         """Return the state with groups that the output does not show, or only in part.
 
         Args:
@@ -194,7 +196,7 @@ class Seeds:
 def _find_slots(
     accumulation: Accumulation, shown: Mapping[int, int], records: int | None, nulls: "NullsAndSigns"
 ) -> list[_Slot] | None:
-    """Return where an output shows the aggregates that do not only count records; None if it lacks one.
+    """Return where an output shows its aggregates' sums; None if one is missing.
 
     Args:
         shown: the places of aggregates in the output, by their numbers.
@@ -279,7 +281,7 @@ class NullsAndSigns:
 
     def _is_result_never_null(self, stages: Stages, node: Node, column: str) -> bool:
         """Return whether a column after some stages on the output of a node cannot be NULL."""
-        columns = _columns_before(stages, {column})
+        columns = _trace_null_columns(stages, {column})
         return columns is not None and all(self._is_column_never_null(node, name) for name in columns)
 
     def _is_column_never_null(self, node: Node, column: str) -> bool:
@@ -292,7 +294,7 @@ class NullsAndSigns:
             case Concat() | Consolidate() | Arrange():
                 return all(self._is_column_never_null(source, column) for source in inputs)
             case Join(_, _, after):
-                columns = _columns_before(after, {column})
+                columns = _trace_null_columns(after, {column})
                 return columns is not None and all(self._is_joined_never_null(node, name) for name in columns)
         return False
 
@@ -307,8 +309,8 @@ class NullsAndSigns:
         return False
 
 
-def _columns_before(stages: Stages, columns: set[str]) -> set[str] | None:
-    """Return columns before some stages of which one is NULL if a column after them is; None if unknown."""
+def _trace_null_columns(stages: Stages, columns: set[str]) -> set[str] | None:
+    """Return input columns of which one is NULL if a result is."""
     for stage in reversed(stages):
         if isinstance(stage, Map):
             outputs = dict(stage.outputs)
@@ -322,7 +324,7 @@ def _columns_before(stages: Stages, columns: set[str]) -> set[str] | None:
 
 
 def _list_null_sources(terms: Sequence[Term | None]) -> set[str] | None:
-    """Return the columns without whose NULLs the terms are not NULL; None if a term can be NULL by itself."""
+    """Return the columns whose NULLs alone make terms NULL; None if unknown."""
     names, todo = set[str](), [*terms]
     while todo:
         match todo.pop():

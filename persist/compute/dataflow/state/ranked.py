@@ -25,9 +25,9 @@ import pyarrow.types as pat
 from persist.codecs.errors import DiffOverflow
 from persist.codecs.types.arrow_types import is_text
 from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import summed
+from persist.compute.dataflow.updates.batch import sum_runs
 from persist.compute.dataflow.updates.times import Ints
-from persist.compute.dataflow.updates.words import NULL, Domain, directed, is_ordered
+from persist.compute.dataflow.updates.words import NULL, Domain, is_ordered, rank_in_direction
 
 Record: TypeAlias = tuple[int, ...]  # As words.
 SortKey: TypeAlias = tuple[Any, ...]
@@ -56,7 +56,7 @@ def has_rank(kind: pa.DataType) -> bool:
 
 
 class Order:
-    """How records are ordered: by some of their words first, and by the others where those agree.
+    """An order of records: by some words first, then by the others.
 
     Args:
         by: words, whether each is descending, and whether NULL comes first; every word once.
@@ -68,7 +68,7 @@ class Order:
         self._by = by
         self._kinds = kinds
         self._domain = domain
-        self._parts = [(at, self._part(kinds[at], down, first)) for at, down, first in by]
+        self._parts = [(at, self._make_part(kinds[at], down, first)) for at, down, first in by]
 
     @property
     def first(self) -> tuple[int, Callable[[int], Any]]:
@@ -76,15 +76,18 @@ class Order:
         return self._parts[0]
 
     def key(self, record: Record) -> SortKey:
-        """Return a key that compares as the record does; equal for equal records only."""
+        """Return a record's sort key; only equal records have equal keys."""
         return tuple(part(record[at]) for at, part in self._parts)
 
     def sorted(self, records: Ints) -> Ints:
-        """Return the places of records, int64[words, n], in order."""
-        columns = [directed(self._domain, records[at], self._kinds[at], down, first) for at, down, first in self._by]
+        """Return the sorted places of records, int64[words, n]."""
+        columns = [
+            rank_in_direction(self._domain, records[at], self._kinds[at], down, first) for at, down, first in self._by
+        ]
         return np.lexsort(columns[::-1])
 
-    def _part(self, kind: pa.DataType, is_down: bool, has_null_first: bool) -> Callable[[int], Any]:
+    def _make_part(self, kind: pa.DataType, is_down: bool, has_null_first: bool) -> Callable[[int], Any]:
+        """Return a function from a word to its part of the sort key."""
         value: Callable[[int], Any] = int
         if not is_ordered(kind):
             value = self._domain.interner(kind).value
@@ -117,9 +120,9 @@ class Ranked:
         self._firsts: list[SortKey] = []
         self._counts: list[int] = []
         self.rows = 0
-        rows = _consolidated(np.concatenate((records, diffs[None])).take(order.sorted(records), axis=1))
+        rows = _consolidate(np.concatenate((records, diffs[None])).take(order.sorted(records), axis=1))
         for first in range(0, rows.shape[1], self._block_rows):
-            self._insert(len(self._blocks), rows[:, first : first + self._block_rows].copy())
+            self._insert_block(len(self._blocks), rows[:, first : first + self._block_rows].copy())
 
     @property
     def bytes(self) -> int:
@@ -139,18 +142,18 @@ class Ranked:
         """
         key = self._order.key(record)
         if not self._blocks:
-            self._insert(0, np.array([*record, diff], np.int64)[:, None])
+            self._insert_block(0, np.array([*record, diff], np.int64)[:, None])
             return
         at = max(0, bisect_right(self._firsts, key) - 1)
         block = self._blocks[at]
-        place = bisect_left(range(block.shape[1]), key, key=lambda row: self._key(block, row))
+        place = bisect_left(range(block.shape[1]), key, key=lambda row: self._make_key(block, row))
         if place < block.shape[1] and tuple(block[:-1, place].tolist()) == record:
-            self._change(at, place, diff)
+            self._change_multiplicity(at, place, diff)
         else:
             new_block = np.empty((block.shape[0], block.shape[1] + 1), np.int64)
             new_block[:, :place], new_block[:, place + 1 :] = block[:, :place], block[:, place:]
             new_block[:-1, place], new_block[-1, place] = record, diff
-            self._replace(at, new_block)
+            self._replace_block(at, new_block)
 
     @property
     def blocks(self) -> list[Ints]:
@@ -158,7 +161,7 @@ class Ranked:
         return self._blocks.copy()
 
     def between(self, one: int, other: int) -> Ints:
-        """Return the records, with their multiplicities, whose first word in the order lies between two, or is one."""
+        """Return the records whose first word is between two bounds, inclusive."""
         column, part = self._order.first
         low, high = sorted((part(one), part(other)))
         at = max(0, bisect_left(self._firsts, low, key=itemgetter(0)) - 1)
@@ -189,7 +192,7 @@ class Ranked:
         return next((record for record, _ in self.take((total - 1) // 2, 1)), None) if total else None
 
     def take(self, skip: int, count: int) -> Iterator[tuple[Record, int]]:
-        """Yield the records behind the first skip, as many as count, by multiplicity: how many of each are taken."""
+        """Yield count records after the first skip, with how many of each."""
         for at, inside in enumerate(self._counts):
             if skip >= inside:
                 skip -= inside
@@ -209,11 +212,11 @@ class Ranked:
                     return
             skip = 0
 
-    def _key(self, block: Ints, row: int) -> SortKey:
+    def _make_key(self, block: Ints, row: int) -> SortKey:
         return self._order.key(tuple(block[:-1, row].tolist()))
 
-    def _change(self, at: int, place: int, diff: int) -> None:
-        """Change the multiplicity of a record that is there."""
+    def _change_multiplicity(self, at: int, place: int, diff: int) -> None:
+        """Change the multiplicity of an existing record."""
         block = self._blocks[at]
         earlier = int(block[-1, place])
         later = earlier + diff
@@ -229,27 +232,27 @@ class Ranked:
             # A block with few records joins a neighbour.
             neighbour = at - 1 if at else 1
             pair = (self._blocks[neighbour], new_block) if neighbour < at else (new_block, self._blocks[neighbour])
-            self._remove(max(at, neighbour))
+            self._remove_block(max(at, neighbour))
             at, new_block = min(at, neighbour), np.concatenate(pair, axis=1)
-        self._replace(at, new_block)
+        self._replace_block(at, new_block)
 
-    def _replace(self, at: int, block: Ints) -> None:
-        """Let a block hold other records; it is split if they are many, and goes if there are none."""
-        self._remove(at)
+    def _replace_block(self, at: int, block: Ints) -> None:
+        """Replace a block; split it if it is large, drop it if empty."""
+        self._remove_block(at)
         if block.shape[1] >= 2 * self._block_rows:
             half = block.shape[1] // 2
-            self._insert(at, block[:, half:].copy())
+            self._insert_block(at, block[:, half:].copy())
             block = block[:, :half].copy()
         if block.shape[1]:
-            self._insert(at, block)
+            self._insert_block(at, block)
 
-    def _insert(self, at: int, block: Ints) -> None:
+    def _insert_block(self, at: int, block: Ints) -> None:
         self._blocks.insert(at, block)
-        self._firsts.insert(at, self._key(block, 0))
+        self._firsts.insert(at, self._make_key(block, 0))
         self._counts.insert(at, _sum_of_positive(block[-1]))
         self.rows += block.shape[1]
 
-    def _remove(self, at: int) -> None:
+    def _remove_block(self, at: int) -> None:
         self.rows -= self._blocks[at].shape[1]
         del self._blocks[at], self._firsts[at], self._counts[at]
 
@@ -261,8 +264,8 @@ def _sum_of_positive(diffs: Ints) -> int:
     return sum(positive.tolist())
 
 
-def _consolidated(rows: Ints) -> Ints:
-    """Return sorted rows of [words …, diff], of which rows with equal words are one.
+def _consolidate(rows: Ints) -> Ints:
+    """Merge equal adjacent rows of [words …, diff].
 
     Raises:
         DiffOverflow: a sum does not fit int64.
@@ -272,7 +275,7 @@ def _consolidated(rows: Ints) -> Ints:
     starts = np.ones(rows.shape[1], np.bool_)
     starts[1:] = (rows[:-1, 1:] != rows[:-1, :-1]).any(axis=0)
     firsts = starts.nonzero()[0]
-    sums = summed(rows[-1], firsts)
+    sums = sum_runs(rows[-1], firsts)
     merged = rows.take(firsts, axis=1)
     merged[-1] = sums
     return merged[:, sums != 0]

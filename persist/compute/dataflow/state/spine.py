@@ -21,8 +21,8 @@ from typing import Protocol
 
 import numpy as np
 
-from persist.compute.dataflow.updates.batch import NONE, Layout, matches, settled
-from persist.compute.dataflow.updates.times import Flags, Ints, advanced_times
+from persist.compute.dataflow.updates.batch import NONE, Layout, match_keys, sort_and_consolidate
+from persist.compute.dataflow.updates.times import Flags, Ints, advance_times
 from persist.core.antichain import Antichain
 
 SMALL_ROWS = 512  # The newest batches are joined up to here at once: one to search instead of many.
@@ -37,7 +37,7 @@ class Allocate(Protocol):
     def __call__(self, shape: tuple[int, int], batch: Ints | None = None) -> Ints: ...
 
 
-def in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Ints:
+def allocate_in_memory(shape: tuple[int, int], batch: Ints | None = None) -> Ints:
     """Return room for a batch."""
     return np.empty(shape, np.int64) if batch is None else batch
 
@@ -58,7 +58,7 @@ class Merge:
     def work(self, fuel: int) -> bool:
         """Merge about fuel rows more; return whether all is done."""
         while fuel > 0 and sum(self._at) < self.rows:
-            fuel -= self._piece(min(fuel, PIECE_ROWS))
+            fuel -= self._merge_piece(min(fuel, PIECE_ROWS))
         return sum(self._at) == self.rows
 
     def result(self) -> Ints:
@@ -67,18 +67,18 @@ class Merge:
             return self._room[:, : self._filled].copy()
         return self._room[:, : self._filled]
 
-    def _piece(self, rows: int) -> int:
-        (one_at, other_at), (one_end, other_end) = self._at, self._ends(rows)
+    def _merge_piece(self, rows: int) -> int:
+        (one_at, other_at), (one_end, other_end) = self._at, self._find_ends(rows)
         parts = (self.one[:, one_at:one_end], self.other[:, other_at:other_end])
-        piece = advanced(np.concatenate(parts, axis=1), self._layout, self._since)
+        piece = advance_batch(np.concatenate(parts, axis=1), self._layout, self._since)
         count = piece.shape[1]
         self._room[:, self._filled : self._filled + count] = piece
         self._filled += count
         self._at = (one_end, other_end)
         return one_end - one_at + other_end - other_at
 
-    def _ends(self, rows: int) -> tuple[int, int]:
-        """Return where a piece of about so many rows ends: no hash is on both sides of it."""
+    def _find_ends(self, rows: int) -> tuple[int, int]:
+        """Return where a piece of about so many rows ends, between hashes."""
         ends = []
         for batch, at in zip((self.one[0], self.other[0]), self._at, strict=True):
             if at + rows < len(batch):
@@ -95,19 +95,19 @@ class Merge:
         return places
 
 
-def advanced(batch: Ints, layout: Layout, since: Antichain) -> Ints:
-    """Return a batch, which may be changed, with its times advanced to since, sorted and consolidated."""
+def advance_batch(batch: Ints, layout: Layout, since: Antichain) -> Ints:
+    """Advance a batch's times to since, sort and consolidate; may change it."""
     if not since.is_empty:
         dimensions = len(since.elements[0]) if isinstance(since.elements[0], tuple) else 1
         outer = batch[1 + layout.words : 1 + layout.words + dimensions]
-        outer[:] = advanced_times(outer, since)
-    return settled(batch, layout)
+        outer[:] = advance_times(outer, since)
+    return sort_and_consolidate(batch, layout)
 
 
 class Spine:
     """The batches of an arrangement. `since` applies to the first dimensions of times, as many as it has."""
 
-    def __init__(self, layout: Layout, allocate: Allocate = in_memory) -> None:
+    def __init__(self, layout: Layout, allocate: Allocate = allocate_in_memory) -> None:
         self.layout = layout
         self.since = Antichain()
         self._allocate = allocate
@@ -116,7 +116,7 @@ class Spine:
     @property
     def rows(self) -> int:
         """The number of updates; a merge under way has not consolidated its own yet."""
-        return sum(map(_rows, self._entries))
+        return sum(map(_count_rows, self._entries))
 
     @property
     def bytes(self) -> int:
@@ -137,25 +137,25 @@ class Spine:
         rows = batch.shape[1]
         if not rows:
             return
-        self._work(4 * rows + FUEL)
+        self._work_on_merges(4 * rows + FUEL)
         last = self._entries[-1] if self._entries else None
         if isinstance(last, np.ndarray) and last.shape[1] + rows <= SMALL_ROWS:
-            joined = self._merged(last, batch)
+            joined = self._merge(last, batch)
             self._entries[-1:] = [joined] if joined.shape[1] else []
         else:
-            self._entries.append(self._place(batch))
+            self._entries.append(self._spill_if_large(batch))
         if len(self._entries) > 1:
-            self._begin()
+            self._begin_merges()
 
     def advance(self, since: Antichain) -> None:
         """Let times before since become indistinguishable; done when batches are merged."""
         self.since = since
 
     def lookup(self, hashes: Ints, keys: Ints) -> tuple[Ints, Ints]:
-        """Return the updates of keys: for each the number of its key, and the rows as a batch in no order."""
+        """Return the updates of keys: each with its key's number, unordered."""
         numbers, rows = [], []
         for batch in self.batches():
-            key_numbers, places = matches(hashes, keys, batch)
+            key_numbers, places = match_keys(hashes, keys, batch)
             if len(key_numbers):
                 numbers.append(key_numbers)
                 rows.append(batch.take(places, axis=1, mode="clip"))
@@ -170,14 +170,14 @@ class Spine:
         selected = [batch[:, rows(batch)] for batch in self.batches()]
         return np.concatenate(selected, axis=1) if selected else self.layout.empty()
 
-    def _place(self, batch: Ints) -> Ints:
-        """Return a large batch where there is room for it, which may be in a file."""
+    def _spill_if_large(self, batch: Ints) -> Ints:
+        """Return a batch; a large one may be copied to a file."""
         return batch if batch.shape[1] <= AT_ONCE_ROWS else self._allocate((batch.shape[0], batch.shape[1]), batch)
 
-    def _merged(self, one: Ints, other: Ints) -> Ints:
-        return advanced(np.concatenate((one, other), axis=1), self.layout, self.since)
+    def _merge(self, one: Ints, other: Ints) -> Ints:
+        return advance_batch(np.concatenate((one, other), axis=1), self.layout, self.since)
 
-    def _work(self, fuel: int) -> None:
+    def _work_on_merges(self, fuel: int) -> None:
         if Merge not in map(type, self._entries):
             return
         for at, entry in enumerate(self._entries):
@@ -185,7 +185,7 @@ class Spine:
                 self._entries[at] = entry.result()
         self._entries = [entry for entry in self._entries if isinstance(entry, Merge) or entry.shape[1]]
 
-    def _begin(self) -> None:
+    def _begin_merges(self) -> None:
         """Merge neighbours until each is more than twice as large as the next.
 
         A merge under way takes part when it is done: to finish it at once would cost all of its rows.
@@ -197,14 +197,14 @@ class Spine:
                 at -= 1
                 continue
             if larger.shape[1] + smaller.shape[1] <= AT_ONCE_ROWS:
-                merged = self._merged(larger, smaller)
+                merged = self._merge(larger, smaller)
                 self._entries[at - 1 : at + 1] = [merged] if merged.shape[1] else []
             else:
                 self._entries[at - 1 : at + 1] = [Merge(larger, smaller, self.layout, self.since, self._allocate)]
             at = min(at, len(self._entries)) - 1
 
 
-def _rows(entry: Ints | Merge) -> int:
+def _count_rows(entry: Ints | Merge) -> int:
     return entry.rows if isinstance(entry, Merge) else entry.shape[1]
 
 
@@ -225,28 +225,28 @@ class Spill:
         """Return an array that need not be initialised, or a batch of this shape, there or in a file."""
         size = 8 * shape[0] * shape[1]
         if size < SPILL_BYTES_MIN:
-            return in_memory(shape, batch)
+            return allocate_in_memory(shape, batch)
         if self._in_memory + size <= self._budget:
-            room = in_memory(shape, batch)
+            room = allocate_in_memory(shape, batch)
             self._in_memory += size
-            weakref.finalize(room, self._freed, size)
+            weakref.finalize(room, self._note_freed, size)
             return room
-        room = self._mapped(shape, size)
+        room = self._allocate_file(shape, size)
         if batch is not None:
             room[:] = batch
         return room
 
-    def _mapped(self, shape: tuple[int, int], size: int) -> Ints:
+    def _allocate_file(self, shape: tuple[int, int], size: int) -> Ints:
         with tempfile.TemporaryFile(dir=self._folder, prefix="persist-spill-") as file:
             file.truncate(size)
             mapped = mmap.mmap(file.fileno(), size)
         room: Ints = np.frombuffer(mapped, np.int64).reshape(shape)
         self.spilled_bytes += size
-        weakref.finalize(mapped, self._unspilled, size)
+        weakref.finalize(mapped, self._note_unspilled, size)
         return room
 
-    def _freed(self, size: int) -> None:
+    def _note_freed(self, size: int) -> None:
         self._in_memory -= size
 
-    def _unspilled(self, size: int) -> None:
+    def _note_unspilled(self, size: int) -> None:
         self.spilled_bytes -= size

@@ -26,7 +26,7 @@ import numpy as np
 from persist.codecs.errors import DiffOverflow
 from persist.compute.dataflow.updates.times import Flags, Ints
 
-HASH_VERSION = 1  # The version of `mixed`.
+HASH_VERSION = 1  # The version of `hash_columns`.
 _LOW = np.int64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
@@ -68,8 +68,8 @@ class Layout:
         return batch[1 + self.words : -1]
 
 
-def mixed(rows: Ints) -> Any:
-    """Return a hash, uint64[n], of the columns of rows. Every bit of the input reaches the upper half.
+def hash_columns(rows: Ints) -> Any:
+    """Return a hash, uint64[n], of each column of a matrix. +
 
     Multiplicative mixing, as in splitmix64 and Fibonacci hashing: by 2**64 over the golden ratio, with shifts between.
     """
@@ -84,10 +84,10 @@ def mixed(rows: Ints) -> Any:
 
 
 def key_hashes(keys: Ints) -> Ints:
-    """Return for each key the least hash that a record of it may have; those up to `| 0xFFFFFFFF` are its."""
+    """Return the least row hash of each key; the upper half is the key's."""
     if not len(keys):
         return np.zeros(keys.shape[1], np.int64)
-    hashes: Ints = mixed(keys).view(np.int64)
+    hashes: Ints = hash_columns(keys).view(np.int64)
     return hashes & ~_LOW
 
 
@@ -97,20 +97,20 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
         return layout.empty()
     hashes = key_hashes(updates[: layout.keys])
     if layout.values:
-        hashes |= (mixed(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
+        hashes |= (hash_columns(updates[layout.keys : layout.words]) >> _HALF).view(np.int64)
     batch = np.empty((layout.height, updates.shape[1]), np.int64)
-    order = _order(hashes)
+    order = _sort_order(hashes)
     if order is None:
         batch[0] = hashes
         batch[1:] = updates
     else:
         hashes.take(order, out=batch[0], mode="clip")
-        reordered(updates, order, batch[1:])
-    return _consolidated(batch, layout, is_own=True)
+        reorder_into(updates, order, batch[1:])
+    return _consolidate(batch, layout, is_own=True)
 
 
-def uncancelled(updates: Ints) -> Flags:
-    """Return which updates are of records whose diffs at their time do not sum up to zero.
+def find_uncancelled(updates: Ints) -> Flags:
+    """Return which updates have a record and time whose diffs do not cancel.
 
     Cost: a hash for each update; only updates that may equal a retraction are sorted.
     """
@@ -118,7 +118,7 @@ def uncancelled(updates: Ints) -> Flags:
     is_negative = updates[-1] < 0
     if not is_negative.any():
         return is_kept
-    hashes = mixed(updates[:-1])
+    hashes = hash_columns(updates[:-1])
     retracted = np.unique(hashes[is_negative])
     places = np.minimum(retracted.searchsorted(hashes), len(retracted) - 1)
     rows = np.flatnonzero(retracted[places] == hashes)
@@ -129,21 +129,21 @@ def uncancelled(updates: Ints) -> Flags:
     return is_kept
 
 
-def settled(batch: Ints, layout: Layout) -> Ints:
+def sort_and_consolidate(batch: Ints, layout: Layout) -> Ints:
     """Sort and consolidate a batch whose hashes are set.
 
     Raises:
         DiffOverflow: a sum of diffs does not fit int64.
     """
-    order = _order(batch[0])
+    order = _sort_order(batch[0])
     if order is not None:
         ordered = np.empty_like(batch)
-        reordered(batch, order, ordered)
+        reorder_into(batch, order, ordered)
         batch = ordered
-    return _consolidated(batch, layout, is_own=order is not None)
+    return _consolidate(batch, layout, is_own=order is not None)
 
 
-def _order(hashes: Ints) -> Ints | None:
+def _sort_order(hashes: Ints) -> Ints | None:
     """Return the order of hashes, or None if they are in order."""
     if len(hashes) < 2:
         return None
@@ -151,15 +151,15 @@ def _order(hashes: Ints) -> Ints | None:
     return sort_hashes(hashes, descents) if descents.any() else None
 
 
-def _consolidated(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
+def _consolidate(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
     """Consolidate a batch in the order of its hashes; with is_own it may be changed in place."""
     if batch.shape[1] < 2:
-        return without_zeros(batch)
+        return drop_zeros(batch)
     hashes = batch[0]
     tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
     if len(tied):
-        return _with_ties(batch, layout, tied, is_own)
-    return without_zeros(batch)
+        return _consolidate_ties(batch, layout, tied, is_own)
+    return drop_zeros(batch)
 
 
 def check_sum(diff: int) -> None:
@@ -168,26 +168,26 @@ def check_sum(diff: int) -> None:
         raise DiffOverflow(f"a multiplicity became {diff}, which does not fit int64: the diffs are too large")
 
 
-def without_zeros(updates: Ints) -> Ints:
+def drop_zeros(updates: Ints) -> Ints:
     """Return the updates whose diff is not 0."""
     diffs = updates[-1]
     return updates if diffs.all() else updates[:, diffs != 0]
 
 
-def _with_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
+def _consolidate_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
     """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
     differ = _differs(batch, tied)
     if differ.any() and not _is_in_order(batch, layout, tied):
         batch = batch if is_own else batch.copy()
-        _sort_runs(batch, tied[_in_mixed_runs(tied, differ)])
+        _sort_runs(batch, tied[_is_in_mixed_run(tied, differ)])
         differ = _differs(batch, tied)
     rows = batch.shape[1]
     starts = np.ones(rows, np.bool_)
     starts[tied[~differ] + 1] = False
     firsts = starts.nonzero()[0]
     if len(firsts) == rows:
-        return without_zeros(batch)
-    sums = summed(batch[-1], firsts)
+        return drop_zeros(batch)
+    sums = sum_runs(batch[-1], firsts)
     keep = sums != 0
     if not keep.all():
         firsts, sums = firsts[keep], sums[keep]
@@ -197,7 +197,7 @@ def _with_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
 
 
 def _differs(batch: Ints, rows: Ints) -> Flags:
-    """Return where a row and the one after it differ in word or time."""
+    """Return where adjacent rows differ in a word or time."""
     if 2 * len(rows) > batch.shape[1]:
         every = batch[1:-1]
         return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
@@ -213,8 +213,8 @@ def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
     return all((word.take(tied) == word.take(tied + 1)).all() for word in words)
 
 
-def _in_mixed_runs(tied: Ints, differ: Flags) -> Flags:
-    """Return which of tied belong to a run of equal hashes in which not all rows are equal."""
+def _is_in_mixed_run(tied: Ints, differ: Flags) -> Flags:
+    """Return which tied rows share their hash with a different row."""
     # A row is tied with the one behind it, so rows of a run follow each other without gaps.
     starts = np.ones(len(tied), np.bool_)
     starts[1:] = tied[1:] != tied[:-1] + 1
@@ -235,8 +235,8 @@ def _sort_runs(batch: Ints, tied: Ints) -> None:
     batch[:, places] = runs.take(order, axis=1, mode="clip")
 
 
-def summed(diffs: Ints, firsts: Ints) -> Ints:
-    """Return the sums of diffs from each of firsts up to the next.
+def sum_runs(diffs: Ints, firsts: Ints) -> Ints:
+    """Return the sum of diffs of each run; firsts are the runs' beginnings.
 
     Raises:
         DiffOverflow: one does not fit int64.
@@ -248,7 +248,7 @@ def summed(diffs: Ints, firsts: Ints) -> Ints:
     return np.add.reduceat(diffs, firsts)
 
 
-def products(ones: Ints, others: Ints) -> Ints:
+def multiply_diffs(ones: Ints, others: Ints) -> Ints:
     """Return the products of diffs.
 
     Raises:
@@ -257,14 +257,14 @@ def products(ones: Ints, others: Ints) -> Ints:
     product = ones * others
     if len(ones) == 1 and product.item(0) == ones.item(0) * others.item(0):
         return product
-    if len(ones) and largest(ones) * largest(others) >= 2**63:
+    if len(ones) and largest_magnitude(ones) * largest_magnitude(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
         if (exact != product).any():
             raise DiffOverflow(f"a product of multiplicities is up to {abs(exact).max()}, which does not fit int64")
     return product
 
 
-def negated(diffs: Ints) -> Ints:
+def negate_diffs(diffs: Ints) -> Ints:
     """Return the opposite diffs.
 
     Raises:
@@ -275,13 +275,13 @@ def negated(diffs: Ints) -> Ints:
     return -diffs
 
 
-def largest(diffs: Ints) -> int:
-    """Return the greatest magnitude of diffs, exactly: `np.abs` leaves -2**63 as it is."""
+def largest_magnitude(diffs: Ints) -> int:
+    """Return the greatest magnitude of diffs, exact also for -2**63."""
     return max(int(diffs.max()), -int(diffs.min()))
 
 
 def find_starts(*columns: Ints) -> Ints:
-    """Return where the runs of rows begin that agree in all columns, one at least."""
+    """Return where each run of rows equal in all columns begins."""
     if len(columns[0]) < 2:
         return np.zeros(len(columns[0]), np.int64)
     differs = columns[0][1:] != columns[0][:-1]
@@ -290,8 +290,8 @@ def find_starts(*columns: Ints) -> Ints:
     return np.concatenate(([0], np.flatnonzero(differs) + 1))
 
 
-def matches(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
-    """Return all pairs `(i, j)` for which key i is the key of row j of a batch.
+def match_keys(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
+    """Return all pairs `(i, j)` where row j of a batch has key i.
 
     Args:
         hashes: `key_hashes(keys)`, ascending for speed.
@@ -365,7 +365,7 @@ class Keys:
     words: Ints
 
     def traced(self, origins: Sequence[int | None]) -> tuple["Keys | None", bool]:
-        """Return the keys by the columns that these columns copy, and whether they request the same records.
+        """Return the keys of the columns that were copied, and whether they suffice.
 
         Args:
             origins: for each column, the place of the column that it copies; None if it is computed. Computed columns
@@ -391,7 +391,7 @@ class Keys:
             return np.isin(key_rows[0], self.words[0])
         flags = np.zeros(updates.shape[1], np.bool_)
         layout = Layout(len(key_rows), 0, 0)
-        flags[matches(key_hashes(key_rows), key_rows, to_batch(with_diffs(self.words), layout))[0]] = True
+        flags[match_keys(key_hashes(key_rows), key_rows, to_batch(with_diffs(self.words), layout))[0]] = True
         return flags
 
 
@@ -422,15 +422,15 @@ def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
     if count < PACKED_ROWS or np.count_nonzero(descents) < PIECES or bits > _PLACE_BITS_MAX:
         return hashes.argsort(kind="stable")
     mask = (1 << bits) - 1
-    order = _sorted_places(hashes & ~mask, mask)
+    order = _sort_marks(hashes & ~mask, mask)
     sorted_hashes = hashes.take(order)
     wrong = np.count_nonzero(sorted_hashes[1:] < sorted_hashes[:-1])
     if not wrong:
         return order
     if wrong * PREFIX_SHARE > count:
         # Few keys have many values each, so the upper bits decide little. Halves fit beside a place.
-        order = _sorted_places((hashes & 0xFFFFFFFF) << bits, mask)
-        return order.take(_sorted_places((hashes >> 32).take(order) << bits, mask))
+        order = _sort_marks((hashes & 0xFFFFFFFF) << bits, mask)
+        return order.take(_sort_marks((hashes >> 32).take(order) << bits, mask))
     tied = (sorted_hashes[1:] ^ sorted_hashes[:-1]) <= mask
     member = np.zeros(count, np.bool_)
     member[1:] = tied
@@ -441,7 +441,7 @@ def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
 
 
 def sort_columns(columns: Sequence[Ints]) -> Ints:
-    """Return an order of rows by columns, the first one above all; of rows that are equal in all, any comes first.
+    """Return an order of rows by columns, the first column foremost.
 
     Columns that together need 63 bits are sorted as one number, which numpy does ten times as fast as `lexsort`.
     """
@@ -460,7 +460,7 @@ def sort_columns(columns: Sequence[Ints]) -> Ints:
     return marks.argsort()
 
 
-def reordered(rows: Ints, order: Ints, out: Ints) -> None:
+def reorder_into(rows: Ints, order: Ints, out: Ints) -> None:
     """Write rows into out, their columns in another order. One that is the same throughout, as the time and the diff of
     a bulk mostly are, is not looked at place by place."""
     if len(order) < PACKED_ROWS:
@@ -473,8 +473,8 @@ def reordered(rows: Ints, order: Ints, out: Ints) -> None:
             row.take(order, out=target, mode="clip")
 
 
-def _sorted_places(marks: Ints, mask: int) -> Ints:
-    """Return the order of marks, which are changed, and whose bits of mask are 0; equal ones by their places."""
+def _sort_marks(marks: Ints, mask: int) -> Ints:
+    """Return the stable order of marks; their masked bits must be 0."""
     marks |= np.arange(len(marks))
     marks.sort()
     marks &= mask

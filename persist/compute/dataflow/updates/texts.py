@@ -36,8 +36,8 @@ _LOW = np.uint64(0xFFFFFFFF)
 _BYTES = pa.large_binary()
 
 
-class Given:
-    """Texts of an array without NULL, as places in bytes behind which there are 8 more."""
+class TextArray:
+    """The texts of an array without NULL: bytes, starts and lengths."""
 
     def __init__(self, array: pa.Array) -> None:
         self.array = array.cast(_BYTES)
@@ -104,16 +104,16 @@ class Texts:
 
     def numbers(self, array: pa.Array) -> Ints:
         """Return the numbers of an array of texts without NULL, new ones for those not seen before. `int64[n]`."""
-        if _repeats(array):
+        if _seems_repetitive(array):
             coded = array.dictionary_encode()
-            return self._of_many(coded.dictionary).take(coded.indices.to_numpy())
-        return self._of_many(array)
+            return self._number_in_pieces(coded.dictionary).take(coded.indices.to_numpy())
+        return self._number_in_pieces(array)
 
-    def _of_many(self, array: pa.Array) -> Ints:
+    def _number_in_pieces(self, array: pa.Array) -> Ints:
         if len(array) > AT_ONCE:
-            pieces = [self._of_many(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
+            pieces = [self._number_in_pieces(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
             return np.concatenate(pieces)
-        texts = Given(array)
+        texts = TextArray(array)
         tags = texts.tags()
         numbers = self._find_numbers(texts, tags)
         absent = (numbers < 0).nonzero()[0]
@@ -122,7 +122,7 @@ class Texts:
             codes = new.dictionary_encode().indices.to_numpy()
             so_far = np.maximum.accumulate(codes)  # Codes ascend in the order of first occurrences.
             firsts = np.concatenate(([0], np.flatnonzero(so_far[1:] != so_far[:-1]) + 1))
-            numbers[absent] = self._added(texts, tags, absent.take(firsts)).take(codes)
+            numbers[absent] = self._add_texts(texts, tags, absent.take(firsts)).take(codes)
         return numbers
 
     def text(self, number: int) -> bytes:
@@ -134,7 +134,7 @@ class Texts:
         """Return the texts of numbers as an array of a type; is_null flags rows that are NULL."""
         is_utf8 = pat.is_string(kind) or pat.is_large_string(kind)
         rows = self._rows.take(numbers if is_null is None else np.where(is_null, 0, numbers))
-        texts = self._array(pa.large_string() if is_utf8 else _BYTES).take(pa.array(rows, mask=is_null))
+        texts = self._to_array(pa.large_string() if is_utf8 else _BYTES).take(pa.array(rows, mask=is_null))
         return texts if texts.type == kind else texts.cast(kind)
 
     def retain(self, keep: Flags) -> None:
@@ -148,24 +148,24 @@ class Texts:
         entries, numbers = entries[is_kept], numbers[is_kept]
         order = self._rows.take(numbers).argsort()  # As they lie.
         rows = self._rows.take(numbers.take(order))
-        texts = Given(self._array(_BYTES).take(pa.array(rows)))
+        texts = TextArray(self._to_array(_BYTES).take(pa.array(rows)))
         self._data, self._ends = texts.bytes, texts.bounds
         self._rows[numbers.take(order)] = np.arange(len(order))
         self._count = len(order)
         self._free = np.concatenate((self._free, forgotten))
         self._clear_table(len(order))
-        self._place(entries)
+        self._put_entries(entries)
 
     @property
     def end(self) -> int:
         """The first unused number."""
         return self._end
 
-    def _array(self, kind: pa.DataType) -> pa.Array:
+    def _to_array(self, kind: pa.DataType) -> pa.Array:
         buffers = [None, pa.py_buffer(self._ends), pa.py_buffer(self._data)]
         return pa.Array.from_buffers(kind, self._count, buffers, 0)
 
-    def _find_numbers(self, given: Given, tags: Words) -> Ints:
+    def _find_numbers(self, given: TextArray, tags: Words) -> Ints:
         """Return the numbers of texts; -1 for unknown ones."""
         all_numbers = np.full(len(tags), -1)
         last = len(self._table) - 1
@@ -190,18 +190,18 @@ class Texts:
             at = (at + 1) & last
         return all_numbers
 
-    def _are_equal(self, given: Given, places: Ints, numbers: Ints) -> Flags:
+    def _are_equal(self, given: TextArray, places: Ints, numbers: Ints) -> Flags:
         """Return whether texts at places equal the texts of numbers."""
-        stored = self._array(_BYTES).take(pa.array(self._rows.take(numbers)))
+        stored = self._to_array(_BYTES).take(pa.array(self._rows.take(numbers)))
         asked_for = given.array if len(places) == len(given.array) else given.array.take(pa.array(places))
         same: Flags = pc.equal(stored, asked_for).to_numpy(zero_copy_only=False)
         return same
 
-    def _added(self, given: Given, tags: Words, places: Ints) -> Ints:
+    def _add_texts(self, given: TextArray, tags: Words, places: Ints) -> Ints:
         """Add texts at places, each once, and return their numbers."""
         lengths = given.lengths.take(places)
         self._make_room(len(places), int(lengths.sum()))
-        numbers = self._new_numbers(len(places))
+        numbers = self._allocate_numbers(len(places))
         row, end = self._count, int(self._ends[self._count])
         ends = self._ends[row + 1 : row + 1 + len(places)]
         np.cumsum(lengths, out=ends)
@@ -211,27 +211,27 @@ class Texts:
         ends += end
         self._rows[numbers] = np.arange(row, row + len(places))
         self._count += len(places)
-        self._place(tags.take(places) << _HALF | (numbers + 1).view(np.uint64))
+        self._put_entries(tags.take(places) << _HALF | (numbers + 1).view(np.uint64))
         return numbers
 
     def _make_room(self, count: int, size: int) -> None:
-        """Make room for so many texts more, of so many bytes together."""
+        """Make room for more texts and bytes."""
         used = int(self._ends[self._count])
         if used + size + 8 > len(self._data):
-            self._data = _larger(self._data, used + size + 8)
+            self._data = _enlarge(self._data, used + size + 8)
         if self._count + count + 1 > len(self._ends):
-            self._ends = _larger(self._ends, self._count + count + 1)
+            self._ends = _enlarge(self._ends, self._count + count + 1)
         if 2 * (self._count + count) > len(self._table):
             entries = self._table[self._table != 0]
             self._clear_table(self._count + count)
-            self._place(entries)
+            self._put_entries(entries)
 
     def _clear_table(self, count: int) -> None:
         bits = max(5, min(32, (2 * count).bit_length()))
         self._table = np.zeros(1 << bits, np.uint64)
         self._shift = np.uint64(32 - bits)
 
-    def _new_numbers(self, count: int) -> Ints:
+    def _allocate_numbers(self, count: int) -> Ints:
         """Return numbers that are free."""
         again, self._free = self._free[:count], self._free[count:]
         fresh = np.arange(self._end, self._end + count - len(again))
@@ -239,10 +239,10 @@ class Texts:
             raise MemoryError(f"a dataflow keeps up to {TEXTS_MAX} different texts of a type, and these are more")
         self._end += len(fresh)
         if self._end > len(self._rows):
-            self._rows = _larger(self._rows, self._end)
+            self._rows = _enlarge(self._rows, self._end)
         return np.concatenate((again, fresh))
 
-    def _place(self, entries: Words) -> None:
+    def _put_entries(self, entries: Words) -> None:
         """Put entries into the table, which has room for them."""
         last = len(self._table) - 1
         at = (entries >> _HALF >> self._shift).view(np.int64)
@@ -253,15 +253,15 @@ class Texts:
             entries, at = entries.take(unplaced), (at.take(unplaced) + 1) & last
 
 
-def _repeats(array: pa.Array) -> bool:
-    """Return whether most texts of an array seem to repeat, by a sample: then Arrow finds the distinct ones faster."""
+def _seems_repetitive(array: pa.Array) -> bool:
+    """Return whether most texts of a sample repeat."""
     sample = min(len(array), SAMPLE)
     repeats = sample - len(array.slice(0, sample).dictionary_encode().dictionary)
     return repeats * len(array) >= 2 * sample**2  # Birthdays: n texts of d make n * n / 2d pairs.
 
 
-def _larger(array: Any, least: int) -> Any:
-    """Return an array with more room, half as much again, so that adding one by one costs a constant each."""
+def _enlarge(array: Any, least: int) -> Any:
+    """Return an array with at least half as much room again."""
     larger = np.zeros(max(least, len(array) + len(array) // 2), array.dtype)
     larger[: len(array)] = array
     return larger

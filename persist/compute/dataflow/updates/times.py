@@ -18,8 +18,8 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Flags: TypeAlias = npt.NDArray[np.bool_]
 
 
-def beyond(frontier: Antichain, times: Ints) -> Flags:
-    """Return which of times are beyond a frontier."""
+def find_beyond(frontier: Antichain, times: Ints) -> Flags:
+    """Return which times are beyond a frontier."""
     if (least := frontier.time) is not None:
         return times[0] >= least
     is_beyond = np.zeros(times.shape[1], np.bool_)
@@ -28,7 +28,7 @@ def beyond(frontier: Antichain, times: Ints) -> Flags:
     return is_beyond
 
 
-def advanced_times(times: Ints, since: Antichain) -> Ints:
+def advance_times(times: Ints, since: Antichain) -> Ints:
     """Return for each time the least equivalent one, for comparisons with times beyond since. The empty frontier leaves
     times as they are. (Differential dataflow, `src/lattice.rs`.)"""
     if since.is_empty:
@@ -83,16 +83,16 @@ class Stash:
         return sum(chunk.shape[1] for chunk in self._chunks)
 
     def add(self, waiting: Ints) -> None:
-        """Let columns wait."""
+        """Add columns that wait."""
         if not waiting.shape[1]:
             return
-        self._chunks.append(self._sorted(waiting))
+        self._chunks.append(self._sort_columns(waiting))
         while len(self._chunks) > 1 and self._chunks[-2].shape[1] < 2 * self._chunks[-1].shape[1]:
             last = self._chunks.pop()
-            self._chunks[-1] = self._sorted(np.concatenate((self._chunks[-1], last), axis=1))
+            self._chunks[-1] = self._sort_columns(np.concatenate((self._chunks[-1], last), axis=1))
 
     def take(self, ready: Ready, bound: int | None) -> list[Ints]:
-        """Return the updates that are ready by now, and let the rest wait.
+        """Remove and return the updates that are ready.
 
         Args:
             ready: which of times, `int64[dimensions, n]`, are ready.
@@ -127,7 +127,7 @@ class Stash:
         return due
 
     def least(self, ready: Ready, row: int) -> int | None:
-        """Return the least value in a row of what is ready; None if nothing is."""
+        """Return the least value of a row of ready columns, or None."""
         least = None
         for chunk in self._chunks:
             if row == self._axis and ready(chunk[self._times, :1])[0]:
@@ -141,10 +141,10 @@ class Stash:
         return least
 
     def everything(self) -> list[Ints]:
-        """Return all that waits."""
+        """Return all waiting columns."""
         return list(self._chunks)
 
-    def _sorted(self, columns: Ints) -> Ints:
+    def _sort_columns(self, columns: Ints) -> Ints:
         if columns.shape[1] == 1:
             return columns
         row = columns[self._axis]

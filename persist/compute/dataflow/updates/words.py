@@ -61,13 +61,13 @@ def is_narrow(kind: pa.DataType) -> bool:
 
 
 class Interner:
-    """Numbers for the values of one type. Memory: the values as Python objects, once each."""
+    """Numbers for the values of one type. Memory: each value once, in Python."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
         self._is_nested = pat.is_nested(kind)
         self._plain = _without_moments(kind)
-        self._numbers: dict[Any, int] = {}
+        self._encode_integers: dict[Any, int] = {}
         self._values: npt.NDArray[np.object_] = np.empty(16, object)
         self._free: list[int] = []
         self._pinned: set[int] = set()
@@ -79,7 +79,7 @@ class Interner:
         return 0
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return len(self._encode_integers)
 
     def encode(self, array: pa.Array) -> Ints:
         """Return the numbers of values, new ones for those not seen before."""
@@ -96,8 +96,8 @@ class Interner:
 
     def number_values(self, values: list[Any]) -> Ints:
         """Return the numbers of values in Python, in the types of `to_pylist`."""
-        keys = [_frozen(value) for value in values] if self._is_nested else values
-        numbers = self._numbers
+        keys = [_to_hashable(value) for value in values] if self._is_nested else values
+        numbers = self._encode_integers
         words = list(map(numbers.get, keys))
         for row, number in enumerate(words) if None in words else ():
             if number is None:
@@ -105,17 +105,17 @@ class Interner:
                 # An earlier row may have added the same value, so it is looked up again.
                 words[row] = NULL if key is None else numbers.get(key)
                 if words[row] is None:
-                    words[row] = self._add(key, values[row])
+                    words[row] = self._add_value(key, values[row])
         return np.array(words, np.int64)
 
-    def _add(self, key: Any, value: Any) -> int:
+    def _add_value(self, key: Any, value: Any) -> int:
         if self._free:
             number = self._free.pop()
         else:
             number, self._end = self._end, self._end + 1
             if number == len(self._values):
                 self._values = np.append(self._values, np.empty(number, object))
-        self._numbers[key] = number
+        self._encode_integers[key] = number
         self._values[number] = value
         return number
 
@@ -146,7 +146,7 @@ class Interner:
         return self._values[number]
 
     def pin(self, number: int) -> None:
-        """Keep a value for ever: the constants of a program stand in its operators, and in no update that is live."""
+        """Keep a value for ever, because a constant of the program uses it."""
         if number != NULL:
             self._pinned.add(number)
 
@@ -155,8 +155,8 @@ class Interner:
         keep = np.zeros(self._end, np.bool_)
         keep[live[live != NULL]] = True
         keep[list(self._pinned)] = True
-        for key in [key for key, number in self._numbers.items() if not keep[number]]:
-            number = self._numbers.pop(key)
+        for key in [key for key, number in self._encode_integers.items() if not keep[number]]:
+            number = self._encode_integers.pop(key)
             self._values[number] = None
             self._free.append(number)
 
@@ -258,31 +258,34 @@ class WideDecimals(Interner):
 def _without_moments(kind: pa.DataType) -> pa.DataType:
     """Return a type with integers in place of moments, inside nested types, too: Python lacks some of Arrow's."""
     if pat.is_list(kind):
-        return pa.list_(_plain_field(kind.value_field))
+        return pa.list_(_replace_moments(kind.value_field))
     if pat.is_large_list(kind):
-        return pa.large_list(_plain_field(kind.value_field))
+        return pa.large_list(_replace_moments(kind.value_field))
     if pat.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
+        return pa.list_(_replace_moments(kind.value_field), kind.list_size)
     if pat.is_struct(kind):
-        return pa.struct([_plain_field(kind.field(at)) for at in range(kind.num_fields)])
+        return pa.struct([_replace_moments(kind.field(at)) for at in range(kind.num_fields)])
     if pat.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field), keys_sorted=kind.keys_sorted)
+        return pa.map_(
+            _replace_moments(kind.key_field), _replace_moments(kind.item_field), keys_sorted=kind.keys_sorted
+        )
     if pat.is_date32(kind):
         return pa.int32()
     is_moment = pat.is_date64(kind) or pat.is_time64(kind) or pat.is_timestamp(kind) or pat.is_duration(kind)
     return pa.int64() if is_moment else kind
 
 
-def _plain_field(field: pa.Field) -> pa.Field:
+def _replace_moments(field: pa.Field) -> pa.Field:
+    """Return a field with integers in place of moments."""
     return field.with_type(_without_moments(field.type))
 
 
-def _frozen(value: Any) -> Any:
+def _to_hashable(value: Any) -> Any:
     """Return a nested value in a form that can be hashed, and that equals itself even with NaN."""
     if isinstance(value, list | tuple):
-        return tuple(map(_frozen, value))
+        return tuple(map(_to_hashable, value))
     if isinstance(value, dict):
-        return tuple((key, _frozen(item)) for key, item in value.items())
+        return tuple((key, _to_hashable(item)) for key, item in value.items())
     return "NaN" if isinstance(value, float) and value != value else value
 
 
@@ -313,11 +316,11 @@ class Domain:
         if is_interned(array.type):
             return self.interner(array.type).encode(array)
         if pat.is_floating(array.type):
-            return _of_floats(array)
+            return _encode_floats(array)
         if is_narrow(array.type):
             words = unscaled(array)
             return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words) if array.null_count else words
-        words = _numbers(array)
+        words = _encode_integers(array)
         if not array.null_count and len(words) and words.min() == NULL:
             raise InvalidUsage(
                 f"the value -2**63 of a column of {array.type} cannot pass through a dataflow, where that number "
@@ -326,14 +329,14 @@ class Domain:
         return words
 
     def constant(self, value: pa.Scalar) -> int:
-        """Return the word of a constant of the program, which keeps its meaning whatever is forgotten."""
+        """Return a constant's word, which is never forgotten."""
         word = int(self.encode(pa.repeat(value, 1))[0])
         if is_interned(value.type):
             self.interner(value.type).pin(word)
         return word
 
     def of_digits(self, values: Sequence[int | None], kind: pa.DataType) -> Ints:
-        """Return the words of decimals of a type, from whole numbers of their last digit."""
+        """Return the words of decimals, from integers of their last digit."""
         is_small = all(value is None or -FIRST_WIDE <= value < FIRST_WIDE for value in values)
         if is_small and pat.is_decimal128(kind):
             return np.array([NULL if value is None else value for value in values], np.int64)
@@ -352,7 +355,7 @@ class Domain:
         if is_narrow(kind):
             return of_unscaled(words, kind, mask)
         if pat.is_floating(kind):
-            # The inverse of `_of_floats`: flipping the bits of negative words twice restores the bits.
+            # The inverse of `_encode_floats`: flipping the bits of negative words twice restores the bits.
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)
             return pa.array(values, mask=mask).cast(kind)
         array = pa.array(words, mask=mask)
@@ -363,7 +366,7 @@ class Domain:
         return array.cast(pa.int32()).view(kind) if kind.bit_width == 32 else array.view(kind)
 
 
-def _numbers(array: pa.Array) -> Ints:
+def _encode_integers(array: pa.Array) -> Ints:
     kind = array.type
     if not pat.is_integer(kind):
         if pat.is_boolean(kind):
@@ -382,7 +385,7 @@ def _numbers(array: pa.Array) -> Ints:
     return np.asarray(values, np.int64)
 
 
-def _of_floats(array: pa.Array) -> Ints:
+def _encode_floats(array: pa.Array) -> Ints:
     values = (array.fill_null(0.0) if array.null_count else array).to_numpy(zero_copy_only=False)
     bits = (values.astype(np.float64) + 0.0).view(np.int64)  # Adding 0.0 makes -0.0 the same as 0.0.
     is_nan = np.isnan(values)
@@ -396,7 +399,7 @@ def _of_floats(array: pa.Array) -> Ints:
 
 
 def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
-    """Return numbers that are in the order of the values that words stand for; NULL comes last.
+    """Return ranks in the order of the words' values; NULL ranks last.
 
     Nested values are in the order of `persist.codecs.order.ordering`, as the rows of collections.
     """
@@ -416,8 +419,8 @@ def ranks(domain: Domain, words: Ints, kind: pa.DataType) -> Ints:
     return places.take(at)
 
 
-def directed(domain: Domain, words: Ints, kind: pa.DataType, descending: bool, nulls_first: bool) -> Ints:
-    """Return numbers in the order of values, or against it; NULL comes first or last, whatever the direction."""
+def rank_in_direction(domain: Domain, words: Ints, kind: pa.DataType, descending: bool, nulls_first: bool) -> Ints:
+    """Return ranks of words in ascending or descending order of values."""
     places = ranks(domain, words, kind)
     if descending:
         places = ~places

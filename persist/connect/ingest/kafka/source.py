@@ -110,7 +110,7 @@ class Kafka:
         """Return the collections of rows, and of rejected messages if any; messages may determine types."""
         missing = [route for route in self._brokers.routes if route.collection not in client]
         untold = [route for route in missing if not self._is_told(route)]
-        peeked = self._peeked() if untold else {}
+        peeked = self._peek_messages() if untold else {}
         targets = []
         for route in self._brokers.routes:
             if route in missing:
@@ -130,7 +130,7 @@ class Kafka:
         if run.stop.is_set():
             return
         try:
-            yield from self._followed(run, self._positions(run))
+            yield from self._follow(run, self._positions(run))
         except Unavailable:
             self._topics.close()
             self._topics = Topics(self._brokers, self.config)
@@ -151,7 +151,7 @@ class Kafka:
         with offsets.snapshot() as snapshot:
             return Positions.of_rows(snapshot.to_arrow().to_pylist())
 
-    def _followed(self, run: Run, positions: Positions) -> Generator[Batch]:
+    def _follow(self, run: Run, positions: Positions) -> Generator[Batch]:
         clock = run.client.engine.clock
         self._topics.assign(positions.next, wait=not run.once)
         looked_s = moved_s = clock.monotonic_s()
@@ -208,7 +208,7 @@ class Kafka:
     def _readable(self, messages: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Convert Avro to JSON; split messages into readable and unreadable ones."""
         if self._registry is None or not len(messages):
-            return messages, _rejected_rows(messages.slice(0, 0), [])
+            return messages, _make_rejected_rows(messages.slice(0, 0), [])
         bad: dict[int, str] = {}
         for name in ("value", "key"):
             texts, unread = self._registry.as_json(messages[name].to_pylist())
@@ -216,8 +216,8 @@ class Kafka:
             at = messages.schema.get_field_index(name)
             messages = messages.set_column(at, MESSAGE.field(name), pa.array(texts, pa.large_binary()))
         if not bad:
-            return messages, _rejected_rows(messages.slice(0, 0), [])
-        rejected = _rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()])
+            return messages, _make_rejected_rows(messages.slice(0, 0), [])
+        rejected = _make_rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()])
         good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
         return messages.filter(good), rejected
 
@@ -245,7 +245,7 @@ class Kafka:
         self._warn_of_drift(route, messages, collection)
         rows = events.table if is_keyed else events.table.drop_columns(DELETED)
         at = events.rejected["message"]
-        unread = _rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
+        unread = _make_rejected_rows(messages.take(at), events.rejected["reason"].to_pylist())
         return rows, pa.concat_tables([rejected, unread])
 
     def _warn_of_drift(self, route: Route, messages: pa.Table, collection: Collection) -> None:
@@ -299,7 +299,7 @@ class Kafka:
         keyed = route.keyed or route.format != "json"
         return Target(route.collection, {name: types[name] for name in route.key}, value, keyed)
 
-    def _peeked(self) -> dict[str, pa.Table]:
+    def _peek_messages(self) -> dict[str, pa.Table]:
         """Return some messages of each topic, to infer types; later these are read again."""
         config = KafkaConfig(source=self.config.source, batch_rows=PEEKED_ROWS)
         topics = Topics(self._brokers, config)
@@ -345,7 +345,7 @@ def _with_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> p
 def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa.Table]:
     """Return the bad messages, by number and reason, as rejected rows; and the other messages."""
     good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
-    return _rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()]), messages.filter(good)
+    return _make_rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()]), messages.filter(good)
 
 
 def _find_unknown(
@@ -404,7 +404,7 @@ def _find_bad_documents(
 
 
 def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:
-    none = _rejected_rows(messages.slice(0, 0), [])
+    none = _make_rejected_rows(messages.slice(0, 0), [])
     if late_s is None or newest_ms < 0 or not len(messages):
         return messages, none
     stamps = messages["timestamp"].cast(pa.int64())
@@ -414,10 +414,10 @@ def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> t
         return messages, none
     lags_ms = pc.subtract(newest_ms, stamps.filter(is_late)).to_pylist()
     reasons = [f"it came too late: its timestamp is {ms / 1000:.1f} s behind the newest one" for ms in lags_ms]
-    return messages.filter(pc.invert(is_late)), _rejected_rows(late, reasons)
+    return messages.filter(pc.invert(is_late)), _make_rejected_rows(late, reasons)
 
 
-def _rejected_rows(messages: pa.Table, reasons: list[str]) -> pa.Table:
+def _make_rejected_rows(messages: pa.Table, reasons: list[str]) -> pa.Table:
     """Return rejected messages as rows of the collection that keeps them."""
     columns = {
         name: messages[name].cast(kind)
@@ -430,7 +430,7 @@ def _rejected_rows(messages: pa.Table, reasons: list[str]) -> pa.Table:
 def _once(rejected: list[pa.Table]) -> pa.Table:
     """Return rejected messages, each once: several tables of one stream reject the same message."""
     if not rejected:
-        return _rejected_rows(MESSAGE.empty_table(), [])
+        return _make_rejected_rows(MESSAGE.empty_table(), [])
     table = pa.concat_tables(rejected)
     numbered = table.append_column("at", int64_array(np.arange(len(table))))
     first = numbered.group_by([*_REJECTED_KEY]).aggregate([("at", "min")])["at_min"]

@@ -402,7 +402,7 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
         elif column.type in (7, 17) and value == ZERO:
             value = None  # A timestamp of zeros; the first moment that one can have is a second later.
         elif column.type == 245:
-            value = json.dumps(value, default=_decoded)
+            value = json.dumps(value, default=_decode_value)
         row.append(value)
     return row
 
@@ -413,7 +413,7 @@ def _negative(value: timedelta) -> timedelta:
     return value + 2 * fraction - SECOND if fraction else value
 
 
-def _decoded(value: Any) -> Any:
+def _decode_value(value: Any) -> Any:
     return value.decode() if isinstance(value, bytes) else str(value)
 
 

@@ -130,7 +130,7 @@ class MysqlCopy:
         name, columns = self._tables[table]
         connection = point.reading
         key = ", ".join(_order_expression(column) for column in columns if column.is_key)
-        query = f"SELECT {', '.join(map(_select_expression, columns))} FROM {_quoted(name)}"
+        query = f"SELECT {', '.join(map(_select_expression, columns))} FROM {_quote_name(name)}"
         if after is not None:
             query += f" WHERE ({key}) > ({', '.join(after)})"
         if key:
@@ -146,18 +146,18 @@ class MysqlCopy:
                 yield pa.table(arrays), [_literal(connection, last[key_column]) for key_column in self.key(table)]
 
 
-def _quoted(name: str) -> str:
+def _quote_name(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
 def _order_expression(column: Column) -> str:
     """Return the expression of a key column for ORDER BY, with enums and sets as text."""
-    name = _quoted(column.name)
+    name = _quote_name(column.name)
     return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin" if column.kind in ("enum", "set") else name
 
 
 def _select_expression(column: Column) -> str:
-    name = _quoted(column.name)
+    name = _quote_name(column.name)
     if column.kind == "float":
         return f"{name} + 0e0"  # As a double, because a float is written with six digits.
     return f"CAST({name} AS BINARY)" if column.kind in PADDED - {"binary"} else name

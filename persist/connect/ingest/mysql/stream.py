@@ -87,9 +87,9 @@ class MyStream:
     def batches(self) -> Iterator[Batch]:
         """Yield transactions as they come, some of them together."""
         with closing(self._server.connected()) as looking:
-            target = self._checked(looking)
+            target = self._check_position(looking)
         events: queue.Queue[Any] = queue.Queue(AHEAD)
-        stream = self._opened()
+        stream = self._open_binlog()
         ended = threading.Event()
         reader = threading.Thread(
             target=_read, args=(stream, events, ended, self._monotonic_us), name="persist-binlog", daemon=True
@@ -106,7 +106,7 @@ class MyStream:
             for link in self._links:
                 link.forget()
 
-    def _checked(self, connection: Any) -> int:
+    def _check_position(self, connection: Any) -> int:
         """Check that the server still has the next transaction; return the measure of its set."""
         server = self._server
         executed = server.executed(connection)
@@ -127,7 +127,7 @@ class MyStream:
             self._ahead_us = self._began_us - self._monotonic_us()
         return executed.measure
 
-    def _opened(self) -> Any:
+    def _open_binlog(self) -> Any:
         from pymysqlreplication import BinLogStreamReader
 
         settings = self._server.settings(read_timeout=SILENT_S)
@@ -214,11 +214,11 @@ class MyStream:
         elif kind in ("WriteRowsEvent", "UpdateRowsEvent", "DeleteRowsEvent", "PartialUpdateRowsEvent"):
             yield from self._rows(event, rows)
         elif kind == "XidEvent":
-            yield from self._committed(event, file, offset)
+            yield from self._make_final_batch(event, file, offset)
         elif kind in ("QueryEvent", "ExecuteLoadQueryEvent"):
             yield from self._query(event, file, offset)
         elif kind == "XAPrepareEvent":
-            yield from self._committed(event, file, offset)
+            yield from self._make_final_batch(event, file, offset)
         elif kind == "NotImplementedEvent" and event.event_type in UNKNOWN:
             raise InvalidUsage(
                 f"{self._server.name} has an event of type {event.event_type} in its log, which is not known: set "
@@ -236,7 +236,7 @@ class MyStream:
             )
         yield from self._effect(effect)
         if is_end:
-            yield from self._committed(event, file, offset)
+            yield from self._make_final_batch(event, file, offset)
 
     def _effect(self, effect: Effect) -> Iterator[Batch]:
         flow = self._flow
@@ -251,9 +251,9 @@ class MyStream:
                 names = {*collection.schema.names}
                 renamed = {old: new for old, new in effect.renamed.items() if old in names}
                 dropped = [name for name in effect.dropped if name in names]
-                self._evolved(collection, effect.table[1], rename=renamed, drop=dropped)
+                self._evolve_collection(collection, effect.table[1], rename=renamed, drop=dropped)
 
-    def _evolved(self, collection: Collection, table: str, **changes: Any) -> None:
+    def _evolve_collection(self, collection: Collection, table: str, **changes: Any) -> None:
         """Change the columns of a collection, with the time as a mark against repetition."""
         changes = {what: names for what, names in changes.items() if names}
         for what in changes.keys() & {"add", "defaults"}:
@@ -344,7 +344,7 @@ class MyStream:
                         if default is not None:
                             cursor.execute(f"SELECT {default}")
                             defaults[name] = _cast(cursor.fetchone()[0], kind, f"{table}.{name}")
-        self._evolved(
+        self._evolve_collection(
             collection,
             table,
             add=added,
@@ -387,7 +387,7 @@ class MyStream:
             if flow.is_full:
                 yield from flow.piece()
 
-    def _committed(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+    def _make_final_batch(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
         if self._flow.is_inside:
             self._flow.moment_us = event.timestamp * 1_000_000
             self._gtids = self._after
@@ -429,7 +429,7 @@ def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monot
             came_us = monotonic_us()
             if event is None:
                 raise EOFError("the server ended the stream")
-            rows = _decoded(event) if hasattr(event, "columns_present_bitmap") else None
+            rows = _decode_rows(event) if hasattr(event, "columns_present_bitmap") else None
             if type(event).__name__ == "ExecuteLoadQueryEvent":
                 _with_statement(event)
             sent_us = came_us if came_us - asked_us >= WAITED_US else None
@@ -445,7 +445,7 @@ def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monot
                 break
 
 
-def _decoded(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
+def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
     columns, kind = event.columns, type(event).__name__
     if columns and columns[0].name is None:
         return []

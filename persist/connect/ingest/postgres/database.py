@@ -33,7 +33,7 @@ class PgAddress:
         """Take a URL, and what the server calls our connections."""
         self.library = required("psycopg2-binary>=2.9.10")
         self._application = application
-        self._dsn = self._parsed(url)
+        self._dsn = self._parse_address(url)
         port = self._dsn.get("port", "5432")
         at = f"{self._dsn.get('host', '')}{'' if port == '5432' else f':{port}'}"
         self.name = f"postgres://{at}/{self._dsn.get('dbname', '')}"
@@ -82,7 +82,7 @@ class PgAddress:
             text = text.replace(secret, "***")
         return Unavailable(f"{self.name} does not answer: {text}")
 
-    def _parsed(self, source: str) -> dict[str, Any]:
+    def _parse_address(self, source: str) -> dict[str, Any]:
         dsn, reason = dict[str, Any](), ""
         try:
             dsn = dict(self.library.extensions.parse_dsn(source))

@@ -163,7 +163,7 @@ class Spools:
         """Take an S message."""
         self._xid = int.from_bytes(data[1:5], "big", signed=True)
         if self._xid not in self._files:
-            self._files[self._xid] = tempfile.TemporaryFile()  # noqa: SIM115  It is closed by `_dropped`.
+            self._files[self._xid] = tempfile.TemporaryFile()  # noqa: SIM115  It is closed by `_drop_spool`.
             self._undone[self._xid] = set()
 
     def stop(self) -> None:
@@ -183,7 +183,7 @@ class Spools:
         """Take an A message: a transaction, or a part of it, is rolled back."""
         xid, part = _HEAD.unpack_from(data, 1)
         if xid == part:
-            self._dropped(xid)
+            self._drop_spool(xid)
         elif xid in self._undone:
             self._undone[xid].add(part)
 
@@ -202,14 +202,14 @@ class Spools:
                 data = file.read(size)
                 if part not in undone:
                     yield data
-            self._dropped(xid)
+            self._drop_spool(xid)
 
     def close(self) -> None:
         """Forget all of them."""
         for xid in [*self._files]:
-            self._dropped(xid)
+            self._drop_spool(xid)
 
-    def _dropped(self, xid: int) -> None:
+    def _drop_spool(self, xid: int) -> None:
         file = self._files.pop(xid, None)
         if file is not None:
             file.close()

@@ -285,7 +285,7 @@ class Stream:
                 old for old in have if numbers.get(old) is not None and old not in renamed and numbers[old] not in names
             ]
         else:
-            renamed = _renamed(collection.name, table, numbers, have, types, now)
+            renamed = _find_renames(collection.name, table, numbers, have, types, now)
         stays = {old for old in have if old not in renamed and old not in replaced and old in types}
         added = {name: kind for name, kind in types.items() if name not in stays and name not in renamed.values()}
         dropped = [name for name in have if name not in stays and name not in renamed]
@@ -351,7 +351,7 @@ def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
     return typed(pa.array(texts, pa.string()), kind, where)
 
 
-def _renamed(
+def _find_renames(
     name: str,
     table: str,
     numbers: Mapping[str, int | None],

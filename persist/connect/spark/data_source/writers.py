@@ -56,7 +56,7 @@ from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.opening import create_target_of_rows, loaded, open_engine, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
-from persist.engine.read.merging import differences
+from persist.engine.read.merging import compute_differences
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.part_writer import group_bytes_max
 
@@ -277,7 +277,7 @@ def _difference(planned: PlannedWrite, parts: Sequence[Part], *, multiset: bool)
             if not multiset:
                 check_one_row_per_key(rows, target.schema, target.name, "overwrite")
 
-        for rows in differences(present, [*parts], reader, check):
+        for rows in compute_differences(present, [*parts], reader, check):
             uploads.add(stream.add(with_time(rows, time, target.schema)))
         uploads.add(stream.finish())
         return uploads.parts()

@@ -292,17 +292,17 @@ class _NativeFrame:
         standing = self._standing()
         frames = standing
         if self._tail.added:
-            tail = self._summed(self._rows([*self._names, DIFF], self._tail.added))
+            tail = self._sum_diffs(self._rows([*self._names, DIFF], self._tail.added))
             is_gone = F.col(DIFF) < 0 if self._tail.is_single or self._form == "rows" else F.lit(True)
             gone_keys = tail.where(is_gone).select(*map(quoted, self._keys))
-            frames = [self._joined(rows, gone_keys, "left_anti") for rows in standing]
+            frames = [self._join_tail(rows, gone_keys, "left_anti") for rows in standing]
             if self._tail.is_single:
                 frames.append(tail.where(F.col(DIFF) > 0))
             else:
-                touched = [_with_diff(self._joined(rows, gone_keys, "left_semi"), self._names) for rows in standing]
-                frames.append(self._checked(self._summed(_united([*touched, tail]))))
+                touched = [_with_diff(self._join_tail(rows, gone_keys, "left_semi"), self._names) for rows in standing]
+                frames.append(self._check_diffs(self._sum_diffs(_union_all([*touched, tail]))))
         results = [self._given(rows) for rows in frames]
-        return narrowed(_united(results), self._scan) if results else self._spark.createDataFrame([], self._schema)
+        return narrowed(_union_all(results), self._scan) if results else self._spark.createDataFrame([], self._schema)
 
     def _standing(self) -> list[DataFrame]:
         """Return the standing rows, with `_diff` where it is needed or not always 1."""
@@ -329,7 +329,7 @@ class _NativeFrame:
             if scan.sign < 0 and not is_base and DIFF in names:
                 rows = rows.withColumn(DIFF, _or_overflow(F.try_subtract(F.lit(0).cast("long"), F.col(DIFF))))
             frames.append(rows)
-        return _united(frames)
+        return _union_all(frames)
 
     def _within(self, names: Sequence[str], parts: Sequence[Part], *, is_inside: bool) -> DataFrame:
         """Return rows within the times of the scan, without tombstones, by Spark's own scan."""
@@ -345,12 +345,12 @@ class _NativeFrame:
             tables = [self._scan.empty(names), *read(PartReader(storage.blob), names, parts)]
         return local_frame(self._spark, pa.concat_tables(tables).select(names))
 
-    def _summed(self, rows: DataFrame) -> DataFrame:
+    def _sum_diffs(self, rows: DataFrame) -> DataFrame:
         """Return each record once, with the sum of its diffs, if that is not 0."""
         total = _or_overflow(F.try_sum(DIFF)).alias(DIFF)
         return rows.groupBy(*map(quoted, self._names)).agg(total).where(F.col(DIFF) != 0)
 
-    def _checked(self, rows: DataFrame) -> DataFrame:
+    def _check_diffs(self, rows: DataFrame) -> DataFrame:
         """Return rows; a task fails at a negative multiplicity, unless the form shows it."""
         if self._form == "diff":
             return rows
@@ -360,7 +360,7 @@ class _NativeFrame:
         text = F.concat(F.lit(start), record, F.lit(" has multiplicity "), F.col(DIFF).cast("string"), F.lit(end))
         return rows.withColumn(DIFF, F.when(F.col(DIFF) > 0, F.col(DIFF)).otherwise(F.raise_error(text).cast("long")))
 
-    def _joined(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
+    def _join_tail(self, rows: DataFrame, gone: DataFrame, how: str) -> DataFrame:
         """Return the rows whose keys are in the tail, or are not."""
         keys = gone.toDF(*(f"_gone_{number}" for number in range(len(self._keys))))
         if sum(map(self._scan.rows_within, self._tail.added)) <= BROADCAST_ROWS_MAX:
@@ -403,7 +403,7 @@ def _may_be_null(part: Part, scan: Scan, name: str) -> bool:
     return stats is None or stats[2] > 0
 
 
-def _united(frames: Iterable[DataFrame]) -> DataFrame:
+def _union_all(frames: Iterable[DataFrame]) -> DataFrame:
     """Return the rows of at least one frame; all have the same order of columns."""
     return reduce(lambda one, other: one.union(other), frames)
 
@@ -454,7 +454,7 @@ class PlannedChanges:
             with self.address.opened() as storage:
                 updates = read_changes(replace(scan, parts=inline), PartReader(storage.blob))
             frames.append(local_frame(spark, with_moments(updates, self.changes.moments).select(schema.names)))
-        return _united(frames) if frames else spark.createDataFrame([], schema)
+        return _union_all(frames) if frames else spark.createDataFrame([], schema)
 
 
 def plan_changes(

@@ -191,7 +191,7 @@ def _version_frame(
 ) -> DataFrame:
     """Return rows of parts of one version in a schema; file names a column of file names."""
     if parts[0].stamped and TIME in names:
-        return _stamped_frame(spark, url, schema, names, parts)
+        return _read_stamped_parts(spark, url, schema, names, parts)
     root, lifted = native_root(url), parts[0].lift(schema)
     target = spark_schema(pa.schema([schema.arrow.field(name) for name in names]))
     stored = [*names] if lifted is None else lifted.names(names) or [DIFF]
@@ -216,7 +216,7 @@ def _version_frame(
     return read.select(*columns)
 
 
-def _stamped_frame(
+def _read_stamped_parts(
     spark: SparkSession, url: str, schema: CollectionSchema, names: Sequence[str], parts: Sequence[Part]
 ) -> DataFrame:
     """Return rows of stamped parts, whose time depends on the name of their file."""

@@ -274,7 +274,7 @@ def delete(
         return
     planned.check()
     schema = planned.target.schema
-    keys = None if keys is None else _checked(keys, schema)
+    keys = None if keys is None else _to_distinct_keys(keys, schema)
     digest = _digest(keys, schema) if keys is not None and planned.is_compared else 0
 
     def attempt(planned: PlannedWrite) -> None:
@@ -310,7 +310,7 @@ def _fields(schema: CollectionSchema) -> pa.Schema:
     return pa.schema([schema.arrow.field(name) for name in schema.names])
 
 
-def _checked(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
+def _to_distinct_keys(keys: DataFrame, schema: CollectionSchema) -> DataFrame:
     """Return keys, each once, with the names and types of the collection."""
     fields = pa.schema([schema.arrow.field(name) for name in schema.key_names])
     if not fields.names:

@@ -136,7 +136,7 @@ class _Writer:
         try:
             frames = {name: rename(of(df), RESERVED) for name, of in self.writes.items()}
             times = self._times(frames)
-            commit_batch(engine, mark, self._uploaded(frames, targets, states, times, mark), times)
+            commit_batch(engine, mark, self._upload_frames(frames, targets, states, times, mark), times)
         finally:
             if len(self.writes) > 1:
                 df.unpersist()
@@ -166,7 +166,7 @@ class _Writer:
 
         commit_large_batch(engine, mark, work, latest, times, plan, store)
 
-    def _uploaded(
+    def _upload_frames(
         self,
         frames: dict[str, DataFrame],
         targets: dict[str, Target],

@@ -179,7 +179,7 @@ class Sessions:
             old = state.where(is_touched)
             remaining_points = old.where(cut[old.groups] < 0)
             new = points.where(rows[~is_deletion[rows] & (rows > cut[groups[rows]])])
-            after = _joined_up(remaining_points.plus(new), self._gap)
+            after = _join_intervals(remaining_points.plus(new), self._gap)
             changed_spans += [(old, now[old.groups], -1), (after, now[after.groups], 1)]
             state = _in_order(state.where(~is_touched).plus(after))
         return self._updates(touched, changed_spans, sums)
@@ -240,7 +240,7 @@ def _in_order(spans: _Spans) -> _Spans:
     return spans.where(np.lexsort((spans.starts, spans.groups)))
 
 
-def _joined_up(spans: _Spans, gap: int) -> _Spans:
+def _join_intervals(spans: _Spans, gap: int) -> _Spans:
     """Return the sessions that intervals make together."""
     if not len(spans.groups):
         return spans
@@ -256,11 +256,11 @@ def _joined_up(spans: _Spans, gap: int) -> _Spans:
     new[1:] |= (spans.starts[1:] > reached[:-1]) & (distance > np.uint64(gap))
     at = np.flatnonzero(new)
     ends = np.append(at[1:], len(new)) - 1
-    sums = [_summed(column, at) for column in spans.sums]
+    sums = [_sum_groups(column, at) for column in spans.sums]
     return _Spans(spans.groups[at], spans.starts[at], reached[ends], sums)
 
 
-def _summed(column: Ints, at: Ints) -> Ints:
+def _sum_groups(column: Ints, at: Ints) -> Ints:
     about = np.add.reduceat(column.astype(np.float64), at)
     if (np.abs(about) > SUM_MAX).any():
         raise InvalidUpdate(

@@ -54,7 +54,7 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
     """
     names = [*scan.columns, "_time", "_diff"]
     keys = [name for name in scan.schema.key_names if name in scan.columns]
-    apart = _apart_in_time(scan)
+    apart = _order_disjoint_parts(scan)
     updates = pa.concat_tables([scan.empty(names), *scan.updates(reader, names, apart)])
     order = None
     if apart is None:
@@ -63,11 +63,11 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
     else:
         order = _order_by_time(int64_values(combined(updates["_time"])))
     if retractions_first:
-        order = _retractions_first(updates, keys, order)
+        order = _order_retractions_first(updates, keys, order)
     return scan.cast_to_result(updates if order is None else updates.take(int64_array(order)))
 
 
-def joined_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
+def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
     """Return the result of `read_changes`. Memory: the result, and a quarter of the budget meanwhile."""
     if scan.memory <= reading().changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
         return read_changes(scan, reading())
@@ -91,7 +91,7 @@ def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
         yield scan.slices_within(bytes_max) if is_one_time else [scan]
 
 
-def _apart_in_time(scan: Scan) -> list[Part] | None:
+def _order_disjoint_parts(scan: Scan) -> list[Part] | None:
     """Return the parts of a scan in the order of times, if no two have updates of one time; else None.
 
     If all columns are read as stored, the rows of a part are distinct and sorted by key, value and time. So they only
@@ -113,7 +113,7 @@ def _order_by_time(times: NDArray[np.int64]) -> NDArray[np.int64] | None:
     return np.argsort(times, kind="stable")
 
 
-def _retractions_first(
+def _order_retractions_first(
     updates: pa.Table, keys: Sequence[str], order: NDArray[np.int64] | None
 ) -> NDArray[np.int64] | None:
     """Return an order with the retractions of each time and key first; None if updates are in it.
@@ -315,7 +315,7 @@ class Transitions:
                 f"{count:.0f} transitions are too many rows, because records come or go very often: read "
                 'form="updates", which has each once with its _diff'
             )
-        old, new = _paired(groups, diffs, is_paired=bool(self.keys))
+        old, new = _pair_rows(groups, diffs, is_paired=bool(self.keys))
         of_row = int64_array(order[np.where(new < 0, old, new)])
         was, comes = (pa.array(order[rows], pa.int64(), mask=rows < 0) for rows in (old, new))
         kinds = pa.array(["insert", "update", "delete"]).take(pa.array((old >= 0).astype(np.int64) + (new < 0)))
@@ -336,7 +336,7 @@ class Transitions:
         return np.cumsum(starts) - 1, order
 
 
-def _paired(
+def _pair_rows(
     groups: NDArray[np.int64], diffs: NDArray[np.int64], *, is_paired: bool
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return int64[transitions] twice: the retracted and the inserted update; -1 for none.

@@ -201,7 +201,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         if self.is_finished:
             return None
         if not self._left:
-            contents = self._follower.wait_for(self._look, timeout_s)
+            contents = self._follower.wait_for(self._load_advanced, timeout_s)
             if contents is None or self._closed:
                 return None
             self._left.extend(self.planned(contents))
@@ -237,7 +237,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         at = "finished" if self.is_finished else f"next time {self._lower}"
         return f"<Listen to {self.name!r}, {at}>"
 
-    def _look(self) -> CollectionState | None:
+    def _load_advanced(self) -> CollectionState | None:
         contents = self._follower.known(self.id, self.name)
         return contents if self._closed or self.has_advanced(contents) else None
 
@@ -351,7 +351,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         for key, listen in self._listens.items():
             first = listen.take_first()
             if first:  # The contents, as updates of one time.
-                self._give_out(key, listen.reached - 1, first)
+                self._plan_pieces(key, listen.reached - 1, first)
 
     @property
     def is_finished(self) -> bool:
@@ -367,7 +367,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
         if self.is_finished:
             return None
         if not self._left:
-            looked = self._follower.wait_for(self._look, timeout_s)
+            looked = self._follower.wait_for(self._load_advanced, timeout_s)
             if looked is None:
                 return None
             self._seqno, advanced = looked
@@ -377,7 +377,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
                 if not self._listens[key].is_finished
             }
             for key, pieces in planned.items():
-                self._give_out(key, self._listens[key].reached, pieces)
+                self._plan_pieces(key, self._listens[key].reached, pieces)
         return self._next_step() if self._left else None
 
     def close(self) -> None:
@@ -388,7 +388,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
     def __repr__(self) -> str:
         return f"<JointListen to {', '.join(repr(listen.name) for listen in self._listens.values())}>"
 
-    def _give_out(self, key: K, before: int, pieces: Sequence[Piece]) -> None:
+    def _plan_pieces(self, key: K, before: int, pieces: Sequence[Piece]) -> None:
         self._advances[key] = _Advance(before, pieces[-1].upper)
         self._left.extend((key, piece) for piece in pieces)
 
@@ -424,7 +424,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
             self._listens[key].move_forward(advance.after)
         return JointProgress(self._seqno, progress)
 
-    def _look(self) -> tuple[int, dict[K, CollectionState]] | None:
+    def _load_advanced(self) -> tuple[int, dict[K, CollectionState]] | None:
         """Return a seqno and the contents of the collections that have advanced by then; None if none has."""
         waiting = {key: listen for key, listen in self._listens.items() if not listen.is_finished}
         if not waiting:

@@ -57,7 +57,7 @@ class Intervals:
     def of(cls, keys: Int64s, updates: pa.Table, names: tuple[str, ...]) -> "Intervals":
         """Return the intervals of updates with these key numbers; names are the columns of a record."""
         times, diffs = (updates[name].to_numpy() for name in ("_time", "_diff"))
-        records = _numbers(updates, names)
+        records = _rank_rows(updates, names)
         # The updates of each record follow each other, in the order of time.
         order = np.lexsort((times, records))
         records, keys, times, diffs = records[order], keys[order], times[order], diffs[order]
@@ -66,7 +66,7 @@ class Intervals:
         # An update counts until the next one of its record; the last one of a record counts for ever.
         is_last = np.append(records[1:] != records[:-1], True) if len(records) else np.zeros(0, bool)
         ends = np.where(is_last, len(distinct), np.append(at[1:], 0)) if len(at) else at
-        counts = _running(diffs, records)
+        counts = _sum_running(diffs, records)
         # Drop empty intervals, and intervals without the record.
         interval_rows = np.flatnonzero((counts != 0) & (ends > at))
         interval_rows = interval_rows[np.lexsort((at[interval_rows], keys[interval_rows]))]
@@ -127,7 +127,7 @@ def joined(
     """
     updates = canonical(updates)
     all_keys = canonical(pa.concat_tables([updates.select(keys.column_names), keys]).combine_chunks())
-    numbers = _numbers(all_keys, schema.key_names)
+    numbers = _rank_rows(all_keys, schema.key_names)
     intervals = Intervals.of(numbers[: len(updates)], updates, schema.names)
     at = times.fill_null(-1).to_numpy()
     row, interval = intervals.pairs(numbers[len(updates) :], at)
@@ -150,14 +150,14 @@ def joined(
     return result
 
 
-def _numbers(table: pa.Table, names: tuple[str, ...]) -> Int64s:
+def _rank_rows(table: pa.Table, names: tuple[str, ...]) -> Int64s:
     """Return int64[rows]: the dense ranks of rows by some columns."""
     if not names or not len(table):
         return np.zeros(len(table), np.int64)
     return np.asarray(dense_ranks(order_keys(table, names)), np.int64)
 
 
-def _running(diffs: Int64s, records: Int64s) -> Int64s:
+def _sum_running(diffs: Int64s, records: Int64s) -> Int64s:
     """Return the running sum of diffs within each record; rows of a record are consecutive."""
     if not len(diffs):
         return diffs
@@ -185,7 +185,7 @@ def keys_with_several(contents: CollectionState, reader: PartReader) -> Iterator
         CorruptBlob: a part is missing or damaged.
         DiffOverflow: what a key has is beyond int64.
     """
-    yield from _wrong(contents, reader, contents.schema.key_names, 1)
+    yield from _find_wrong_keys(contents, reader, contents.schema.key_names, 1)
 
 
 def keys_with_less_than_none(contents: CollectionState, reader: PartReader) -> Iterator[tuple[tuple[Any, ...], int]]:
@@ -193,10 +193,10 @@ def keys_with_less_than_none(contents: CollectionState, reader: PartReader) -> I
 
     This finds keys with two values and the retraction of a third. Cost: all columns are read.
     """
-    yield from _wrong(contents, reader, contents.schema.names, None)
+    yield from _find_wrong_keys(contents, reader, contents.schema.names, None)
 
 
-def _wrong(
+def _find_wrong_keys(
     contents: CollectionState, reader: PartReader, names: Sequence[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
     schema, first = contents.schema, contents.keyframes[0] if contents.history_from else None
@@ -204,10 +204,10 @@ def _wrong(
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
     time_before = -1 if first is None else first.as_of
     for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
-        yield from _wrong_within(scan_slice, schema, reader, time_before, list(names), most)
+        yield from _find_wrong_keys_of_slice(scan_slice, schema, reader, time_before, list(names), most)
 
 
-def _wrong_within(
+def _find_wrong_keys_of_slice(
     scan: Scan, schema: CollectionSchema, reader: PartReader, before: int, names: list[str], most: int | None
 ) -> Iterator[tuple[tuple[Any, ...], int]]:
     """Yield the wrong keys of a slice; names are the columns of the counted unit."""

@@ -54,7 +54,7 @@ OWN_SHARE = 2
 OWN_PART_SHARE = 1  # Each of these parts holds this fraction of the budget.
 
 
-def resolved_updates(
+def resolve_events(
     contents: CollectionState,
     schema: CollectionSchema,
     machine: Machine,
@@ -96,7 +96,7 @@ def resolved_updates(
         and len(own_events)
         and (waiting_bytes > bytes_max or OWN_SHARE * own_events.nbytes > reader.memory_budget)
     ):
-        parts += _as_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
+        parts += _to_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
         own_events = None
     scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
@@ -109,11 +109,13 @@ def resolved_updates(
         if own_slice is not None and len(slices) > 1:
             start, stop = scan_slice.keys.rows(own_slice, schema)
             own_slice = own_slice.slice(start, stop - start)
-        arrived = _arrived(scan_slice, events, waiting, own_slice)
+        arrived = _read_events(scan_slice, events, waiting, own_slice)
         if len(arrived):
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
-            ready, present = complete_events(ready, _present(ready, schema, lookup, reader), form, contents.name)
+            ready, present = complete_events(
+                ready, _read_present_rows(ready, schema, lookup, reader), form, contents.name
+            )
             yield resolved(ready, machine, present)
 
 
@@ -143,23 +145,23 @@ class Folds:
         """
         parts: tuple[Part, ...] | None = ()
         if due(contents, contents.upper):
-            parts = self._kept.get(_unresolved(contents))
+            parts = self._kept.get(_name_unresolved(contents))
         if parts is None:
             try:
-                parts = _folded(contents, machine(), contents.upper, reader())
-                self._kept.put(_unresolved(contents), parts)
+                parts = _resolve_to_parts(contents, machine(), contents.upper, reader())
+                self._kept.put(_name_unresolved(contents), parts)
             except Exception:  # A function of a user may raise anything.
                 if end is None or contents.upper <= end:
                     raise
-                parts = _folded(contents, machine(), end, reader())
+                parts = _resolve_to_parts(contents, machine(), end, reader())
         waiting = pending_after(contents, contents.upper)
         after = appended(contents, parts)
         return msgspec.structs.replace(after, resolved_times=contents.upper_times, pending=waiting)
 
 
-def _folded(contents: CollectionState, machine: Machine, end: int, reader: PartReader) -> tuple[Part, ...]:
+def _resolve_to_parts(contents: CollectionState, machine: Machine, end: int, reader: PartReader) -> tuple[Part, ...]:
     """Return the unresolved updates before end, as parts that hold their own bytes."""
-    tables = resolved_updates(contents, contents.schema, machine, end, reader)
+    tables = resolve_events(contents, contents.schema, machine, end, reader)
     encoded = (data_and_part for table in tables for data_and_part in encode_parts(table, contents.schema))
     return tuple(msgspec.structs.replace(part, inline=data) for data, part in encoded)
 
@@ -167,13 +169,13 @@ def _folded(contents: CollectionState, machine: Machine, end: int, reader: PartR
 _Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 
-def _unresolved(contents: CollectionState) -> _Unresolved:
+def _name_unresolved(contents: CollectionState) -> _Unresolved:
     """Return a name of the updates of sealed events; equal names mean equal updates."""
     waiting = due(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
 
-def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) -> Machine:
+def require_machine(machine: Machine | None, form: KeyedForm, collection: str) -> Machine:
     """Return the machine of a collection; raise SchemaMismatch if this client does not have it."""
     if machine is None:
         raise SchemaMismatch(
@@ -183,7 +185,7 @@ def machine_needed(machine: Machine | None, form: KeyedForm, collection: str) ->
     return machine
 
 
-def _as_parts(own_events: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
+def _to_parts(own_events: pa.Table, events: CollectionSchema, bytes_max: int) -> list[Part]:
     """Return events, in order, as parts that hold their own bytes. Memory: these, and a copy of one."""
     rows_max = max(1, bytes_max * len(own_events) // own_events.nbytes)
     pieces = (own_events.slice(at, rows_max) for at in range(0, len(own_events), rows_max))
@@ -191,7 +193,7 @@ def _as_parts(own_events: pa.Table, events: CollectionSchema, bytes_max: int) ->
     return [msgspec.structs.replace(part, inline=data) for data, part in encoded]
 
 
-def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own_events: pa.Table | None) -> pa.Table:
+def _read_events(scan: Scan, events: CollectionSchema, reader: PartReader, own_events: pa.Table | None) -> pa.Table:
     """Return the events of a slice; for each key, in the order of arrival."""
     columns = events.arrow.names
     tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
@@ -200,7 +202,9 @@ def _arrived(scan: Scan, events: CollectionSchema, reader: PartReader, own_event
     return pa.concat_tables(tables, promote_options="default")
 
 
-def _present(ready: Prepared, schema: CollectionSchema, lookup: Lookup | None, reader: PartReader) -> pa.Table:
+def _read_present_rows(
+    ready: Prepared, schema: CollectionSchema, lookup: Lookup | None, reader: PartReader
+) -> pa.Table:
     """Return the rows that the keys of events hold."""
     if lookup is None:
         return schema.arrow.empty_table()

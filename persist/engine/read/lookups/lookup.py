@@ -33,7 +33,7 @@ from persist.codecs.types.values import to_values
 from persist.codecs.updates.small import small_keys
 from persist.engine.read.lookups.part_rows import Hits, PartRows
 from persist.engine.read.lookups.requested_keys import distinct_keys, keys_alone
-from persist.engine.read.merging import repeated
+from persist.engine.read.merging import repeat_rows
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, cheap_first, negated, with_diff
 
@@ -169,7 +169,7 @@ class Lookup:
         # Parts of two collections may have the same bytes, and different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
-        self._sources += [self._source(group, is_keyframe=False) for group in _groups(scan)]
+        self._sources += [self._source(group, is_keyframe=False) for group in _group_tiny_parts(scan)]
         is_whole = scan.filter is None and scan.narrow is None and [*scan.columns] == [*scan.schema.names]
         self._has_plain_rows = (
             is_whole
@@ -231,7 +231,7 @@ class Lookup:
                     values = self._values(columns, row)
                     if values is None:
                         return None
-                    _count(records, values, source.diff or source.sign * columns[-1][row].as_py())
+                    _add_diff(records, values, source.diff or source.sign * columns[-1][row].as_py())
         remaining = [(values, count) for values, count in records if count]
         if not remaining:
             return []
@@ -245,7 +245,7 @@ class Lookup:
         start = len(self.scan.schema.key_names)
         values = columns[start : start + len(self.scan.schema.value_names)]
         try:
-            return [to_values(_plain(column.slice(row, 1)), "a column")[0] for column in values]
+            return [to_values(_drop_dictionary(column.slice(row, 1)), "a column")[0] for column in values]
         except InvalidUsage:
             return None
 
@@ -299,15 +299,15 @@ class Lookup:
         for source in self._sources if request.rows else ():
             rows = self._rows(source, reader)
             if rows.are_in_memory(request.keys):
-                source_tables += self._matching(source, rows.with_keys(request.keys))
+                source_tables += self._select_updates(source, rows.with_keys(request.keys))
             elif rows.may_hold(request.keys):
                 cold.append((source, rows))
         if cold:
-            read = reader.map(lambda pair: list(self._matching(pair[0], pair[1].with_keys(request.keys))), cold)
+            read = reader.map(lambda pair: list(self._select_updates(pair[0], pair[1].with_keys(request.keys))), cold)
             source_tables += chain.from_iterable(read)
         return source_tables
 
-    def _matching(self, source: _Source, tables: Iterable[pa.Table]) -> Iterator[Found]:
+    def _select_updates(self, source: _Source, tables: Iterable[pa.Table]) -> Iterator[Found]:
         """Yield the updates at the scan's times that pass its filter, with the scan's sign.
 
         Args:
@@ -318,20 +318,20 @@ class Lookup:
             if source.cuts_time:
                 table = scan.within_time(table)
             if scan.filter is not None:
-                table = self._filtered(table, scan.filter)
+                table = self._apply_filter(table, scan.filter)
             if source.diff is None and source.sign < 0:
                 table = negated(table)
             if len(table):
                 yield source, table
 
-    def _filtered(self, table: pa.Table, filter: pc.Expression) -> pa.Table:
+    def _apply_filter(self, table: pa.Table, filter: pc.Expression) -> pa.Table:
         try:
             return table.filter(filter)
         except (pa.ArrowException, ValueError) as error:
             raise bad_filter(filter, self.scan.schema.arrow, error) from error
 
 
-def _plain(values: pa.Array) -> pa.Array:
+def _drop_dictionary(values: pa.Array) -> pa.Array:
     return values.dictionary_decode() if isinstance(values, pa.DictionaryArray) else values
 
 
@@ -346,7 +346,7 @@ def _has_comparable_values(schema: CollectionSchema) -> bool:
     return schema.value.codec_name is None and all(map(is_flat, kinds)) and not has_zones and not is_changed
 
 
-def _count(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -> None:
+def _add_diff(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -> None:
     """Add a diff to an equal record. NaN equals nothing, so its diffs stay apart."""
     for at, (present, count) in enumerate(records):
         if present == values:
@@ -355,7 +355,7 @@ def _count(records: list[tuple[list[Any], int]], values: list[Any], diff: int) -
     records.append((values, diff))
 
 
-def _groups(scan: Scan) -> Iterator[tuple[Part, ...]]:
+def _group_tiny_parts(scan: Scan) -> Iterator[tuple[Part, ...]]:
     """Yield the parts of the history in order; consecutive tiny parts form one group."""
     tiny: list[Part] = []
     for part in scan.parts:
@@ -376,4 +376,4 @@ def without_diffs(records: pa.Table, scan: Scan) -> pa.Table:
     if "_diff" not in records.column_names:
         return records
     scan = replace(scan, columns=scan.schema.names)
-    return pa.concat_tables([scan.empty(scan.schema.names), *repeated(records, scan)])
+    return pa.concat_tables([scan.empty(scan.schema.names), *repeat_rows(records, scan)])

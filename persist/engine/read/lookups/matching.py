@@ -43,8 +43,8 @@ Rows: TypeAlias = npt.NDArray[np.int64]
 
 def estimate_matching(scan: Scan, keys: pa.Table) -> int:
     """Estimate the decoded size of the row groups that may hold some keys, in bytes. Nothing is read."""
-    first = _first_key(scan, _as_read(scan, keys))
-    return scan.memory if first is None else sum(_bytes_within(part, scan, first) for part in scan.all_parts)
+    first = _sort_first_key(scan, _cast_keys(scan, keys))
+    return scan.memory if first is None else sum(_estimate_part_bytes(part, scan, first) for part in scan.all_parts)
 
 
 def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa.Table]:
@@ -65,8 +65,8 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
     """
     assert scan.keys.is_all, "a slice would have to be cut out"
     assert scan.filter is None, "what passes a filter is looked for by a scan"
-    keys = _as_read(scan, keys)
-    search = _Search(scan, _tests(keys, scan), _first_key(scan, keys), reader)
+    keys = _cast_keys(scan, keys)
+    search = _Search(scan, _list_tests(keys, scan), _sort_first_key(scan, keys), reader)
     pieces = [*search.pieces()]
     tables = reader.map(search.updates, pieces) if len(pieces) > ALONE_PIECES else [*map(search.updates, pieces)]
     if scan.narrow is None:
@@ -76,11 +76,11 @@ def read_matching(scan: Scan, keys: pa.Table, reader: PartReader) -> Iterator[pa
         yield scan.cast_to_result(whole)
 
 
-def _as_read(scan: Scan, keys: pa.Table) -> pa.Table:
+def _cast_keys(scan: Scan, keys: pa.Table) -> pa.Table:
     return keys.cast(scan.empty(keys.column_names).schema)
 
 
-def _tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
+def _list_tests(keys: pa.Table, scan: Scan) -> list[tuple[str, pa.Array]]:
     """Return the columns that select rows, the cheapest first, and the requested values of each."""
 
     def cost(name: str) -> tuple[bool, bool]:
@@ -96,13 +96,13 @@ def _is_compared(kind: pa.DataType) -> bool:
     return bool(pat.is_integer(kind) or pat.is_boolean(kind) or is_time or is_text(kind))
 
 
-def _first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
+def _sort_first_key(scan: Scan, keys: pa.Table) -> SortedKeys | None:
     """Return the requested values of the first key column; None for any value."""
     names = scan.schema.key_names[:1]
     return SortedKeys.of(keys, names) if names and names[0] in keys.column_names else None
 
 
-def _bytes_within(part: Part, scan: Scan, first: SortedKeys) -> int:
+def _estimate_part_bytes(part: Part, scan: Scan, first: SortedKeys) -> int:
     """Estimate the decoded size of a part between samples that have a requested key between them, in bytes."""
     samples = KeySamples.of(part, scan.schema, 1)
     bounds = None if samples is None else first.find_bounds(samples.keys)
@@ -148,9 +148,9 @@ class _Search:
             if not part.blob or part.bytes <= WHOLE_BYTES_MAX or part.lift(scan.schema) is not None:
                 yield _Piece(part, is_base)
             else:
-                yield from (_Piece(part, is_base, run) for run in self._runs(part))
+                yield from (_Piece(part, is_base, run) for run in self._list_requests(part))
 
-    def _runs(self, part: Part) -> Iterator[list[int]]:
+    def _list_requests(self, part: Part) -> Iterator[list[int]]:
         """Yield the row groups of a part that may hold a key, one list for each request."""
         index = self.reader.index(part, self.scan.schema)
         groups = [*range(len(index.groups))]
@@ -171,19 +171,19 @@ class _Search:
         scan, part = self.scan, piece.part
         cuts_time = not piece.is_base and not scan.is_inside(part)
         columns = [*scan.columns, *(["_diff"] if not part.is_plain else []), *(["_time"] if cuts_time else [])]
-        table = self._of_groups(part, piece.groups, columns) if piece.groups else self._of_part(part, columns)
+        table = self._read_groups(part, piece.groups, columns) if piece.groups else self._read_part(part, columns)
         if cuts_time:
             table = scan.within_time(table).drop_columns("_time")
         table = with_diff(table)
         return negated(table) if scan.sign < 0 and not piece.is_base else table
 
-    def _of_part(self, part: Part, columns: list[str]) -> pa.Table:
+    def _read_part(self, part: Part, columns: list[str]) -> pa.Table:
         table = self.reader.table(part, self.scan.schema, columns)
         for name, values in self.tests:
             table = table.filter(pc.is_in(table[name], values))
         return table
 
-    def _of_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
+    def _read_groups(self, part: Part, groups: Sequence[int], columns: list[str]) -> pa.Table:
         """Return columns of the rows of consecutive row groups; others are decoded if a group has a key."""
         schema, tested = self.scan.schema.arrow, [name for name, _ in self.tests]
         fields = pa.schema([schema.field(name) for name in columns])
@@ -193,16 +193,16 @@ class _Search:
         file = self.reader.open_groups(part, self.scan.schema, groups, coded)
         tables = [fields.empty_table()]
         for group in groups:
-            keys, rows = self._requested(file, group)
+            keys, rows = self._find_requested(file, group)
             if rows is None:
-                tables.append(_plain([file.read([group], columns)], fields))
+                tables.append(_join_columns([file.read([group], columns)], fields))
             elif len(rows):
                 chosen = int64_array(rows)
                 other_columns = [file.read([group], other_names, chosen=chosen)] if other_names else []
-                tables.append(_plain([keys.take(chosen), *other_columns], fields))
+                tables.append(_join_columns([keys.take(chosen), *other_columns], fields))
         return pa.concat_tables(tables)
 
-    def _requested(self, file: OpenGroups, group: int) -> tuple[pa.Table, Rows | None]:
+    def _find_requested(self, file: OpenGroups, group: int) -> tuple[pa.Table, Rows | None]:
         """Return the key columns of a row group, and the rows that may be requested, ascending.
 
         The rows are None for all of them. If there is none, columns are missing.
@@ -229,7 +229,7 @@ def _find_values(column: pa.Table, values: pa.Array) -> Rows:
     return rows
 
 
-def _plain(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
+def _join_columns(tables: Sequence[pa.Table], fields: pa.Schema) -> pa.Table:
     """Return the fields of tables of the same rows, without dictionaries."""
     by_name = {name: table[name] for table in tables for name in table.column_names}
     return without_dictionaries([by_name[name] for name in fields.names], fields)

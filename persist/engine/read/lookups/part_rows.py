@@ -61,7 +61,7 @@ class KeySamples:
             return None
         samples = part.keys or []
         fields = [schema.arrow.field(name) for name in schema.key_names[:count]]
-        columns = [_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
+        columns = [_to_array([key[at] for key in samples], field.type) for at, field in enumerate(fields)]
         keys = pa.Table.from_arrays(columns, schema=pa.schema(fields))
         return cls(SortedKeys(keys), np.array(sample_rows(part.rows, len(samples)), np.int64))
 
@@ -75,7 +75,7 @@ class KeySamples:
         return bool((less < not_greater).any() or (not_greater[:-1] < less[1:]).any())
 
 
-def _array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
+def _to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array:
     """Return an array of values in the form of descriptors."""
     if (pat.is_integer(kind) or pat.is_temporal(kind)) and None not in values:
         stored = np.dtype(f"{'u' if pat.is_unsigned_integer(kind) else 'i'}{kind.bit_width // 8}")
@@ -123,7 +123,7 @@ class GroupBounds:
         kind, (leasts, greatests) = schema.arrow.types[0], limits
         if pat.is_floating(kind) and greatests:
             greatests[-1] = np.nan  # Statistics leave NaN out, which is greater than all other numbers.
-        return cls(firsts, count, _limits(leasts, kind), _limits(greatests, kind))
+        return cls(firsts, count, _make_limits(leasts, kind), _make_limits(greatests, kind))
 
     def hit(self, samples: KeySamples | None, requested_keys: SortedKeys) -> Numbers:
         """Return the numbers of the row groups that may hold requested keys, ascending."""
@@ -156,7 +156,7 @@ class GroupBounds:
         return group_blocks
 
 
-def _limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
+def _make_limits(values: Sequence[Any], kind: pa.DataType) -> SortedKeys:
     if pat.is_integer(kind) or pat.is_floating(kind):
         letter = "f" if pat.is_floating(kind) else "u" if pat.is_unsigned_integer(kind) else "i"
         numbers = np.array(values, f"{letter}{kind.bit_width // 8}")
@@ -214,13 +214,13 @@ class PartRows:
         """Return whether `with_keys` probably needs no request; nothing is searched for that."""
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         if self._is_small:
-            return all(self._is_here(columns, WHOLE) for columns in kinds)
+            return all(self._is_in_memory(columns, WHOLE) for columns in kinds)
         if self._reader.get_cached_index(self._part) is None:
             return False
         bounds = self._bounds()
         return all(
-            self._is_here(columns, (first, end))
-            or all(self._is_here(columns, (number, number + 1)) for number in groups)
+            self._is_in_memory(columns, (first, end))
+            or all(self._is_in_memory(columns, (number, number + 1)) for number in groups)
             for first, end, groups in self._blocks(bounds, requested_keys)
             for columns in kinds
         )
@@ -258,11 +258,11 @@ class PartRows:
     def with_keys(self, requested_keys: SortedKeys | None) -> Iterator[pa.Table]:
         """Yield the rows with a requested key, all columns; None requests all rows."""
         if self._is_small:
-            keys = self._whole(self._keys, None)
+            keys = self._load_small_part(self._keys, None)
             if requested_keys is None or keys is None:
-                yield from self._tables(self._whole_values(None))
+                yield from self._tables(self._load_small_values(None))
             else:
-                yield from self._matching(requested_keys, 0, keys, self._whole_values)
+                yield from self._matching(requested_keys, 0, keys, self._load_small_values)
             return
         bounds = self._bounds()
         for first, end, groups in self._blocks(bounds, requested_keys):
@@ -270,13 +270,13 @@ class PartRows:
             span = (first, end)
 
             if requested_keys is None:
-                yield from self._tables(self._pieces(self._columns, span, groups, bounds, fetched, None))
+                yield from self._tables(self._load_pieces(self._columns, span, groups, bounds, fetched, None))
                 continue
 
             def values(rows: Numbers, span: Span = span, fetched: Fetched = fetched) -> list[tuple[int, Piece]]:
-                return self._pieces(self._columns, span, None, bounds, fetched, rows)
+                return self._load_pieces(self._columns, span, None, bounds, fetched, rows)
 
-            for start, keys in self._pieces(self._keys, span, groups, bounds, fetched, None):
+            for start, keys in self._load_pieces(self._keys, span, groups, bounds, fetched, None):
                 yield from self._matching(requested_keys, start, keys, values)
 
     def places(self, requested_keys: SortedKeys) -> Numbers:
@@ -284,13 +284,13 @@ class PartRows:
         if not self.may_hold(requested_keys):
             return np.zeros(0, np.int64)
         if self._is_small:
-            keys = self._whole(self._keys, None)
+            keys = self._load_small_part(self._keys, None)
             assert isinstance(keys, SortedKeys)
             return keys.find(requested_keys)
         bounds = self._bounds()
         places = [np.zeros(0, np.int64)]
         for first, end, groups in self._blocks(bounds, requested_keys):
-            for start, keys in self._pieces(self._keys, (first, end), groups, bounds, [], None):
+            for start, keys in self._load_pieces(self._keys, (first, end), groups, bounds, [], None):
                 assert isinstance(keys, SortedKeys)
                 places.append(keys.find(requested_keys) + start)
         return np.concatenate(places)
@@ -337,17 +337,17 @@ class PartRows:
             for _, piece in pieces
         )
 
-    def _whole_values(self, touched: Numbers | None) -> list[tuple[int, Piece]]:
-        values = self._whole(self._columns, touched)
+    def _load_small_values(self, touched: Numbers | None) -> list[tuple[int, Piece]]:
+        values = self._load_small_part(self._columns, touched)
         return [] if values is None else [(0, values)]
 
-    def _whole(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
+    def _load_small_part(self, columns: tuple[str, ...], touched: Numbers | None) -> Piece | None:
         """Return columns of all rows of a small part; None for no columns."""
         piece = self._fetch_cached(columns, WHOLE, self._part.rows, touched) if columns else None
         if columns and piece is None:
             table = self._reader.table(self._part, self._schema, [*self._keys, *self._columns])
             for names in filter(None, (self._keys, self._columns)):
-                new_piece = self._keep(names, WHOLE, table.select(names))
+                new_piece = self._cache_piece(names, WHOLE, table.select(names))
                 piece = new_piece if names == columns else piece
         return piece
 
@@ -384,7 +384,7 @@ class PartRows:
         total = len(bounds.firsts) - 1
         kinds = [columns for columns in (self._keys, self._columns) if columns]
         blocks: Blocks
-        if total <= bounds.group_count_max and all(self._is_here(columns, (0, total)) for columns in kinds):
+        if total <= bounds.group_count_max and all(self._is_in_memory(columns, (0, total)) for columns in kinds):
             # The part is one block in memory, so a search takes no longer than a selection.
             blocks = [(0, total, [*range(total)])]
         else:
@@ -394,7 +394,7 @@ class PartRows:
         self._looked = requested_keys, blocks
         return blocks
 
-    def _pieces(
+    def _load_pieces(
         self,
         columns: tuple[str, ...],
         span: Span,
@@ -431,39 +431,39 @@ class PartRows:
         is_wanted = len(pieces) == end - first
         if not missing and not is_wanted:  # Nearly all of the block may be cached by now.
             lengths = np.diff(firsts[first : end + 1]).tolist()
-            away = (not self._is_here(columns, (number, number + 1)) for number in range(first, end))
+            away = (not self._is_in_memory(columns, (number, number + 1)) for number in range(first, end))
             is_wanted = sum(compress(lengths, away)) <= REST_SHARE * sum(lengths)
         if is_wanted and end - first > 1:
-            return [(int(firsts[first]), self._as_block(columns, span, bounds, fetched))]
-        for run in _consecutive(missing):
+            return [(int(firsts[first]), self._load_block(columns, span, bounds, fetched))]
+        for run in _group_consecutive(missing):
             table, at = self._read(columns, run, fetched), 0
             for number in run:
                 rows = int(firsts[number + 1] - firsts[number])
-                pieces[number] = self._keep(columns, (number, number + 1), table.slice(at, rows))
+                pieces[number] = self._cache_piece(columns, (number, number + 1), table.slice(at, rows))
                 at += rows
         return [(int(firsts[number]), piece) for number, piece in pieces.items() if piece is not None]
 
-    def _as_block(self, columns: tuple[str, ...], span: Span, bounds: GroupBounds, fetched: Fetched) -> Piece:
+    def _load_block(self, columns: tuple[str, ...], span: Span, bounds: GroupBounds, fetched: Fetched) -> Piece:
         """Return all row groups of a block as one piece, which replaces theirs in the cache."""
         groups = [*range(*span)]
         lengths = np.diff(bounds.firsts).tolist()
-        pieces = [self._peeked(columns, (number, number + 1), lengths[number]) for number in groups]
+        pieces = [self._peek_cached(columns, (number, number + 1), lengths[number]) for number in groups]
         batches = {number: [_batch(piece)] for number, piece in zip(groups, pieces, strict=True) if piece is not None}
-        for run in _consecutive([number for number in groups if number not in batches]):
+        for run in _group_consecutive([number for number in groups if number not in batches]):
             batches[run[0]] = self._read(columns, run, fetched).to_batches()
         table = pa.Table.from_batches([batch for number in sorted(batches) for batch in batches[number]])
         for number in groups:  # Beforehand, so that their room is the block's.
             self._reader.decoded.take(self._name(columns, (number, number + 1)))
-        block = self._keep(columns, span, table)
+        block = self._cache_piece(columns, span, table)
         spilled = self._reader.spilled
-        if spilled is not None and self._is_here(columns, span):
+        if spilled is not None and self._is_in_memory(columns, span):
             for number in groups:
                 spilled.drop(self._file_name(columns, (number, number + 1)))
         return block
 
     def _read(self, columns: tuple[str, ...], run: list[int], fetched: Fetched) -> pa.Table:
         """Return columns of consecutive row groups. Cost: one GET of a range, unless they were fetched."""
-        coded = () if columns == self._keys else self._texts()
+        coded = () if columns == self._keys else self._list_dictionary_columns()
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
                 return self._reader.decoded_groups(
@@ -475,7 +475,7 @@ class PartRows:
         fetched.append((run, data))
         return table
 
-    def _texts(self) -> tuple[str, ...]:
+    def _list_dictionary_columns(self) -> tuple[str, ...]:
         """Return the text columns that are decoded as dictionaries, because few of their values are requested."""
         if self._coded is None:
             kinds = ((name, self._schema.arrow.field(name).type) for name in self._columns)
@@ -484,7 +484,7 @@ class PartRows:
             self._coded = self._reader.index(self._part, self._schema).coded(names) if names and not is_mapped else ()
         return self._coded
 
-    def _keep(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
+    def _cache_piece(self, columns: tuple[str, ...], span: Span, table: pa.Table) -> Piece:
         batches = table.combine_chunks().to_batches()
         batch = batches[0] if batches else empty_batch(table.schema)
         spilled = self._reader.spilled
@@ -512,14 +512,14 @@ class PartRows:
             self._reader.decoded.put(self._name(columns, span), keys)
         return keys
 
-    def _is_here(self, columns: tuple[str, ...], span: Span) -> bool:
+    def _is_in_memory(self, columns: tuple[str, ...], span: Span) -> bool:
         """Return whether columns of some rows are in memory or mapped; a mapped file may still be damaged."""
         if self._reader.decoded.peek(self._name(columns, span)) is not None:
             return True
         spilled = self._reader.spilled
         return spilled is not None and spilled.is_mapped(self._file_name(columns, span))
 
-    def _peeked(self, columns: tuple[str, ...], span: Span, rows: int) -> Piece | None:
+    def _peek_cached(self, columns: tuple[str, ...], span: Span, rows: int) -> Piece | None:
         """Return cached columns of a number of rows, without counting the request."""
         piece = self._reader.decoded.peek(self._name(columns, span))
         assert piece is None or isinstance(piece, (SortedKeys, pa.RecordBatch))
@@ -561,7 +561,7 @@ def _batch(piece: Piece) -> pa.RecordBatch:
     return piece.batch if isinstance(piece, SortedKeys) else piece
 
 
-def _consecutive(numbers: Sequence[int]) -> list[list[int]]:
+def _group_consecutive(numbers: Sequence[int]) -> list[list[int]]:
     runs: list[list[int]] = []
     for number in numbers:
         if runs and runs[-1][-1] + 1 == number:

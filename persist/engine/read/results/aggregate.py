@@ -93,7 +93,7 @@ class Request:
                 f"aggregations={aggregations!r:.80} is not a dict of at least one output: "
                 'write for example {"total": ("amount", "sum"), "n": (None, "count")}'
             )
-        return cls(groups, tuple(_checked(schema, groups, name, spec) for name, spec in aggregations.items()))
+        return cls(groups, tuple(_check_aggregation(schema, groups, name, spec) for name, spec in aggregations.items()))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -107,7 +107,7 @@ class Request:
         return tuple(name for name in self.columns if name in self.group_by or name in summed)
 
 
-def _checked(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
+def _check_aggregation(schema: CollectionSchema, groups: tuple[str, ...], output: Any, spec: Any) -> Aggregation:
     if not isinstance(output, str) or not output:
         raise InvalidUsage(f"{output!r:.80} is not a name for an output: give text that is not empty")
     if output in groups:
@@ -249,7 +249,9 @@ class _Sums:
             columns[f"net:{name}"] = terms
             if self.tracks_size:
                 columns[f"size:{name}"] = pc.abs(terms)
-        self._partials.append(self._normalized(_grouped([table[name] for name in self.request.group_by], columns)))
+        self._partials.append(
+            self._normalize_limbs(_sum_groups([table[name] for name in self.request.group_by], columns))
+        )
         if sum(map(len, self._partials)) > self._merge_rows:
             self._merge()
 
@@ -279,13 +281,13 @@ class _Sums:
     def _merge(self) -> None:
         if len(self._partials) == 1:
             return
-        table = pa.concat_tables([self._widened(partial) for partial in self._partials])
+        table = pa.concat_tables([self._widen_limbs(partial) for partial in self._partials])
         count = len(self.request.group_by)
         measured = {name: table[name] for name in table.column_names[count:]}
-        self._partials = [self._normalized(_grouped(table.columns[:count], measured))]
+        self._partials = [self._normalize_limbs(_sum_groups(table.columns[:count], measured))]
         self._merge_rows = max(MERGE_ROWS, 2 * len(self._partials[0]))
 
-    def _widened(self, partial: pa.Table) -> pa.Table:
+    def _widen_limbs(self, partial: pa.Table) -> pa.Table:
         """Return a partial with as many limbs as all partials together need."""
         columns: dict[str, Any] = {f"g{i}": partial[f"g{i}"] for i in range(len(self.request.group_by))}
         for measure, bound in self.bounds.items():
@@ -297,7 +299,7 @@ class _Sums:
             columns | {f"{kind}:{name}": partial[f"{kind}:{name}"] for name in self.floats for kind in kinds}
         )
 
-    def _normalized(self, partial: pa.Table) -> pa.Table:
+    def _normalize_limbs(self, partial: pa.Table) -> pa.Table:
         for measure in self.bounds:
             if len(limbs := _list_limbs(partial, measure)) > 1:
                 for at, limb in enumerate(normalized(limbs)):
@@ -353,7 +355,7 @@ class _Groups:
         counts = self._exact(f"n:{output.column}")
         values: Ints
         if output.column in self._floats:
-            values = self._with_odd(output.column)
+            values = self._add_non_finite(output.column)
             sums = pa.array(values)
         else:
             values = self._exact(f"sum:{output.column}")
@@ -361,7 +363,7 @@ class _Groups:
         nothing = (counts == 0) & (values == 0)
         return pc.if_else(pa.array(nothing.astype(bool)), pa.scalar(None, sums.type), sums)
 
-    def _with_odd(self, name: str) -> Any:
+    def _add_non_finite(self, name: str) -> Any:
         """Return the sums of a float column: NaN or infinite where such values are left in a group."""
         finite = self._floats[name]
         if f"nan:{name}" not in self._sums.bounds:
@@ -390,7 +392,7 @@ class _Groups:
         return from_whole_numbers(values, type_)
 
 
-def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Table:
+def _sum_groups(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Table:
     """Add up columns over rows with equal keys; without keys the result is one row."""
     # Without NULLs, one array of diffs counts the rows and the values of each column: it is added up once.
     firsts: dict[int, str] = {}
@@ -407,7 +409,7 @@ def _grouped(keys: Sequence[pa.ChunkedArray], columns: dict[str, Any]) -> pa.Tab
 
 def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]:
     """Return the group of each row, numbered from 0, and the keys of the groups, of which some may have no row."""
-    codes, *more_codes = [_coded(combined(key)) for key in keys]
+    codes, *more_codes = [_to_codes(combined(key)) for key in keys]
     groups, numbers = [codes.dictionary], codes.indices.to_numpy().astype(np.int64)
     for next_codes in more_codes:
         size = len(next_codes.dictionary)
@@ -420,7 +422,7 @@ def _group_codes(keys: Sequence[pa.ChunkedArray]) -> tuple[Rows, list[pa.Array]]
     return numbers, groups
 
 
-def _coded(key: pa.Array) -> pa.DictionaryArray:
+def _to_codes(key: pa.Array) -> pa.DictionaryArray:
     """Return a column as numbers, none of them NULL, and the values that they stand for, NULL among them."""
     if pat.is_dictionary(key.type):
         coded, values = key, key.dictionary

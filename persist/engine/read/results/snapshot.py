@@ -33,7 +33,7 @@ from persist.core.state_rules.erasures import erasure_number
 from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import arrow_keys
-from persist.engine.read.merging import Form, read_snapshot, repeated, snapshot_slices, snapshot_tables
+from persist.engine.read.merging import Form, read_snapshot, repeat_rows, snapshot_slices, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
 from persist.engine.read.planning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
 from persist.engine.read.planning.snapshot_plan import Explanation, explained
@@ -302,7 +302,7 @@ class Snapshot(ArrowResult):
             matching_rows = lookup.contents(requested, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
             return matching_rows
-        tables = list(repeated(matching_rows, self.scan))
+        tables = list(repeat_rows(matching_rows, self.scan))
         if not self.scan.columns:
             return rows_without_columns(sum(map(len, tables)))
         return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])

@@ -114,7 +114,7 @@ def rewrite(sql: str, user: str) -> str:
         if match["search_path"] is not None:  # Grafana sends it, and DuckDB lacks this SQL.
             return "SELECT 'main'"
         if match["user"] is not None:
-            return _quoted(user)
+            return _quote_text(user)
         return "pg." if match["pg"] is not None else "info." if match["info"] is not None else ""
 
     return _REWRITES.sub(replace, sql)
@@ -135,12 +135,12 @@ def with_session(sql: str, session: Session) -> str:
     def replace(match: re.Match[str]) -> str:
         if match.lastgroup is None:
             return match[0]
-        return f"({session.pid})" if match["pid"] else f"({_quoted(values[match.lastgroup])})"
+        return f"({session.pid})" if match["pid"] else f"({_quote_text(values[match.lastgroup])})"
 
     return _OF_SESSION.sub(replace, sql)
 
 
-def _quoted(text: str) -> str:
+def _quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -184,10 +184,12 @@ class Catalog:
                 self._tables = tables
             cursor = self._connection.cursor()
         with cursor:
-            settings = ", ".join(f"{_quoted(name)}: {_quoted(value)}" for name, value in session.settings.items())
+            settings = ", ".join(
+                f"{_quote_text(name)}: {_quote_text(value)}" for name, value in session.settings.items()
+            )
             variables = {"version": self._version, "database": session.database, "user": session.user}
             for name, value in variables.items():
-                cursor.execute(f"SET VARIABLE pg_{name} = {_quoted(value)}")
+                cursor.execute(f"SET VARIABLE pg_{name} = {_quote_text(value)}")
             cursor.execute(f"SET VARIABLE pg_pid = {session.pid}")
             cursor.execute(f"SET VARIABLE pg_settings = MAP {{{settings}}}")
             cursor.execute("SET search_path = 'pg,main'")

@@ -131,15 +131,15 @@ def _find_oid(kind: pa.DataType) -> int:
 
 def data_rows(batch: pa.RecordBatch, formats: Sequence[int]) -> memoryview:
     """Return the messages `DataRow` of a batch, one after the other; each column in format 0 (text) or 1 (binary)."""
-    return _framed(batch, formats, b"D")
+    return _frame_rows(batch, formats, b"D")
 
 
 def copy_rows(batch: pa.RecordBatch) -> memoryview:
     """Return the messages `CopyData` of a batch in the binary format, one for each row."""
-    return _framed(batch, [1] * batch.num_columns, b"d")
+    return _frame_rows(batch, [1] * batch.num_columns, b"d")
 
 
-def _framed(batch: pa.RecordBatch, formats: Sequence[int], kind: bytes) -> memoryview:
+def _frame_rows(batch: pa.RecordBatch, formats: Sequence[int], kind: bytes) -> memoryview:
     if not batch.num_rows:
         return memoryview(b"")
     fields: list[Any] = []
@@ -155,7 +155,7 @@ def _framed(batch: pa.RecordBatch, formats: Sequence[int], kind: bytes) -> memor
         )
     head = np.empty(batch.num_rows, np.dtype([("kind", "S1"), ("length", ">i4"), ("columns", ">i2")]))
     head["kind"], head["length"], head["columns"] = kind, lengths, batch.num_columns
-    return _join([_fixed(head), *fields], lengths + 1)
+    return _join([_split_fixed_entries(head), *fields], lengths + 1)
 
 
 def copy_text_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: bool) -> memoryview:
@@ -165,23 +165,23 @@ def copy_text_rows(batch: pa.RecordBatch, separator: str, null: str, *, csv: boo
     columns: list[Any] = []
     for array in batch.columns:
         values = text_values(array).cast(pa.large_string())
-        values = _quoted(values, separator, null) if csv else _escaped(values, separator)
+        values = _quote_elements(values, separator, null) if csv else _escape_texts(values, separator)
         columns.append(values.fill_null(null))
     lines = pc.binary_join_element_wise(*columns, pa.scalar(separator, pa.large_string()))
     sizes = _lengths(lines) + 1
     head = np.empty(batch.num_rows, np.dtype([("kind", "S1"), ("length", ">i4")]))
     head["kind"], head["length"] = b"d", sizes + 4
     end = pa.array(["\n"] * batch.num_rows, pa.large_binary())
-    return _join([_fixed(head), lines.cast(pa.large_binary()), end], sizes + 5)
+    return _join([_split_fixed_entries(head), lines.cast(pa.large_binary()), end], sizes + 5)
 
 
-def _escaped(values: pa.Array, separator: str) -> pa.Array:
+def _escape_texts(values: pa.Array, separator: str) -> pa.Array:
     for character, letter in zip("\\\n\r\t\b\f\v", "\\nrtbfv", strict=True):
         values = pc.replace_substring(values, character, "\\" + letter)
     return values if separator == "\t" else pc.replace_substring(values, separator, "\\" + separator)
 
 
-def _quoted(values: pa.Array, separator: str, null: str) -> pa.Array:
+def _quote_elements(values: pa.Array, separator: str, null: str) -> pa.Array:
     quotes = pc.equal(values, null)
     for character in (separator, '"', "\n", "\r"):
         quotes = pc.or_(quotes, pc.match_substring(values, character))
@@ -200,10 +200,10 @@ def _lengths(values: pa.Array) -> np.ndarray:
 
 
 def _prefixes(sizes: np.ndarray) -> pa.Array:
-    return _fixed(np.ascontiguousarray(sizes.astype(">i4")))
+    return _split_fixed_entries(np.ascontiguousarray(sizes.astype(">i4")))
 
 
-def _fixed(rows: np.ndarray) -> pa.Array:
+def _split_fixed_entries(rows: np.ndarray) -> pa.Array:
     """Return the bytes of each entry of an array whose entries have one size."""
     offsets = np.arange(len(rows) + 1, dtype=np.int64) * rows.dtype.itemsize
     return _from_buffers(offsets, rows.tobytes())
@@ -232,19 +232,19 @@ def text_values(array: pa.Array) -> pa.Array:
     Raises:
         Failure: Postgres's type does not have such a value.
     """
-    array = _decoded(array)
+    array = _drop_dictionary(array)
     oid = _find_oid(array.type)
     writer = _TEXT.get(oid)
     return pc.cast(array, pa.string()) if writer is None else writer(array)
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def _drop_dictionary(array: pa.Array) -> pa.Array:
     kind = _plain(array.type)
     while pat.is_dictionary(array.type) or pat.is_run_end_encoded(array.type):
         is_dictionary = pat.is_dictionary(array.type)
         array = array.dictionary_decode() if is_dictionary else pc.run_end_decode(array)
     if isinstance(array.type, pa.BaseExtensionType) and not isinstance(kind, pa.BaseExtensionType):
-        return _decoded(array.storage)
+        return _drop_dictionary(array.storage)
     return array
 
 
@@ -284,7 +284,7 @@ def _date_text(array: pa.Array) -> pa.Array:
     is_infinite = np.abs(days) == DAYS_MAX
     _check_years(days[~is_infinite & ~_nulls(array)].astype(np.int64) * 86_400)
     finite = pa.array(np.where(is_infinite, 0, days).astype(np.int32), pa.int32(), mask=_nulls(array))
-    return _with_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
+    return _put_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
 
 
 def _timestamp_text(array: pa.Array) -> pa.Array:
@@ -292,13 +292,13 @@ def _timestamp_text(array: pa.Array) -> pa.Array:
     is_infinite = np.abs(us) == US_MAX
     _check_years(us[~is_infinite & ~_nulls(array)] // 1_000_000)
     finite = pa.array(np.where(is_infinite, 0, us), pa.int64(), mask=_nulls(array)).cast(pa.timestamp("us"))
-    text = _without_zeros(finite.cast(pa.string()))
+    text = _strip_zeros(finite.cast(pa.string()))
     if array.type.tz is not None:
         text = pc.binary_join_element_wise(text, "+00", "")
-    return _with_infinities(text, is_infinite, us)
+    return _put_infinities(text, is_infinite, us)
 
 
-def _with_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndarray) -> pa.Array:
+def _put_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndarray) -> pa.Array:
     if not is_infinite.any():
         return text
     signs = pa.array(np.where(values > 0, "infinity", "-infinity"))
@@ -312,10 +312,10 @@ def _check_years(seconds: np.ndarray) -> None:
 
 
 def _time_text(array: pa.Array) -> pa.Array:
-    return _without_zeros(_whole_us_time(array).cast(pa.string()))
+    return _strip_zeros(_whole_us_time(array).cast(pa.string()))
 
 
-def _without_zeros(text: pa.Array) -> pa.Array:
+def _strip_zeros(text: pa.Array) -> pa.Array:
     """Return texts that end with a point and six digits without the zeros at their ends."""
     return pc.replace_substring_regex(text, r"\.?0*$", "")
 
@@ -352,7 +352,7 @@ def _json_text(array: pa.Array) -> pa.Array:
 
 def _json_parts(array: pa.Array) -> list[str]:
     """Return each value as JSON, `null` for NULL."""
-    array = _decoded(array)
+    array = _drop_dictionary(array)
     kind, nulls = array.type, _nulls(array)
     if pat.is_struct(kind):
         names = [json.dumps(field.name) for field in kind]
@@ -423,7 +423,7 @@ _TEXT: dict[int, Callable[[pa.Array], pa.Array]] = {
 
 def binary_values(array: pa.Array) -> pa.Array:
     """Return each value in Postgres's binary form. Raises Failure as `text_values` does."""
-    array = _decoded(array)
+    array = _drop_dictionary(array)
     oid = _find_oid(array.type)
     if oid in (TEXT, JSON):
         return text_values(array)
@@ -437,7 +437,7 @@ def binary_values(array: pa.Array) -> pa.Array:
         packed = [None if value is None else struct.pack("!qii", *value[::-1]) for value in _intervals(array)]
         return pa.array(packed, pa.large_binary())
     numbers, kind = _numbers(array, oid)
-    encoded = _fixed(np.ascontiguousarray(numbers.astype(kind)))
+    encoded = _split_fixed_entries(np.ascontiguousarray(numbers.astype(kind)))
     return pc.if_else(array.is_null(), None, encoded) if array.null_count else encoded
 
 
