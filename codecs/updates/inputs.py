@@ -312,16 +312,16 @@ def check_given(data: Any) -> None:
 
 def _check_columns(frame: Any) -> None:
     """Refuse a frame of which a column is there twice, or has addresses in memory for values."""
-    if not (hasattr(frame, "columns") and hasattr(frame, "dtypes")):  # A pandas Series has the one, and not the other.
-        return
-    names = [*frame.columns]
+    is_frame = hasattr(frame, "columns") and hasattr(frame, "dtypes")  # A pandas Series has the one, and not the other.
+    schema = getattr(frame, "schema", None)
+    names = [*frame.columns] if is_frame else schema.names if isinstance(schema, pa.Schema) else []
     if len({*names}) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise SchemaMismatch(
             f"column {twice!r} is there {names.count(twice)} times: give each column a name of its own, or drop all "
             "but one"
         )
-    for name, kind in zip(names, frame.dtypes, strict=True):
+    for name, kind in zip(names, frame.dtypes if is_frame else [], strict=is_frame):
         _check_kind(name, kind)
 
 

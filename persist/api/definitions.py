@@ -179,19 +179,19 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
 
 def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:
     """Create a collection without a key of the rows of a query, in one commit; return how many there are."""
-    count = 0
+    count, schema = 0, result.stored_schema()
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal count
         for batch in result.to_batches():
             count += batch.num_rows
             if batch.num_rows:
-                yield batch
+                yield batch.cast(schema)
 
     found = batches()
     first = next(found, None)
     stream = () if first is None else chain([first], found)
-    rows = pa.RecordBatchReader.from_batches(result.schema, stream) if stream else result.schema.empty_table()
+    rows = pa.RecordBatchReader.from_batches(schema, stream) if stream else schema.empty_table()
     client.write(name, rows, key=[], mode="error").result()
     return count
 

@@ -3,8 +3,10 @@
 import json
 import pickle
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow as pa
@@ -18,7 +20,9 @@ from persist.codecs.types.documents import check_documents
 from persist.core.expression.filters import parse_where
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, MachineForm
+from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.errors import InvalidUsage, SchemaMismatch
+from tests.support.forks import forked_python
 from tests.support.tiers import examples
 
 BAD = ['{"a":NaN}', "nan", "Infinity", "1 2", '{"a":1,}', "/*c*/1", "", '"\\ud800"', "01", "{'a':1}", "tru", "[" * 9999]
@@ -218,3 +222,55 @@ def test_events_with_documents_need_the_format_that_has_them() -> None:
     assert (
         kinds.Create("id", "users", {}, KeyedForm(MachineForm("m", 1), fields=(("doc", "string"),))).format_needed < 13
     )
+
+
+def test_a_table_of_a_query_has_the_columns_of_json_that_the_query_has() -> None:
+    with client() as here:
+        documents(here)
+        here.rename("events", "sales.events")
+        here.sql("CREATE TABLE some AS SELECT id, payload, payload->'a' AS a, payload->>'a' AS text FROM sales.events")
+        here.sql("CREATE TABLE none AS SELECT payload FROM sales.events WHERE id > 99")
+        assert (here["some"].schema.json, here["none"].schema.json) == (("payload", "a"), ("payload",))
+        assert here["some"].snapshot().to_arrow()["payload"].to_pylist() == GOOD
+        assert here.sql("SELECT count(*) AS n FROM sales.events").to_pylist() == [{"n": len(GOOD)}]
+
+
+def test_a_line_may_have_documents_and_numbers_that_json_lacks(tmp_path: Path) -> None:
+    columns = {"id": "int64", "payload": "json", "x": "float64"}
+    lines = [
+        '{"id": 1, "payload": {"a": "NaN, \\"Infinity"}, "x": NaN}',
+        '{"id": 2, "x": -Infinity, "payload": [1, {}]}',
+    ]
+    with client() as here:
+        (tmp_path / "good.json").write_text("\n".join(lines))
+        persist.ingest(here, str(tmp_path / "good.json"), collection="good", columns=columns, once=True)
+        rows = sorted(here["good"].snapshot().to_pylist(), key=lambda row: row["id"])
+        assert [row["payload"] for row in rows] == ['{"a": "NaN, \\"Infinity"}', "[1, {}]"]
+        assert repr([row["x"] for row in rows]) == "[nan, -inf]"
+        (tmp_path / "bad.json").write_text('{"id": 1, "payload": {"a": NaN}, "x": NaN}')
+        with pytest.raises(InvalidUsage, match="NaN is not JSON"):
+            persist.ingest(here, str(tmp_path / "bad.json"), collection="bad", columns=columns, once=True)
+
+
+def test_a_plan_in_a_fresh_process_knows_the_functions_of_its_condition() -> None:
+    with client() as here:
+        handle = documents(here).handle
+        condition = parse_where("payload->>'a' = '1'", handle.schema)
+        scan = snapshot_scan(handle.contents(), handle.schema, 0, None, condition)
+        program = "import pickle, sys, pyarrow as pa; scan = pickle.load(sys.stdin.buffer)\n"
+        program += "print(pa.table({'payload': ['{\"a\": 1}', '2']}).filter(scan.filter).num_rows)"
+        python = [*forked_python(), "-c", program]
+        done = subprocess.run(python, input=pickle.dumps(scan), capture_output=True, check=False)
+        assert done.stdout.split() == [b"1"], done.stderr.decode()
+
+
+def test_a_stream_without_rows_repeats_no_column() -> None:
+    schema = pa.schema([("id", pa.int64()), ("id", pa.int64()), ("n", pa.int64())])
+    with client() as here:
+        documents(here)
+        writes: list[Callable[[Any], Any]] = [here["events"].write, here["events"].upsert]
+        writes.append(lambda rows: here.write("new", rows, key=["id"]))
+        for write in writes:
+            with pytest.raises(SchemaMismatch, match="'id' is there 2 times"):
+                write(pa.RecordBatchReader.from_batches(schema, []))
+        assert "new" not in here

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 import pyarrow as pa
 
 from persist.codecs.errors import did_you_mean
+from persist.codecs.types.arrow_types import JSON
 from persist.compute.index import indexed
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
 from persist.compute.query.databases import QueryLimits, lend_database
@@ -141,6 +142,7 @@ class QueryResult(ArrowResult):
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
         self._collections = engine.names("")
         self._notes = _Notes()
+        self._with_documents: dict[Path, tuple[Any, Sequence[str]]] = {}  # Collections with columns of JSON.
         with ExitStack() as opening:
             lent = opening.enter_context(lend_database(reads_files=variables is not None, limits=limits))
             self._connection = lent.connection
@@ -165,7 +167,10 @@ class QueryResult(ArrowResult):
             for path, result in zip(bound, snapshots_together([*bound.values()]), strict=True):
                 opening.enter_context(indexed(bound[path][0], result))
                 self.times[path] = result.as_of
-                register(self._connection, path, self._notes.watch(path, result))
+                dataset = self._notes.watch(path, result)
+                register(self._connection, path, dataset)
+                if names := bound[path][0].schema.json:
+                    self._with_documents[path] = (dataset, names)
             others = [path for path, table in collections.items() if table is None]
             for name, frame in frames_read(others, variables or {}).items():
                 register(self._connection, (name,), frame)
@@ -187,6 +192,18 @@ class QueryResult(ArrowResult):
     def schema(self) -> pa.Schema:
         """The columns of the answer."""
         return self._schema
+
+    def stored_schema(self) -> pa.Schema:
+        """Return the columns of the answer as a collection of it has them: documents are JSON, and not text."""
+        for path, (dataset, names) in self._with_documents.items():
+            fields = [field.with_type(JSON) if field.name in names else field for field in dataset.schema]
+            register(self._connection, path, pa.schema(fields).empty_table())
+        kinds = self._bind().types
+        for path, (dataset, _) in self._with_documents.items():
+            register(self._connection, path, dataset)
+            self._unread = None  # It was bound before.
+        columns = zip(self._schema, kinds, strict=True)
+        return pa.schema([field.with_type(JSON) if str(kind) == "JSON" else field for field, kind in columns])
 
     def close(self) -> None:
         """Let go of what the query reads; idempotent, for any thread. Reading it again is an error."""

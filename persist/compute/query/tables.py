@@ -124,7 +124,7 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
     connection.register(name, dataset)
     make_schema(connection, parts)
     if len(parts) > 1:
-        connection.execute(f"CREATE VIEW {format_path(parts)} AS FROM {quoted(name)}")
+        connection.execute(f"CREATE OR REPLACE VIEW {format_path(parts)} AS FROM {quoted(name)}")
 
 
 def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:

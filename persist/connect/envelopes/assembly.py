@@ -34,7 +34,8 @@ class Events:
 
     Attributes:
         table: the events in the order of their messages: the key's columns, the value's, `_deleted`; by option also
-            `_time` and `_before`. The value of a deleted row is NULL.
+            `_time` and `_before`. The value of a deleted row is NULL. If rows lack unchanged large values, `_unchanged`
+            lists their columns.
         rejected: unreadable messages: `message`, its number from 0; `reason`; `key` and `value`, their bytes.
     """
 

@@ -204,6 +204,10 @@ def _join_documents(texts: pa.Array) -> pa.Buffer:
     return stream
 
 
+_STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)
+_NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Of the same lengths.
+
+
 def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
     """Return objects in which documents of mixed shape are texts: in some members, all that is not text or null.
 
@@ -216,18 +220,24 @@ def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
 
 
 def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+    readable = text
     try:
-        values = [memoryview(value) for value in msgspec.structs.astuple(decode(text))]
+        try:
+            members = decode(text)
+        except msgspec.MsgspecError:  # It does not read NaN and infinities, which columns of floats hold.
+            readable = _STRING_OR_NUMBER.sub(lambda found: _NUMBERS.get(found[0], found[0]), text)
+            members = decode(readable)
+        values = [memoryview(value) for value in msgspec.structs.astuple(members)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return text
-    documents = [value for value in values if len(value) and bytes(value[:1]) not in (b'"', b"n")]
-    if not documents:
-        return text
-    start = _address(text)
-    pieces, end = [], 0
-    for begin, value in sorted((_address(value) - start, bytes(value)) for value in documents):
-        pieces += [text[end:begin], msgspec.json.encode(value.decode())]
-        end = begin + len(value)
+    start = _address(readable)
+    places = sorted((_address(value) - start, len(value)) for value in values if len(value))
+    pieces, end = list[bytes](), 0
+    for begin, length in places:
+        value = text[begin : begin + length]
+        if value[:1] not in (b'"', b"n"):
+            pieces += [text[end:begin], msgspec.json.encode(value.decode())]
+            end = begin + length
     return b"".join([*pieces, text[end:]])
 
 

@@ -21,6 +21,13 @@ def document_value(function: str, document: pc.Expression, path: str | int) -> p
     return pc.Expression._call(f"persist_{function}", [document, pc.scalar(_literal(path))])
 
 
+def register_functions(filter: pc.Expression | None) -> None:
+    """Register the functions of a filter that another process made."""
+    for function in ("json_extract", "json_extract_string"):
+        if f"persist_{function}(" in str(filter):
+            _register(function)
+
+
 def check_path(function: str, path: str | int) -> None:
     """Raise InvalidUsage unless DuckDB takes a path."""
     if not isinstance(path, str | int):

@@ -56,6 +56,7 @@ def _print_origin(portrait: Portrait) -> None:
         when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
         rules = f"events are resolved by {keyed['machine']!r}, {when[keyed['resolve']]}"
         rules += f"; the later by {', '.join(keyed['order_by'])} counts" * bool(keyed["order_by"])
+        rules += "".join(f"; of {', '.join(names)} the later by {by}" for by, names in keyed["groups"].items())
         rules += "; of events that tie, the greatest value counts" * (keyed["ties"] == "greatest")
         rules += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
         say(f"keyed     {rules}")

@@ -240,6 +240,7 @@ class Portrait:
             "ties": form.ties,
             "tombstone": form.tombstone,
             "tombstone_value": form.tombstone_value,
+            "groups": {", ".join(group.order_by): list(group.columns) for group in form.groups},
         }
 
     @property

@@ -23,15 +23,16 @@ pytestmark = [
     pytest.mark.skipif(postgres_programs() is None, reason="no Postgres: Debian's package postgresql has one"),
 ]
 TABLE = (
-    "CREATE TABLE t (id int PRIMARY KEY, long text, n int, bytes bytea, at timestamp)",
-    "ALTER TABLE t ALTER long SET STORAGE EXTERNAL, ALTER bytes SET STORAGE EXTERNAL",
+    "CREATE TABLE t (id int PRIMARY KEY, long text, n int, bytes bytea, at timestamp, items int[])",
+    "ALTER TABLE t ALTER long SET STORAGE EXTERNAL, ALTER bytes SET STORAGE EXTERNAL, ALTER items SET STORAGE EXTERNAL",
 )
 
 
 def row(number: int) -> str:
-    """Return an insert of a row with two long values, and the last moments that Python has."""
+    """Return an insert of a row with three long values, and the last moments that Python has."""
     long = f"repeat('{number % 10}', 9000), {number}, decode(repeat('0{number % 10}', 9000), 'hex')"
-    return f"INSERT INTO t VALUES ({number}, {long}, '9999-12-31 23:59:59.99999{number}')"
+    rest = f"'9999-12-31 23:59:59.99999{number}', array_fill({number}, ARRAY[3000])"
+    return f"INSERT INTO t VALUES ({number}, {long}, {rest})"
 
 
 def stored(store: Any) -> list[Any]:
@@ -43,8 +44,9 @@ def stored(store: Any) -> list[Any]:
 
 def in_database(database: Database) -> list[Any]:
     micros = "(extract(epoch FROM at) * 1000000)::int8"
-    rows = database.rows(f"SELECT id, long, n, bytes, {micros} FROM t ORDER BY id")
-    return [dict(zip(("id", "long", "n", "bytes", "at"), (*r[:3], bytes(r[3]), r[4]), strict=True)) for r in rows]
+    rows = database.rows(f"SELECT id, long, n, bytes, {micros}, items::text FROM t ORDER BY id")
+    names = ("id", "long", "n", "bytes", "at", "items")
+    return [dict(zip(names, (*r[:3], bytes(r[3]), *r[4:]), strict=True)) for r in rows]
 
 
 MOVES = {

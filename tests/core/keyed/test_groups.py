@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import hypothesis.strategies as st
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 import persist
 from persist import errors
 from persist.events import InsertIfAbsent
+from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
 from tests.support.tiers import examples
 
 NAMES = ("a", "b", "g_1", "c", "d", "g_2", "g_3")
@@ -119,6 +121,26 @@ PARTS = {
     ),
 }
 FIRST_PART = st.fixed_dictionaries({}, optional={"x": st.integers(0, 99), "ts": MARK})
+
+
+def test_a_tombstone_ends_the_groups_that_are_not_later(client: persist.Client) -> None:
+    t = client.create_or_load("t", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED))
+    whole = {"x": 1, "ts": 1, "gone": False, "p": 5, "a": 1, "q": 5, "r": 0, "b": "old", "c": [1]}
+    t.upsert([{"k": k, **whole} for k in (1, 2, 3)]).result()
+    gone = {**dict.fromkeys(VALUE), "ts": 2, "gone": True}
+    t.upsert([{"k": 1, **gone}, {"k": 2, **gone, "p": 4, "q": 6, "r": 0}, {"k": 3, **gone, "ts": 0, "p": 9}]).result()
+    assert [row["k"] for row in t.snapshot().to_pylist()] == [3], "the deletion of 3 is late, but not in its group"
+    late, later = {"q": 4, "r": 0, "b": "late", "c": None}, {"p": 7, "a": 7}
+    t.update([{"k": 1, **later}, {"k": 1, **late}, {"k": 2, **late}], missing="insert").result()
+    assert [row["k"] for row in t.snapshot().to_pylist()] == [3], "groups alone bring nothing back"
+    with pytest.raises(persist.InvalidUsage, match="no row to update for k=1"):
+        t.update([{"k": 1, "ts": 3, "x": 3}]).result()
+    t.update([{"k": 1, "ts": 3, "x": 3}, {"k": 2, "ts": 3}], missing="insert").result()
+    names = ("k", "x", "ts", "p", "a", "q", "b", "c")
+    rows = sorted(t.snapshot().to_pylist(), key=lambda row: row["k"])
+    assert [tuple(row[name] for name in names) for row in rows] == [
+        (1, 3, 3, 7, 7, 5, None, None), (2, None, 3, 5, 1, 6, None, None), (3, 1, 1, 9, None, 5, "old", [1])
+    ]  # fmt: skip
 
 
 def merged(*rows: dict[str, Any]) -> dict[str, Any]:
@@ -260,3 +282,84 @@ def test_whole_and_partial_events_of_groups_are_what_the_model_says(steps: list[
     for time, expected in model.history.items():
         assert contents(orders, time) == expected, f"at {time}"
     client.close()
+
+
+ORDERED_WHOLE = st.builds(
+    merged,
+    KEY,
+    WHOLE_FIRST,
+    st.fixed_dictionaries({"a": st.integers(0, 99), "b": st.sampled_from("xyz"), "c": st.none()}),
+)
+ORDERED_PARTS = st.sampled_from([("p", "a"), ("q", "r", "b", "c"), ("p", "a", "q", "r", "b", "c")])
+
+
+@given(st.lists(st.tuples(ORDERED_WHOLE, ORDERED_PARTS | st.none()), min_size=1, max_size=6), st.randoms(), POLICIES)
+@settings(max_examples=examples(100), deadline=None)
+def test_events_with_orders_amount_to_the_same_in_whatever_order_they_come(
+    rows: list[tuple[dict[str, Any], Any]], random: Any, resolve: Any
+) -> None:
+    """Each unit of an event has an order of its own here, that no other event of the key has."""
+    events = list[tuple[dict[str, Any], str]]()
+    orders_of_units = [random.sample(range(9), len(rows)) for _ in range(3)]
+    for (row, names), ts, p, q in zip(rows, *orders_of_units, strict=True):
+        whole = {**row, "ts": ts, "p": p, "q": q, "r": 0}
+        part = whole if names is None else {name: whole[name] for name in ("k", *names)}
+        events.append((part, "whole" if names is None else "insert"))
+    answers = list[Any]()
+    for _ in range(3):
+        random.shuffle(events)
+        with persist.open(persist.MemoryBlob()) as client:
+            orders = client.create_or_load(
+                "o", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED, resolve=resolve)
+            )
+            for time, (event, kind) in enumerate(events):
+                if kind == "whole":
+                    orders.upsert([event], time=time, seal=time + 1 if random.random() < 0.5 else None).result()
+                else:
+                    orders.update([event], time=time, missing="insert").result()
+            orders.seal(len(events)).result()
+            rows_now = sorted(orders.snapshot().to_pylist(), key=lambda row: row["k"])
+            answers.append([{name: value for name, value in row.items() if name != "gone"} for row in rows_now])
+    assert answers[0] == answers[1] == answers[2]
+
+
+def grouped_story(client: persist.Client, policy: Any, done: list[str]) -> None:
+    """Write whole and partial events, late ones and deletions; may be repeated by another client."""
+    t = client.create_or_load("t", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED, resolve=policy))
+    first = {"x": 1, "ts": 1, "gone": False, "p": 1, "a": 1, "q": 1, "r": 1, "b": "old", "c": [1]}
+    t.upsert([{"k": k, **first} for k in range(1200)], time=0, token="whole").result()
+    done.append("whole")
+    t.update([{"k": k, "p": k % 3, "a": 2} for k in range(1200)], time=1, token="part").result()
+    done.append("part")
+    with client.multi_write(token="both") as multi:
+        multi.upsert(t, [{"k": 0, **first, "ts": 5, "gone": True, "p": 0, "q": 9}], time=2)
+        multi.update(t, [{"k": 0, "q": 8, "r": 0, "b": "late", "c": None}, {"k": 1, "x": 7}], time=2)
+    done.append("both")
+    t.compact()
+    t.update([{"k": 0, "ts": 6, "x": 5}, {"k": 2, "ts": 0, "x": 5}], time=3, missing="insert", token="back").result()
+    done.append("back")
+
+
+@pytest.mark.thorough(except_every=6)
+@pytest.mark.parametrize("policy", ["seal", "background"])
+@pytest.mark.parametrize("is_after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("first", range(3))
+def test_a_client_that_dies_leaves_all_of_an_update_or_nothing(policy: Any, is_after: bool, first: int) -> None:
+    for step in itertools.count(first, 3):
+        store = persist.MemoryBlob(f"groups-{policy}-{is_after}-{step}")
+        mortal = MortalBlob(store, step, is_after=is_after)
+        done = list[str]()
+        with suppress(Died):
+            grouped_story(persist.open(mortal, settings=SETTINGS), policy, done)
+        if not mortal.is_dead:
+            break
+        with persist.open(store, settings=SETTINGS) as client:
+            if done:
+                assert {*client["t"].handle.contents().tokens} >= {*done}
+            grouped_story(client, policy, [])
+            rows = {row["k"]: row for row in client["t"].snapshot().to_pylist()}
+            assert [(k, rows[k]["x"], rows[k]["ts"], rows[k]["a"], rows[k]["p"], rows[k]["b"]) for k in range(4)] == [
+                (0, 5, 6, 1, 1, None), (1, 7, 1, 2, 1, "old"), (2, 1, 1, 2, 2, "old"), (3, 1, 1, 1, 1, "old")
+            ]  # fmt: skip
+            assert (len(rows), client.fsck().is_clean) == (1200, True)
+    assert step >= 6, "the story changes the store more often than that"

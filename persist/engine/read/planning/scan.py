@@ -26,6 +26,7 @@ from persist.codecs.part.filters import bind_filter, parts_that_may_match, refer
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
+from persist.core.expression.documents import register_functions
 from persist.engine.read.parts.reader import ALL_KEYS, PartReader, memory_within
 
 SLICES_MAX = 100_000
@@ -57,6 +58,11 @@ class Scan:
     base: tuple[Part, ...] = ()
     sign: int = 1
     narrow: CollectionSchema | None = None
+
+    def __setstate__(self, state: list[object]) -> None:
+        for name, value in zip(self.__slots__, state, strict=True):
+            object.__setattr__(self, name, value)
+        register_functions(self.filter)
 
     @property
     def all_parts(self) -> tuple[Part, ...]:
