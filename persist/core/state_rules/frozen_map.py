@@ -59,6 +59,11 @@ class FrozenMap(Mapping[str, V]):
         """Whether nothing lies below, so that nothing of it is ever read."""
         return self._below is None
 
+    @property
+    def below(self) -> Below[V] | None:
+        """The map that lies below, if one does."""
+        return self._below
+
     def shares_base_with(self, other: "FrozenMap[V]") -> bool:
         """Whether the same lies below both, so that what differs between them is in memory."""
         return self._below is other._below

@@ -89,7 +89,7 @@ class Table(Generic[V]):
         self.objects = objects
         self._blob = blob
         self._decode = decode
-        self._before = before
+        self.before = before
         self._where = [(pages, n) for pages in objects for n in range(len(pages.pages))]
         self._firsts = [pages.pages[n].first for pages, n in self._where]
         self._lock = threading.Lock()
@@ -101,7 +101,7 @@ class Table(Generic[V]):
         page = self._page(at) if at >= 0 else {}
         value = page.get(key, _ABSENT)
         if value is _ABSENT:
-            return self._before.get(key)
+            return self.before.get(key)
         if isinstance(value, msgspec.Raw):
             value = page[key] = self._value(at, key, bytes(value))
         return value  # type: ignore[no-any-return]
@@ -109,12 +109,12 @@ class Table(Generic[V]):
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
         """Yield the keys that start with prefix, ascending, with their values."""
         ours = ((key, value) for key, value in self._items(prefix))
-        return ((key, value) for key, value in merged(ours, self._before.iterate_prefix(prefix)) if value is not None)
+        return ((key, value) for key, value in merged(ours, self.before.iterate_prefix(prefix)) if value is not None)
 
     def marked(self, mark: str) -> Iterator[str]:
         """Yield the ids of entries that may have a hold which lives by a lease."""
         yield from (key for pages in self.objects for lease, key in pages.leased if lease == mark)
-        yield from (key for key, _ in self._before.marked(mark))
+        yield from (key for key, _ in self.before.marked(mark))
 
     def _items(self, prefix: str) -> Iterator[tuple[str, V | None]]:
         first = max(bisect_right(self._firsts, prefix) - 1, 0)
@@ -127,6 +127,12 @@ class Table(Generic[V]):
     def raw(self) -> Iterator[Item]:
         """Yield all keys and their JSON, ascending. Cost: a GET for each object."""
         return chain.from_iterable(map(self.iterate_raw, self.objects))
+
+    def iterate_values(self, pages: Pages) -> Iterator[V]:
+        """Yield the values of one object. Cost: a GET, and decoding all of it."""
+        first = self._firsts.index(pages.pages[0].first)
+        values = (self._value(first, key, data) for key, data in self.iterate_raw(pages))
+        return (value for value in values if value is not None)
 
     def iterate_raw(self, pages: Pages) -> Iterator[Item]:
         """Yield the keys of one object and their JSON."""

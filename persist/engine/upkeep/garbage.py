@@ -165,10 +165,11 @@ class Garbage:
         """Delete all garbage that may be deleted now.
 
         Cost: LISTs of everything, a GET for each remaining checkpoint and directory object, and for the state of each
-        collection. Later calls read the states of collections with new parts, and once a day all (`CheckedUploads`). Up
-        to four commits and three checkpoints, and a few GETs for each 1,000 deleted blobs. Memory: the part list of one
+        collection. Later calls read the new ones of these, and the states of all once a day (`CheckedUploads`). Up to
+        four commits and three checkpoints, and a few GETs for each 1,000 deleted blobs. Memory: the part list of one
         collection, and the names of objects of checkpoints. Between two calls, 8 bytes for each of these names stay, 32
-        MB at most. Freed memory is returned to the operating system, in some milliseconds.
+        MB at most, and the names that pages mention, 32 MiB at most. Freed memory is returned to the operating system,
+        in some milliseconds.
 
         Args:
             before: called first; it may commit, such as the end of leases.
@@ -374,7 +375,7 @@ class _Round:
         due = [dropped for dropped in due if dropped.collection not in shared_folders]
         if not due:
             return
-        shares = find_sharers(state)
+        shares = find_sharers(state, self._names.list_clones(state))
 
         @cache
         def list_shared(folder: str) -> set[str]:
@@ -422,7 +423,7 @@ class _Round:
     def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the parts that nothing names, each with the seqno in its name."""
         state = self._follower.refresh()
-        self._unnamed, self._shared = find_unnamed(self._blob, state, self._checked)
+        self._unnamed, self._shared = find_unnamed(self._blob, state, self._checked, self._names.list_clones(state))
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
         unnamed = (entry for entry in self._unnamed if entry.key not in replaced)
         return state, [(entry, seqno) for entry in unnamed if (seqno := uploaded_seqno(entry.key)) is not None]
@@ -483,7 +484,7 @@ class _Round:
         if newest is None:
             return
         listed = {what: [*self._blob.list(prefix)] for what, prefix in OBJECTS.items()}
-        named = self._names.list_named(newest.checkpoint)
+        named = self._names.list_mentioned(newest.checkpoint)
         present = {entry.key for entries in listed.values() for entry in entries}
         self._names.check_present(named, present)
         older, useless = self._names.list_older((mark.seqno for mark in self._ages.checkpoints), newest, present)
@@ -523,7 +524,7 @@ class _Round:
         basis = get_framed(self._blob, declared.checkpoint, Checkpoint)
         # Without a grace period, objects that this client is writing for an older checkpoint could be deleted.
         end = basis.seqno + 1 if self._being_made is None else min(basis.seqno + 1, self._being_made)
-        return end, self._names.list_named(basis) | self._names.list_named(after.checkpoint)
+        return end, self._names.list_mentioned(basis) | self._names.list_mentioned(after.checkpoint)
 
     def _list_late(self, present: set[str]) -> set[str]:
         """Return the present objects that checkpoints name which appeared between the listing and the declaration.

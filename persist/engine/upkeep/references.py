@@ -8,6 +8,10 @@ Older checkpoints do not change, and one for each hour of the log stays. So the 
 collections, by its checksum. Without that, reading the directory objects of a week took ten times as long as the rest
 of a collection, with a thousand collections. Hashes are remembered instead of names. If two names have one hash, an
 unused object stays; a used object is never deleted.
+
+Pages of a large directory do not change either. So what the entries of each object of pages mention is remembered, and
+a collection reads only new objects. An entry that a newer level replaces still counts: what it names stays until its
+page is written anew, which happens before the page is older than the log.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,8 +50,10 @@ from persist.engine.follow.checkpoint import (
     stored_checkpoints,
 )
 from persist.engine.follow.directory import KnownLevels
+from persist.engine.follow.directory_pages import Pages, Table
 
 REMEMBERED_MAX = 4_000_000  # Names in all checkpoints together, of 8 bytes each.
+MENTIONED_BYTES_MAX = 32 << 20  # Of the names that pages mention.
 ALL_AGAIN_S = 24 * 3600.0  # After this, all parts are looked at again.
 SAME_TIME_S = 60.0  # The store's dates of blobs may be out of order by this much.
 
@@ -93,11 +99,14 @@ class KnownNames:
 
     Attributes:
         hashes: int64[names] in each checkpoint but the newest, by its pointer.
+        mentioned: by the key of an object of pages, what its entries mention: names of objects, joined by newlines, and
+            the ids of entries with folders of others.
         uploads: the parts that were looked at.
     """
 
     def __init__(self) -> None:
         self.hashes: dict[BlobRef, np.ndarray] = {}
+        self.mentioned: dict[str, tuple[str, tuple[str, ...]]] = {}
         self.uploads = CheckedUploads()
 
 
@@ -110,6 +119,7 @@ class Names:
         self.known = known or KnownNames()
         self._levels = KnownLevels()
         self._oldest: dict[str, int] = {}
+        self._earlier, self.known.mentioned = self.known.mentioned, {}
 
     def newest(self) -> StoredCheckpoint | None:
         """Return the newest checkpoint; None if none exists."""
@@ -119,6 +129,43 @@ class Names:
         """Return the keys of all objects and part lists that a checkpoint refers to."""
         entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
         return directory_blobs(self._blob, checkpoint, self._levels) | set(_list_stored(entries))
+
+    def list_mentioned(self, checkpoint: Checkpoint) -> set[str]:
+        """Return the keys of `list_named`, and of objects that only replaced entries of its pages refer to."""
+        names = directory_blobs(self._blob, checkpoint, self._levels)
+        for entries, mentioned in self._layers(checkpoint_state(self._blob, checkpoint, self._levels).entries):
+            names.update(_list_stored(dict(entries.in_memory())))
+            names.update(name for joined, _ in mentioned for name in joined.split())
+        return names
+
+    def list_clones(self, state: State) -> list[str]:
+        """Return the ids of collections that may have parts in the folders of others."""
+        ids: list[str] = []
+        for entries, mentioned in self._layers(state.entries):
+            ids += (id_ for id_, entry in entries.in_memory() if entry.folders)
+            ids += (id_ for _, clones in mentioned for id_ in clones)
+        return ids
+
+    def _layers(
+        self, entries: FrozenMap[CollectionEntry]
+    ) -> Iterator[tuple[FrozenMap[CollectionEntry], list[tuple[str, tuple[str, ...]]]]]:
+        """Yield each map of entries in memory, the newest first, with what the pages below it mention."""
+        while (table := entries.below) is not None:
+            assert isinstance(table, Table), "only pages lie below entries"
+            yield entries, [self._read_mentioned(table, pages) for pages in table.objects]
+            entries = table.before
+        yield entries, []
+
+    def _read_mentioned(self, table: Table[CollectionEntry], pages: Pages) -> tuple[str, tuple[str, ...]]:
+        """Return what `KnownNames.mentioned` has of an object of pages. Cost: a GET, if it is new to this client."""
+        mentioned = self.known.mentioned.get(pages.blob) or self._earlier.get(pages.blob)
+        if mentioned is None:
+            entries = {entry.id: entry for entry in table.iterate_values(pages)}
+            clones = tuple(id_ for id_, entry in entries.items() if entry.folders)
+            mentioned = "\n".join(_list_stored(entries)), clones
+        if sum(len(names) for names, _ in self.known.mentioned.values()) + len(mentioned[0]) <= MENTIONED_BYTES_MAX:
+            self.known.mentioned[pages.blob] = mentioned
+        return mentioned
 
     def least_seqno(self, key: str) -> int:
         """Return the least seqno of a checkpoint and its directory objects; -1 if it is gone."""
@@ -145,7 +192,6 @@ class Names:
         named: list[np.ndarray] = []
         useless: set[str] = set()
         hashes_by_pointer: dict[BlobRef, np.ndarray] = {}
-        previous = FrozenMap[CollectionEntry]()
         remembered = 0
         for key in map(checkpoint_key, seqnos):
             stored = stored_checkpoint(self._blob, key) if key != newest.pointer.blob else None
@@ -154,24 +200,19 @@ class Names:
             hashes = self.known.hashes.get(stored.pointer)
             if hashes is None or not np.isin(hashes, listed).all():
                 try:
-                    entries = checkpoint_state(self._blob, stored.checkpoint, self._levels).entries
+                    ours = self.list_mentioned(stored.checkpoint)
+                    if not ours <= present:
+                        ours = self.list_named(stored.checkpoint)
                 except MissingBlob:
                     useless.add(key)
                     continue
-                is_whole = remembered < REMEMBERED_MAX
-                # Beyond that bound, only names that the previous checkpoint lacks are added.
-                new = entries if is_whole else entries.changes_since(previous)
-                previous = entries
-                ours = directory_blobs(self._blob, stored.checkpoint, self._levels) | set(_list_stored(new))
                 if any(self._blob.get(missing, range=(0, 0)) is None for missing in ours - present):
                     useless.add(key)
                 hashes = _hashes(ours)
-                if not is_whole or remembered + len(hashes) > REMEMBERED_MAX:
-                    named.append(hashes)
-                    continue
             named.append(hashes)
-            hashes_by_pointer[stored.pointer] = hashes
-            remembered += len(hashes)
+            if remembered + len(hashes) <= REMEMBERED_MAX:
+                hashes_by_pointer[stored.pointer] = hashes
+                remembered += len(hashes)
         self.known.hashes = hashes_by_pointer
         is_named = np.isin(listed, np.concatenate([np.empty(0, np.int64), *named]))
         return {keys[n] for n in np.flatnonzero(is_named)}, useless
@@ -189,8 +230,8 @@ class Names:
     def check_unnamed(self, doomed: Iterable[str]) -> None:
         """Raise CorruptBlob if the newest checkpoint names a blob that is about to be deleted."""
         newest = self.newest()
-        wrong = self.list_named(newest.checkpoint).intersection(doomed) if newest is not None else set()
-        if newest is not None and wrong:
+        wrong = self.list_mentioned(newest.checkpoint).intersection(doomed) if newest is not None else set()
+        if newest is not None and wrong and (wrong := wrong & self.list_named(newest.checkpoint)):
             raise CorruptBlob(
                 newest.pointer.blob,
                 f"it names {min(wrong)}, which no checkpoint from {newest.checkpoint.control.taken_over} on can name, "
@@ -203,12 +244,20 @@ def _hashes(names: Collection[str]) -> np.ndarray:
     return np.fromiter(map(hash, names), np.int64, len(names))
 
 
-def find_sharers(state: State) -> dict[str, list[CollectionEntry]]:
-    """Return the clones that may have parts in the folders of other collections, by folder."""
+def find_sharers(state: State, clones: Iterable[str] | None = None) -> dict[str, list[CollectionEntry]]:
+    """Return the clones that may have parts in the folders of other collections, by folder.
+
+    Args:
+        clones: the ids of all clones, and maybe of others; None to read all entries.
+    """
     shares: dict[str, list[CollectionEntry]] = {}
-    for _, entry in state.entries.each():
-        for folder in entry.folders:
-            shares.setdefault(folder, []).append(entry)
+    entries: Iterable[tuple[str, CollectionEntry | None]] = state.entries.each()
+    if clones is not None:
+        entries = ((id_, state.entries.get(id_)) for id_ in {*clones})
+    for _, entry in entries:
+        if entry is not None:
+            for folder in entry.folders:
+                shares.setdefault(folder, []).append(entry)
     return shares
 
 
@@ -228,7 +277,9 @@ def list_named(blob: Blob, state: State, folder: str, shares: Mapping[str, Seque
     return named
 
 
-def find_unnamed(blob: Blob, state: State, checked: CheckedUploads) -> tuple[list[BlobEntry], set[str]]:
+def find_unnamed(
+    blob: Blob, state: State, checked: CheckedUploads, clones: Iterable[str]
+) -> tuple[list[BlobEntry], set[str]]:
     """Return the parts that no collection names, if they are due, and the shared folders.
 
     Parts that compaction left unused are included, parts of destroyed collections are not. The folders of these, and
@@ -237,7 +288,7 @@ def find_unnamed(blob: Blob, state: State, checked: CheckedUploads) -> tuple[lis
     Cost: a LIST of all parts, and the contents of each collection with a part that is due.
     """
     waiting = {folder for dropped in state.control.dropped for folder in list_folders(dropped)}
-    shares = find_sharers(state)
+    shares = find_sharers(state, clones)
     unnamed: list[BlobEntry] = []
     for folder, entries in groupby(blob.list(PARTS), lambda entry: collection_part(entry.key)):
         if folder in waiting:

@@ -57,7 +57,7 @@ class PartWriter:
         """
         self._blob = blob
         self._next_seqno = next_seqno
-        self.piece_bytes = memory_budget // 4
+        self.piece_bytes = memory_budget // 8
         self._memory_budget = memory_budget
 
     def upload(self, collection: str, schema: CollectionSchema, table: pa.Table) -> tuple[Part, ...]:

@@ -97,7 +97,7 @@ class WriteSteps:
             table = schema.arrow.empty_table() if first is None else first
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
-        if table.nbytes <= 2 * self._parts.piece_bytes:
+        if table.nbytes <= 4 * self._parts.piece_bytes:
             return table, _digest(table, by) or 0
         write = self._from_table(collection, schema, table, by)
         return _list_stored_parts(write), write.digest or 0

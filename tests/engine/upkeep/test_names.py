@@ -12,7 +12,7 @@ from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import stored_checkpoints
 from persist.engine.upkeep import Names
 from persist.engine.upkeep import references as upkeep_names
-from persist.engine.upkeep.references import object_seqno
+from persist.engine.upkeep.references import KnownNames, object_seqno
 from tests.engine.follow.test_directory import Writer
 from tests.support.stepped import Stepped
 
@@ -133,6 +133,44 @@ def test_what_was_not_listed_and_is_there_all_the_same_makes_no_checkpoint_usele
     assert stored is not None
     assert names.list_older([int(middle[-25:-5])], stored, set())[1] == set()
     assert newest == stored.pointer.blob
+
+
+class ReadBlob(MemoryBlob):
+    """A store that remembers which keys were read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
+        self.read.append(key)
+        return super().get(key, range)
+
+
+def test_pages_are_read_once_by_a_collector_and_mention_all_that_checkpoints_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(directory, "INLINE_BYTES_MAX", 400)
+    monkeypatch.setattr(directory, "WHOLE_BYTES_MAX", 0)
+    monkeypatch.setattr(checkpoint, "STORED_PENDING_MAX", 0)
+    blob, known, named = ReadBlob(), KnownNames(), set[str]()
+    writer = Writer(blob)
+    writer.create(20)
+    for time in range(1, 4):
+        for id_ in writer.ids[:time]:
+            writer.commit(kinds.Seal(id_, (time,)))
+        writer.checkpoint()
+        newest = Names(blob).newest()
+        assert newest is not None
+        names, earlier = Names(blob, known), len(blob.read)
+        mentioned = names.list_mentioned(newest.checkpoint)
+        pages = [key for key in blob.read[earlier:] if key.endswith(".pages")]
+        named |= (exact := Names(blob).list_named(newest.checkpoint))
+        assert exact <= mentioned <= named, "an entry that is replaced counts, and nothing that never was"
+        assert len(pages) == len({*pages} & known.mentioned.keys()) > 0
+        earlier = len(blob.read)
+        assert Names(blob, known).list_mentioned(newest.checkpoint) == mentioned
+        assert not [key for key in blob.read[earlier:] if key.endswith(".pages")]
 
 
 def test_objects_have_the_seqno_in_their_names_that_they_were_made_for() -> None:

@@ -40,7 +40,7 @@ def blob() -> MemoryBlob:
 
 @pytest.fixture
 def parts(blob: MemoryBlob) -> PartWriter:
-    return PartWriter(blob, lambda: 7, memory_budget=4 << 20)
+    return PartWriter(blob, lambda: 7, memory_budget=8 << 20)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_a_part_that_cannot_be_deleted_keeps_no_other_one(blob: MemoryBlob) -> N
 def test_of_an_upload_that_fails_nothing_stays_and_nothing_is_in_doubt(blob: MemoryBlob) -> None:
     for fault in (Fault.UNAVAILABLE, Fault.HAPPENED_BUT_FAILED):
         store = UnreliableBlob(blob)
-        writer = PartWriter(store, lambda: 7, memory_budget=4 << 20)
+        writer = PartWriter(store, lambda: 7, memory_budget=8 << 20)
         store.next_faults("set", Fault.NONE, fault)
         with pytest.raises(Unavailable):
             writer.upload(A, SCHEMA, table(100_000))
@@ -268,7 +268,7 @@ def test_the_digest_is_that_of_the_updates_however_they_come(steps: WriteSteps) 
 
 
 def test_what_is_held_or_stored_is_held_while_there_is_room(steps: WriteSteps, blob: MemoryBlob) -> None:
-    half = (4 << 20) // 2
+    half = (8 << 20) // 2
     rows = half // 24
     held, _ = steps.hold_or_store_updates(A, SCHEMA, table(rows), None)
     assert isinstance(held, pa.Table)
@@ -328,7 +328,7 @@ def test_of_a_stream_that_breaks_off_what_was_uploaded_is_deleted(steps: WriteSt
     store = UnreliableBlob(blob)
     store.next_faults("set", *[Fault.NONE, Fault.UNAVAILABLE] * 20)
     with ThreadPoolExecutor(1) as pool:
-        made = WriteSteps(PartWriter(store, lambda: 7, memory_budget=4 << 20), pool, SystemClock()).of(
+        made = WriteSteps(PartWriter(store, lambda: 7, memory_budget=8 << 20), pool, SystemClock()).of(
             A, SCHEMA, endless(), None
         )
         assert made is not None

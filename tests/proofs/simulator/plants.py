@@ -186,7 +186,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.engine.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)
     ],
     "a collector asks no clone what it names": lambda: [
-        (persist.engine.upkeep.garbage, "find_sharers", lambda state: {})
+        (persist.engine.upkeep.garbage, "find_sharers", lambda state, clones: {})
     ],
     "compaction gives up what a published table needs": lambda: [
         (persist.core.state_rules.contents.Publication, "numbers", property(lambda table: set())),
