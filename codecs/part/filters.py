@@ -97,8 +97,8 @@ def bind_filter(filter: pc.Expression, schema: pa.Schema) -> None:
     """Raise an error of Arrow unless a filter can be evaluated over columns. It is not evaluated: 20 µs.
 
     Raises:
-        pa.ArrowException: a column is missing, or something is compared that cannot be; a TypeError if it is no
-            condition.
+        pa.ArrowException: a column is missing, or values of two types cannot be compared; a TypeError if the
+            filter is not a condition.
     """
     from pyarrow.dataset import Scanner
 

@@ -303,7 +303,7 @@ class OpenGroups:
         try:
             table = self._file.scan(numbers, columns, by, stored, use_threads=use_threads)
         except UNREADABLE as error:
-            self.read(numbers, self._schema.names, use_threads=use_threads)  # Bad bytes make this fail, too.
+            self.read(numbers, self._schema.names, use_threads=use_threads)  # Bad bytes also make this fail.
             raise bad_filter(filter, self._schema, error) from error
         check_updates(table, self._part)
         return table

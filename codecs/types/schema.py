@@ -505,8 +505,8 @@ def _describe_side(side: Side) -> str:
         return "unit (no column)"
     if side.codec_name is not None:
         return f"codec {side.codec_name!r} version {side.codec_version}"
-    told = [f"{f.name}: {type_name(f.type)}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
-    return "fields {" + ", ".join(told) + "}"
+    fields = [f"{f.name}: {type_name(f.type)}" + ("" if f.nullable else f" {NOT_NULL}") for f in side.fields]
+    return "fields {" + ", ".join(fields) + "}"
 
 
 def _with_codec(stored: Side, given: Side) -> Side:

@@ -253,8 +253,8 @@ def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: Colle
     missing = [n for n in wanted if n not in present]
     problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in known]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(names_given).items() if count > 1]
-    told = known - ({TIME, DIFF} - {*missing})  # Not what may be left out, nor what plain rows got here.
-    listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in told]
+    named = known - ({TIME, DIFF} - {*missing})  # Optional columns are left out.
+    listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in named]
     advice = "Add, drop or rename columns to match, or change those of the collection with evolve()."
     if missing == [TIME, DIFF] and len(problems) == 2:
         advice = "Plain rows, which have neither, are written at one time: give time=…."
@@ -264,10 +264,10 @@ def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: Colle
     )
 
 
-def _some(told: list[str], between: str) -> str:
+def _some(items: list[str], between: str) -> str:
     """Join names for a message, truncated to a readable number."""
-    more = [f"and {len(told) - _TOLD_MAX} more"] if len(told) > _TOLD_MAX else []
-    return between.join([*told[:_TOLD_MAX], *more])
+    more = [f"and {len(items) - _TOLD_MAX} more"] if len(items) > _TOLD_MAX else []
+    return between.join([*items[:_TOLD_MAX], *more])
 
 
 @dataclass(frozen=True, slots=True)

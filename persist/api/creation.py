@@ -24,7 +24,7 @@ from persist.core.rendering import aligned, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, read_timeline, retention_times, time_text
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import choose_mode_for, created_or_loaded, loaded, open_handle, target_of_rows
+from persist.engine.location.opening import choose_write_mode, created_or_loaded, loaded, open_handle, target_of_rows
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteMode, WriteOptions, with_token
@@ -143,8 +143,8 @@ class CreatingCalls:
                 "append" adds rows (`Collection.write`); "overwrite" replaces all rows (`Collection.overwrite`);
                 "update" changes the columns that rows have (`Collection.update`), and creates nothing; "error" refuses
                 to write to a collection that exists, unless the token did so. None means "upsert" if key names
-                columns or the collection is keyed, and "append" if the collection has no key. Otherwise the mode has to
-                be said. Rows with diffs are always appended.
+                columns or the collection is keyed, and "append" if the collection has no key; otherwise it is refused.
+                Rows with diffs are always appended.
             timeline: of a new collection. The default is "ms", so that times are moments; or None, if the rows have
                 times that are plain integers. See `create_or_load`.
             time, diff, token, seal, allow_future, message, metadata: as for `Collection.write`. Without a time, the
@@ -174,7 +174,7 @@ class CreatingCalls:
         if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):
             raise rows_that_delete()
         has_diffs = diff is not None or DIFF in names or _are_updates(columns)
-        chosen = choose_mode_for(handle, mode, names_key=key is not ... and bool(key), has_diffs=has_diffs)
+        chosen = choose_write_mode(handle, mode, names_key=key is not ... and bool(key), has_diffs=has_diffs)
         if mode == "error" and handle.create is None and not handle.remembers(handle.contents(), token):
             raise CollectionExists(name)
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None

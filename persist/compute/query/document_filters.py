@@ -56,8 +56,8 @@ def find_document_filters(parsed: Any, tables: Mapping[Path, Sequence[str]]) -> 
         columns = {sql_name(name): name for name in tables[path] if sql_name(name) not in selected}
         names = {sql_name(table["alias"] or table["table_name"])}
         tests = [_test(condition, columns, names) for condition in conjuncts(node["where_clause"])]
-        if found := [test for test in tests if test is not None]:
-            filters[path] = reduce(and_, found)
+        if conditions := [test for test in tests if test is not None]:
+            filters[path] = reduce(and_, conditions)
     return filters
 
 

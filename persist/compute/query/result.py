@@ -66,13 +66,13 @@ AsOf = int | Moment | Mapping[str, int | Moment] | None
 
 
 class _Notes:
-    """What DuckDB reads for a query, and why that failed: DuckDB itself has only a text for it.
+    """Notes of the reads for a query, and of their errors: DuckDB itself keeps only a text.
 
     It does not refer to the query's answer, which refers to DuckDB: Python could not see such a cycle, and free it.
 
     Attributes:
         failures: the errors of reads.
-        reads: explanations of reads, while somebody collects them.
+        reads: explanations of reads, during `explain`.
     """
 
     def __init__(self) -> None:

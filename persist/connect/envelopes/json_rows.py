@@ -205,7 +205,7 @@ def _join_documents(texts: pa.Array) -> pa.Buffer:
 
 
 _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)
-_NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Of the same lengths.
+_NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Their lengths are equal.
 
 
 def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:

@@ -29,9 +29,9 @@ def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | 
     """Return functions and their paths with fewer steps, where several look into objects alone."""
     joined: list[tuple[str, str | int]] = []
     for function, path in steps:
-        before, inner = whole_path(joined[-1][1]) if joined else None, whole_path(path)
-        if before is not None and inner is not None and joined[-1][0] == "json_extract":
-            joined[-1] = function, before + inner.removeprefix("$")
+        outer, inner = whole_path(joined[-1][1]) if joined else None, whole_path(path)
+        if outer is not None and inner is not None and joined[-1][0] == "json_extract":
+            joined[-1] = function, outer + inner.removeprefix("$")
         else:
             joined.append((function, path))
     return joined

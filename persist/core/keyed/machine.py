@@ -43,7 +43,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.log.fields import KeyedForm
 
 GROUP = "\tgroup"  # No column of a collection has a control character in its name.
-GIVEN = ""  # Of partial events; no column of a collection has an empty name.
+GIVEN = ""  # The column of partial events; no column of a collection has an empty name.
 DELETED = "_deleted"
 SEQ = "_seq"
 

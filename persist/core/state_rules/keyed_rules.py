@@ -80,8 +80,8 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
             f"its events are ordered by {list(keyed.order_by)}, but some of these columns are missing or nested"
         )
     grouped = [name for group in keyed.groups for name in group.names]
-    taken = {*keyed.order_by, keyed.tombstone}
-    if not {*grouped} <= fields.keys() - taken or len({*grouped}) < len(grouped):
+    ordering = {*keyed.order_by, keyed.tombstone}
+    if not {*grouped} <= fields.keys() - ordering or len({*grouped}) < len(grouped):
         raise ValueError(f"its groups name {grouped}, of which some are missing, or have another order, too")
     if not all(group.order_by and all(is_flat(fields[name]) for name in group.order_by) for group in keyed.groups):
         raise ValueError("a group of its columns has no flat column to order it")

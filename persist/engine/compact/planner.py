@@ -98,7 +98,7 @@ def next_work(
     Args:
         full: all of the following, and a keyframe as of the last sealed time, however little has changed since.
         destroy: what since has passed must be destroyed now.
-        merge_bytes_max: do nothing but merge runs that are no larger together; None for no limit, and all work.
+        merge_bytes_max: only merge runs of at most this size together; None for all work, of any size.
         without: work that could not be done, and what it merges.
     """
     if merge_bytes_max is not None:

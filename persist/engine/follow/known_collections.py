@@ -35,7 +35,7 @@ class KnownCollections(AwaitedLog):
         self._blob = blob
         self._levels = KnownLevels(pool, cache)
         self.tokens = TokenMemory(blob, cache)
-        self._loaded: tuple[State | None, dict[str, CollectionState]] = None, {}  # Of one state, without a lock.
+        self._loaded: tuple[State | None, dict[str, CollectionState]] = None, {}  # The contents by id, of one state.
 
     @abstractmethod
     def _replay(self) -> None:

@@ -274,17 +274,19 @@ def target_of_rows(
     return handle
 
 
-def choose_mode_for(handle: CollectionHandle, mode: WriteMode | None, *, names_key: bool, has_diffs: bool) -> WriteMode:
-    """Return how rows are written to a collection, or to the one that the next commit creates; see `choose_mode`.
+def choose_write_mode(
+    handle: CollectionHandle, mode: WriteMode | None, *, names_key: bool, has_diffs: bool
+) -> WriteMode:
+    """Return how rows are written to a collection that exists, or is about to; see `choose_mode`.
 
-    A plain collection with a key may hold one row or several for a key, and only the caller knows which. So a caller
-    that says nothing is refused: rows are neither doubled nor replaced in silence.
+    A plain collection with a key may hold one row or several for a key, and only the caller knows which. So a call
+    without a mode is refused: it would double or replace rows in silence.
 
     Args:
         names_key: whether the caller names key columns.
 
     Raises:
-        InvalidUsage: the mode has to be said; or as for `choose_mode`.
+        InvalidUsage: a mode is missing; or as for `choose_mode`.
     """
     chosen = choose_mode(mode, has_key=names_key or handle.keyed is not None, has_diffs=has_diffs)
     key = handle.schema.key_names

@@ -9,9 +9,9 @@ collections, by its checksum. Without that, reading the directory objects of a w
 of a collection, with a thousand collections. Hashes are remembered instead of names. If two names have one hash, an
 unused object stays; a used object is never deleted.
 
-Pages of a large directory do not change either. So what the entries of each object of pages mention is remembered, and
-a collection reads only new objects. An entry that a newer level replaces still counts: what it names stays until its
-page is written anew, which happens before the page is older than the log.
+Pages of a large directory do not change either. So the collector remembers the names in each object of pages, and reads
+only new objects. The names in a replaced entry count until its page is written anew, which happens before the page is
+older than the log.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -53,7 +53,7 @@ from persist.engine.follow.directory import KnownLevels
 from persist.engine.follow.directory_pages import Pages, Table
 
 REMEMBERED_MAX = 4_000_000  # Names in all checkpoints together, of 8 bytes each.
-MENTIONED_BYTES_MAX = 32 << 20  # Of the names that pages mention.
+MENTIONED_BYTES_MAX = 32 << 20  # For the remembered names of pages.
 ALL_AGAIN_S = 24 * 3600.0  # After this, all parts are looked at again.
 SAME_TIME_S = 60.0  # The store's dates of blobs may be out of order by this much.
 

@@ -325,7 +325,7 @@ class _Erasing:
             seqno,
             ids,
             {handle.id for handle in relatives},
-            _put_releases_last((*steps, *views.steps, *owing)),
+            _move_releases((*steps, *views.steps, *owing)),
             {**dropped_names, **names, **views.names, **owed_names},
             self._handle.id,
             {handle.id: step for handle, _, step in concerned},
@@ -398,7 +398,7 @@ class _Erasing:
             eraser.discard()
 
 
-def _put_releases_last(steps: Sequence[Step]) -> Sequence[Step]:
+def _move_releases(steps: Sequence[Step]) -> Sequence[Step]:
     """Return steps of one record in an order in which since stays where it is.
 
     If a hold of an index or a view replaces another one, since would advance between the two, beyond the time that the

@@ -222,7 +222,7 @@ def _load(
     With a key, the collection is created if there is none.
     """
     from persist.connect.ingest.row_files import read_names
-    from persist.engine.location.opening import choose_mode_for
+    from persist.engine.location.opening import choose_write_mode
     from persist.tools.cli.loading import load, open_input, was_begun
 
     is_events = plan.late is not None
@@ -233,7 +233,7 @@ def _load(
             target = _target_like(client, collection, rows, key, plan, ignore, timeline)
         if not is_events:
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
-            plan = replace(plan, mode=choose_mode_for(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
+            plan = replace(plan, mode=choose_write_mode(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
         if plan.mode == "update":
             raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
         if mode == "error" and target.handle.create is None and not was_begun(target, rows, plan, plan.token):

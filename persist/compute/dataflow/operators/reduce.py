@@ -462,7 +462,7 @@ class PartialReduce(ReduceOperator):
                 self.out_layout.times(outputs),
                 outputs[-1],
             )
-            changes = self._correct_at(items, keys, record_rows, output_rows)
+            changes = self._correct_groups(items, keys, record_rows, output_rows)
             if changes.shape[1]:
                 rows = np.empty((self.out_layout.words + self.dimensions + 1, changes.shape[1]), np.int64)
                 owners = items[0].take(changes[0])
@@ -479,7 +479,7 @@ class PartialReduce(ReduceOperator):
             self.output.insert(batch)
             self.out = self.shape_batch(batch)
 
-    def _correct_at(
+    def _correct_groups(
         self, items: Ints, keys: Ints, records: tuple[Ints, Ints, Ints, Ints], given: tuple[Ints, Ints, Ints, Ints]
     ) -> Ints:
         """Return the changes at items, one time per key: [item, values …, diff]."""

@@ -292,9 +292,9 @@ class Running(Closes):
             # The step before was computed, and its commit failed: that is what is left to do of it.
             return Step(0, self.frontier, self._commit())
         poll_all(self._followed, 0.0)
-        return self._step_to(self._choose_limit(times, updates))
+        return self._step_until(self._choose_limit(times, updates))
 
-    def _step_to(self, limit: int | None) -> Step:
+    def _step_until(self, limit: int | None) -> Step:
         self._load_arrangements()
         count = self._pass(limit)
         self._words.run(count)
@@ -391,7 +391,7 @@ class Running(Closes):
             if self._outputs is not None and self._outputs.has_pending:
                 self._commit()
             poll_all(self._followed, 0.0, until=until)
-            tell(self._step_to(None).updates)
+            tell(self._step_until(None).updates)
 
     def run_forever(self, *, backoff_s: float = 0.1, backoff_max_s: float = 30.0) -> None:
         """Step whenever something is complete, until `stop` is called; while the store does not answer, wait and retry.

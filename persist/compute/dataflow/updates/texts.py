@@ -154,7 +154,7 @@ class Texts:
         self._count = len(order)
         self._free = np.concatenate((self._free, forgotten))
         self._clear_table(len(order))
-        self._put_entries(entries)
+        self._add_entries(entries)
 
     @property
     def end(self) -> int:
@@ -211,7 +211,7 @@ class Texts:
         ends += end
         self._rows[numbers] = np.arange(row, row + len(places))
         self._count += len(places)
-        self._put_entries(tags.take(places) << _HALF | (numbers + 1).view(np.uint64))
+        self._add_entries(tags.take(places) << _HALF | (numbers + 1).view(np.uint64))
         return numbers
 
     def _make_room(self, count: int, size: int) -> None:
@@ -224,7 +224,7 @@ class Texts:
         if 2 * (self._count + count) > len(self._table):
             entries = self._table[self._table != 0]
             self._clear_table(self._count + count)
-            self._put_entries(entries)
+            self._add_entries(entries)
 
     def _clear_table(self, count: int) -> None:
         bits = max(5, min(32, (2 * count).bit_length()))
@@ -242,7 +242,7 @@ class Texts:
             self._rows = _enlarge(self._rows, self._end)
         return np.concatenate((again, fresh))
 
-    def _put_entries(self, entries: Words) -> None:
+    def _add_entries(self, entries: Words) -> None:
         """Put entries into the table, which has room for them."""
         last = len(self._table) - 1
         at = (entries >> _HALF >> self._shift).view(np.int64)

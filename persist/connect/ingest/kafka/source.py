@@ -357,19 +357,21 @@ def _find_unknown(
     rows = _events(route, numbered, key, schema, {NUMBER: NUMBER}).table
     lists, keys = rows[UNCHANGED].to_pylist(), [*zip(*(rows[name].to_pylist() for name in key), strict=True)]
     deleted, numbers = rows[DELETED].to_pylist(), rows[NUMBER].to_pylist()
-    is_partial = pa.array([bool(names) and not gone for names, gone in zip(lists, deleted, strict=True)], pa.bool_())
-    there, bad = set[tuple[Any, ...]](), dict[int, str]()
+    is_partial = pa.array(
+        [bool(names) and not deletes for names, deletes in zip(lists, deleted, strict=True)], pa.bool_()
+    )
+    present_keys, bad = set[tuple[Any, ...]](), dict[int, str]()
     if collection.upper.time:
         with collection.snapshot() as snapshot:
-            found = snapshot.get(rows.filter(is_partial).select(key).cast(_key_schema(collection)))
-            there = {*zip(*(found[name].to_pylist() for name in key), strict=True)}
-    for row_key, is_one, gone, number in zip(keys, is_partial.to_pylist(), deleted, numbers, strict=True):
-        if is_one and row_key not in there:
+            present_rows = snapshot.get(rows.filter(is_partial).select(key).cast(_key_schema(collection)))
+            present_keys = {*zip(*(present_rows[name].to_pylist() for name in key), strict=True)}
+    for row_key, is_one, deletes, number in zip(keys, is_partial.to_pylist(), deleted, numbers, strict=True):
+        if is_one and row_key not in present_keys:
             bad[number] = "it lacks large values that did not change, and the collection does not have their row"
-        elif gone:
-            there.discard(row_key)
+        elif deletes:
+            present_keys.discard(row_key)
         else:
-            there.add(row_key)
+            present_keys.add(row_key)
     return bad
 
 
@@ -397,8 +399,8 @@ def _find_bad_documents(
             return {0: str(error)}
         middle, bad = len(messages) // 2, dict[int, str]()
         for start, half in ((0, messages.slice(0, middle)), (middle, messages.slice(middle))):
-            found = _find_bad_documents(route, half, _events(route, half, key, schema), key, schema, names)
-            bad |= {start + at: reason for at, reason in found.items()}
+            reasons = _find_bad_documents(route, half, _events(route, half, key, schema), key, schema, names)
+            bad |= {start + at: reason for at, reason in reasons.items()}
         return bad
     return {}
 

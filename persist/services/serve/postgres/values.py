@@ -284,7 +284,7 @@ def _date_text(array: pa.Array) -> pa.Array:
     is_infinite = np.abs(days) == DAYS_MAX
     _check_years(days[~is_infinite & ~_nulls(array)].astype(np.int64) * 86_400)
     finite = pa.array(np.where(is_infinite, 0, days).astype(np.int32), pa.int32(), mask=_nulls(array))
-    return _put_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
+    return _write_infinities(finite.cast(pa.date32()).cast(pa.string()), is_infinite, days)
 
 
 def _timestamp_text(array: pa.Array) -> pa.Array:
@@ -295,10 +295,10 @@ def _timestamp_text(array: pa.Array) -> pa.Array:
     text = _strip_zeros(finite.cast(pa.string()))
     if array.type.tz is not None:
         text = pc.binary_join_element_wise(text, "+00", "")
-    return _put_infinities(text, is_infinite, us)
+    return _write_infinities(text, is_infinite, us)
 
 
-def _put_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndarray) -> pa.Array:
+def _write_infinities(text: pa.Array, is_infinite: np.ndarray, values: np.ndarray) -> pa.Array:
     if not is_infinite.any():
         return text
     signs = pa.array(np.where(values > 0, "infinity", "-infinity"))
