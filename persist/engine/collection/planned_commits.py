@@ -222,8 +222,10 @@ class _Commit:
         def commit() -> CommitFuture:
             """Submit once; raise the error of a lost race."""
             nonlocal last
+            if last is not None:
+                last.exception()  # This attempt deals with it.
             last = self._submit()
-            error = last.exception()
+            error = last.peek_error()
             if isinstance(error, _LOST):
                 raise error
             return last
@@ -232,7 +234,7 @@ class _Commit:
         try:
             last = self._with_retry(commit if may_wait else self._submit)
         except _LOST as error:
-            if last is None or error is not last.exception():
+            if last is None or error is not last.peek_error():
                 raise
         last.add_done_callback(self._drop_if_refused)
         return last

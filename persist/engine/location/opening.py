@@ -25,7 +25,7 @@ from persist.blob.options import check_values
 from persist.blob.url import without_secret_options
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.updates.inputs import columns_like, sides_like
-from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch, Superseded
+from persist.core.errors import CollectionExists, CollectionNotFound, InvalidUsage, Locked, SchemaMismatch
 from persist.core.keyed.form import check_same, find_machine
 from persist.core.keyed.machine import Machine
 from persist.core.log import kinds
@@ -376,19 +376,10 @@ def open_handle(
 def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
-    may_wait = engine.writer("drop").committer.may_wait()
-
-    def plan() -> CommitFuture:
-        engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-        contents = handle.known()
-        steps, names = steps_to_drop(engine, [contents])
-        future = engine.submit("drop", [ExpectDerived(handle.id, derived_holds(contents)), *steps], names)
-        if may_wait and isinstance(error := future.peek_error(), Superseded):
-            future.exception()  # It is dealt with.
-            raise error
-        return future
-
-    return commit_with_retry(plan, action="drop", clock=engine.clock, conflicts=(Superseded,))
+    engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
+    contents = handle.known()
+    steps, names = steps_to_drop(engine, [contents])
+    return engine.submit("drop", [ExpectDerived(handle.id, derived_holds(contents)), *steps], names)
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.

@@ -156,7 +156,7 @@ def test_what_python_cannot_hold_is_not_cut_off(t: pa.DataType, storage: int) ->
 def test_a_wrong_or_missing_column_is_named_with_the_right_ones(change: Any, problems: list[str]) -> None:
     with pytest.raises(SchemaMismatch) as caught:
         to_updates(change(to_updates(UPDATES, ORDERS)), ORDERS)
-    for part in (*problems, "id: int64, status: string, amount: double, _time: int64, _diff: int64"):
+    for part in (*problems, "id: int64, status: string, amount: double"):
         assert part in str(caught.value)
 
 
@@ -395,11 +395,11 @@ def test_a_malformed_tuple_is_shown_with_an_example_for_this_schema(update: Any,
             to_updates([*before, update], ORDERS)
         assert f"update {len(before)} is " in str(caught.value)
         assert problem in str(caught.value)
-        assert "looks like ((id, (status, amount)), time, diff)" in str(caught.value)
+        assert "like ((id, (status, amount)), time, diff)" in str(caught.value)
 
 
 def test_a_value_for_a_side_without_fields_is_refused() -> None:
-    with pytest.raises(InvalidUpdate, match=r"value 5 is not None.*looks like \(\(x, None\), time, diff\)"):
+    with pytest.raises(InvalidUpdate, match=r"value 5 is not None.*like \(\(x, None\), time, diff\)"):
         to_updates([((1, 5), 0, 1)], _one(pa.int64()))
 
 
