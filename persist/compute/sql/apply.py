@@ -18,6 +18,7 @@ from persist.compute.sql.graph import load_definition
 from persist.compute.sql.redefine import load_dependents, steps_to_describe
 from persist.compute.sql.view import LiveView, ViewsTogether, load_view_by_name
 from persist.core.errors import InvalidUsage
+from persist.core.log import kinds
 from persist.core.names import check_free_name
 from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.engine.location.arrangements import steps_to_drop
@@ -119,7 +120,9 @@ class _Planner:
         self._check_readers()
         gone = {name: view.handle.contents() for name, view in self._gone.items()}
         steps, names = steps_to_drop(self._engine, [*gone.values()])
-        steps = [*(ExpectDerived(view.id, derived_holds(view)) for view in gone.values()), *steps]
+        holds = {view.id: derived_holds(view) for view in gone.values()}
+        ids = [step.collection for step in steps if isinstance(step, kinds.Destroy)]
+        steps = [*(ExpectDerived(id_, holds[id_]) for id_ in ids if id_ in holds), *steps]  # Readers come first.
         for draft in self._drafts:
             old = gone.get(draft.readable.name)
             steps += [*draft.steps, *([] if old is None else steps_to_describe(old, draft))]

@@ -481,7 +481,8 @@ def test_lists_and_named_tuples_stand_for_tuples() -> None:
 
 @pytest.mark.parametrize("data", [None, 5, "abc", b"abc"], ids=repr)
 def test_what_is_no_updates_at_all_is_refused(data: Any) -> None:
-    with pytest.raises(InvalidUpdate, match=r"the updates are .*: give an iterable of \(\(key, value\), time, diff\)"):
+    expected = r"the updates are .*: give an iterable of \(\(key, value\), time, diff\)|a text. Read a file first"
+    with pytest.raises(InvalidUpdate, match=expected):
         to_updates(data, ORDERS)
 
 

@@ -528,7 +528,7 @@ def test_without_a_schema_text_that_looks_like_a_moment_stays_text() -> None:
         ({"key": "id", "on_error": "ignore"}, "on_error='ignore' is not one of"),
         ({"key": "id", "tombstones": "keep"}, "tombstones='keep' is not one of"),
         ({"key": "id", "types": {"id": "int"}}, "not a logical type"),
-        ({"key": "id", "schema": 5}, "give a dict of names and types"),
+        ({"key": "id", "schema": 5}, "a dict of names and types"),
     ],
 )
 def test_a_wrong_option_says_what_is_allowed(options: dict[str, Any], problem: str) -> None:
