@@ -40,7 +40,7 @@ def resealed(body: dict[str, object]) -> bytes:
 
 
 def test_it_is_one_line_of_json_that_any_tool_reads() -> None:
-    assert DATA.startswith(b'{"persist":"record","format":13,"location":')
+    assert DATA.startswith(b'{"persist":"record","format":14,"location":')
     assert DATA.endswith(b"\n")
     assert DATA.count(b"\n") == 1
     assert json.loads(DATA)["mutations"][1] == {"kind": "seal", "collection": "2" * 32, "upper": [11]}
