@@ -5,7 +5,8 @@ Opening one takes some 40 ms of processor time, which is more than a small query
 that is still empty becomes idle, and any other is closed.
 
 A closed connection takes its registered tables and temporary macros with it. Schemas, catalogs and functions stay in
-the database. So the borrower sets `is_empty` only if it made none of them.
+the database, and so do settings that some table functions change. So the borrower sets `is_empty` only if it made none
+of them, and its text calls no table function (`leaves_nothing`).
 
 Invariant: an idle database is empty and has no connection. A forked process leaves its parent's databases alone,
 because it does not have their threads.
@@ -16,9 +17,11 @@ from collections import defaultdict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES
+from persist.codecs.types.calculator import calculator
+from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES, words_of
 from persist.core.errors import InvalidUsage
 from persist.engine.read.results.result import required
 
@@ -116,6 +119,21 @@ def lend_database(*, reads_files: bool = False, limits: QueryLimits | None = Non
         yield lent
     finally:
         lent.close()
+
+
+_HARMLESS = {"generate_series", "range", "unnest"}
+
+
+@cache
+def _table_functions() -> frozenset[str]:
+    names = "SELECT lower(function_name) FROM duckdb_functions() WHERE function_type NOT IN ('scalar', 'aggregate')"
+    with calculator().cursor() as connection:
+        return frozenset(name for (name,) in connection.execute(names).fetchall()) - _HARMLESS
+
+
+def leaves_nothing(sql: str) -> bool:
+    """Return whether a text cannot change a database by a table function. False for a table of such a name, too."""
+    return _table_functions().isdisjoint(map(str.lower, words_of(sql)))
 
 
 # By process and settings. Each operation on a deque is atomic, so no lock can be in use at a fork.

@@ -24,7 +24,7 @@ from persist.codecs.errors import did_you_mean
 from persist.codecs.types.arrow_types import JSON
 from persist.compute.index import indexed
 from persist.compute.query.catalog import TableAbout, asks_what_there_is, contents_of, declare, tables_there
-from persist.compute.query.databases import QueryLimits, lend_database
+from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
 from persist.compute.query.document_filters import find_document_filters
 from persist.compute.query.parsing import parsed_query, walk_parts
 from persist.compute.query.statement_text import is_statement
@@ -189,7 +189,8 @@ class QueryResult(ArrowResult):
             except self._refusals as error:
                 self._refuse(error)
             self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
-            lent.is_empty = not (adds_functions or lists_tables or any(len(path) > 1 for path in tables))
+            has_catalogs = any(len(path) > 1 for path in tables)
+            lent.is_empty = leaves_nothing(sql) and not (adds_functions or lists_tables or has_catalogs)
             self._close = weakref.finalize(self, opening.pop_all().close)
             self._close.atexit = False
 

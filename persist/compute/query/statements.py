@@ -23,7 +23,7 @@ import pyarrow.types as pat
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.compute.query.databases import QueryLimits, lend_database
+from persist.compute.query.databases import QueryLimits, leaves_nothing, lend_database
 from persist.compute.query.result import later
 from persist.compute.query.statement_text import StatementText, statement_text
 from persist.compute.query.tables import (
@@ -62,7 +62,7 @@ from persist.engine.location.opening import loaded
 from persist.engine.read.results.result import ArrowResult, required
 
 BEFORE_SHARE = 4  # The touched rows take at most this fraction of the memory budget; otherwise all rows are read.
-_CONTENTS, _NEW_ROWS = "the contents", "the new rows"
+_CONTENTS, _NEW_ROWS = "\tcontents", "\tnew rows"  # No collection has a control character in its name.
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +165,8 @@ def execute(
                 connection.execute(sql)
                 (count,) = map(int, connection.fetchone())
                 changed = Rewrite(before, read_table(connection, statement.table, handle)) if count else None
-                if not adds_functions and {*map(len, (statement.table, *others))} == {1}:
+                has_catalogs = any(len(path) > 1 for path in (statement.table, *others))
+                if leaves_nothing(sql) and not (adds_functions or has_catalogs):
                     for name in (statement.table[0], _NEW_ROWS):
                         connection.execute(f"DROP TABLE IF EXISTS {quoted(name)}")
                     lent.is_empty = True

@@ -134,3 +134,21 @@ def test_a_statement_that_fails_leaves_its_database_to_nobody(client: persist.Cl
         with pytest.raises(persist.InvalidUsage):
             client.sql(several)
         assert idle() == []
+
+
+def test_a_database_whose_settings_a_table_function_changes_is_not_used_again(client: persist.Client) -> None:
+    client.sql("SELECT * FROM enable_logging(level='debug')", files=True).to_arrow()
+    assert idle() == []
+    logged = client.sql("SELECT count(*) AS n FROM duckdb_logs()", files=True).to_arrow()
+    assert logged["n"].to_pylist() == [0]
+    client.sql("SELECT sum(range) AS n FROM range(5)").to_arrow()
+    assert len(idle()) == 1
+
+
+def test_a_statement_reads_collections_of_any_name(client: persist.Client) -> None:
+    for name in ("the new rows", "the contents"):
+        client.create_or_load(name, key={"k": int}, value={"v": int}).write([((1, 5), 0, 1)], seal=1).result()
+        client.sql(f'UPDATE t SET v = v + 1 WHERE k IN (SELECT k FROM "{name}")')
+        client.sql(f'UPDATE "{name}" SET v = 6')
+        assert client.sql(f'SELECT v FROM "{name}"').to_arrow()["v"].to_pylist() == [6]
+    assert client.sql("SELECT v FROM t").to_arrow()["v"].to_pylist() == [22]

@@ -285,7 +285,8 @@ class PartReader:
     ) -> Sequence[int] | None:
         """Return the only row groups with rows that may pass the filter; None to fetch the whole part.
 
-        The keys in the descriptor show whether the footer is worth a request of its own.
+        The keys in the descriptor show whether the footer is worth a request of its own. Each request for consecutive
+        row groups has to save as much as one takes.
         """
         if filter is None or part.footer is None or part.bytes <= WHOLE_BYTES_MAX or part.lift(schema) is not None:
             return None
@@ -296,7 +297,9 @@ class PartReader:
                 return None
         index = self.index(part, schema)
         groups = index.groups_that_may_match(filter)
-        return groups if 2 * len(groups) < len(index.groups) else None
+        skipped_bytes = part.bytes - sum(index.groups[group].end - index.groups[group].start for group in groups)
+        requests = sum(group != before + 1 for before, group in pairwise([-2, *groups]))
+        return groups if skipped_bytes > requests * WHOLE_BYTES_MAX else None
 
     def _batches(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], bytes_max: int
