@@ -257,8 +257,8 @@ class _Units:
             has_order &= ~(ignored & (rows.last_before(ignored) < 0))
         counts = stands & (~is_missing | makes)
         refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
-        grouped = _group_setters(rows, is_known, counts, form, schema)
-        return cls(counts, is_missing & makes, grouped, earlier, refused)
+        setters = _group_setters(rows, is_known, counts, form, schema)
+        return cls(counts, is_missing & makes, setters, earlier, refused)
 
 
 def _group_setters(

@@ -183,7 +183,8 @@ def test_what_cannot_stay_as_it_is_is_refused(client: persist.Client) -> None:
     ):
         with pytest.raises(errors.SchemaMismatch, match=why):
             t.upsert(data)
-    for write in (t.update, lambda rows: client.write("t", rows, mode="update")):
+    writes: list[Any] = [t.update, lambda rows: client.write("t", rows, mode="update")]
+    for write in writes:
         with pytest.raises(errors.SchemaMismatch, match="an update leaves the columns as they are"):
             write(unchanged(row, names=[["a"]]))
 
