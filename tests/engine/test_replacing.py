@@ -157,7 +157,7 @@ def test_an_overwrite_that_repeats_a_key_is_refused_with_the_first_ten(client: p
 
 
 def test_an_overwrite_of_a_stream_that_repeats_a_key_is_refused() -> None:
-    with persist.open(persist.MemoryBlob(), settings=persist.Settings(memory_budget=16 << 20)) as client:
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(memory_budget=32 << 20)) as client:
         orders = made(client)
         size = 60_000
         batches = [

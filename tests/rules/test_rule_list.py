@@ -13,7 +13,10 @@ NAMED_TEST = re.compile(r"(@pytest\.mark\.thorough\n(?:@.*\n)*)?def test_rule_(\
 # Spans, keys of metadata, and what Python adds, which look like modules.
 NOT_MODULES = {
     *(f"persist.{span}" for span in ("action", "check", "collect", "commit", "refresh")),
-    *(f"persist.{key}" for key in ("as_of", "collections", "derived_from", "digest", "groups", "seqno", "table")),
+    *(
+        f"persist.{key}"
+        for key in ("as_of", "collections", "derived_from", "digest", "groups", "seqno", "table", "values")
+    ),
     "persist.unavailable.NAME",
     "persist.__version__",
     "persist.upsert",  # Its name before it was `persist.events`.
