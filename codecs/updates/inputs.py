@@ -400,9 +400,9 @@ def _from_columns(columns: Mapping[Any, Any], schema: CollectionSchema | None) -
     arrays = {name: _column(name, values, schema) for name, values in columns.items()}
     lengths = {len(column) for column in arrays.values()}
     if len(lengths) > 1:
-        lengths = ", ".join(f"{name!r} {len(column)}" for name, column in arrays.items())
+        listed = ", ".join(f"{name!r} {len(column)}" for name, column in arrays.items())
         raise SchemaMismatch(
-            f"the columns are not of one length: {lengths:.500}. Give each column a value for each row."
+            f"the columns are not of one length: {listed:.500}. Give each column a value for each row."
         )
     return pa.Table.from_arrays([*arrays.values()], names=[*arrays])
 

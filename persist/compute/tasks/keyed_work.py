@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import int64_array, int64_values
-from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
@@ -29,14 +28,14 @@ from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBey
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable
-from persist.core.keyed.machine import SEQ, Machine
+from persist.core.keyed.machine import GIVEN, SEQ, Machine
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.keyed_rules import PlannedPend, due, load_form
-from persist.engine.collection.keyed_events import AskedEvents, check_event_times
+from persist.engine.collection.keyed_events import AskedEvents, check_event_times, digest_events
 from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
@@ -98,12 +97,16 @@ class KeyedWork:
         Args:
             rows: in the order of their arrival; or in any, with a column `_seq` that ascends in it.
             resolves: work out the updates of what is sealed; otherwise all is stored as events.
+
+        Raises:
+            InvalidUsage: an event that would be stored leaves columns as they are.
         """
         events, late = self.to_events(_in_order(rows)), None
-        digest = self._digest(events)
+        digest = None if self.token is None else digest_events(events)
         if self.collects:
             events, late = split_late(events, self.contents, self.form)
         due, after = self._split_due(events.table) if resolves else (events.table.slice(0, 0), events.table)
+        after = self._whole(after)  # Before anything is uploaded.
         updates = self._updates(due) if len(due) else ()
         parts = upload(self.target, updates) if len(due) else ()
         if self.machine.has_one_value:
@@ -126,11 +129,16 @@ class KeyedWork:
             machine = require_machine(find_machine(self.form, self.machine, target.name), self.form, target.name)
             yield from resolve_events(self.contents, target.schema, machine, self.end, reader, events)
 
-    def _digest(self, events: EventTable) -> int | None:
-        if self.token is None:
-            return None
-        columns = [name for name in events.schema.names if name != SEQ]
-        return compute_digest(events.table, [*columns, "_time"]) % DIGEST_MODULUS
+    def _whole(self, events: pa.Table) -> pa.Table:
+        """Return events to be stored, which parts can hold only if they are whole."""
+        if GIVEN not in events.column_names:
+            return events
+        if events[GIVEN].null_count < len(events):
+            raise InvalidUsage(
+                f"some events of {self.target.name!r} leave columns as they are, and tasks cannot resolve them now: "
+                'upsert them with where="driver" and a seal beyond their times, or in smaller batches'
+            )
+        return events.drop_columns([GIVEN])
 
 
 def _in_order(rows: pa.Table) -> pa.Table:

@@ -94,6 +94,7 @@ def upload(target: Target, tables: Iterable[pa.Table]) -> tuple[Part, ...]:
     with target.writer() as writer, Uploads(writer, target.id) as uploads:
         stream = RunStream(target.schema)
         for table in tables:
+            assert {*table.column_names} <= {*target.schema.arrow.names}, "parts would lose a column"
             uploads.add(stream.add(table))
         uploads.add(stream.finish())
         return uploads.parts()

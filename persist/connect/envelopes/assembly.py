@@ -21,7 +21,7 @@ from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.kafka_connect import Described
 from persist.connect.envelopes.messages import KEY, VALUE, Messages, list_values
 from persist.core.errors import BadMessage
-from persist.core.keyed.intake import UNCHANGED
+from persist.core.state_rules.keyed_rules import UNCHANGED
 
 DELETED, TIME, BEFORE = "_deleted", "_time", "_before"
 OnError: TypeAlias = Literal["raise", "collect"]

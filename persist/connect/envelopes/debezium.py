@@ -14,7 +14,7 @@ can have the values.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,7 @@ from persist.connect.envelopes.assembly import (
     assembled,
     check_choice,
     delivered,
+    key_column,
     refused,
     to_one_array,
 )
@@ -42,7 +43,7 @@ from persist.connect.envelopes.json_rows import Bad, in_order, sifted
 from persist.connect.envelopes.kafka_connect import Described, Group, unwrapped
 from persist.connect.envelopes.messages import Messages, decode_samples, list_values
 from persist.connect.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
-from persist.connect.envelopes.unavailable import refuse_unchanged, take_out_unavailable, unchanged_column
+from persist.connect.envelopes.unavailable import Unchanged, refuse_unchanged, take_out_unavailable, unchanged_column
 
 PLACES = ("before", "after")
 OP = "_op"
@@ -62,6 +63,7 @@ def debezium(
     metadata: Mapping[str, str] | None = None,
     before: bool = False,
     tombstones: Literal["delete", "skip"] = "delete",
+    unchanged: Unchanged = "keep",
     on_error: OnError = "raise",
 ) -> Events:
     """Read Debezium's change events as events for `Collection.upsert`.
@@ -87,6 +89,8 @@ def debezium(
         before: add `_before`, the value before the change, for machines that check it.
         tombstones: whether a message without a value deletes its key. If not, it is skipped: Debezium sends one after
             each "d", which has deleted the key.
+        unchanged: whether an update may lack unchanged large values. "refuse" makes it a bad message, as before=True
+            does: for machines, which need whole events.
         on_error: "raise", or "collect" bad messages in `rejected`.
 
     Raises:
@@ -94,10 +98,11 @@ def debezium(
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
     check_choice("tombstones", tombstones, ("delete", "skip"))
+    check_choice("unchanged", unchanged, get_args(Unchanged))
     batch = Messages.of(messages)
     request = Wanted.of(key, schema, time, metadata, types, on_error)
     keys = read_keys(batch, request)
-    values = _values(batch, request, keys, may_lack=not before)
+    values = _values(batch, request, keys, may_lack=unchanged == "keep" and not before)
     bad = [*keys.bad, *values.bad]
     bad_rows = [bad_key.row for bad_key in keys.bad]
     good = ~np.isin(values.changes.rows, bad_rows)
@@ -273,15 +278,26 @@ def _changes(
     changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), other_columns)
     is_row_change = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
     missing = ~deletes & _nulls(columns["after"])
+    has_no_earlier = ~_is(ops, "u") | _moves(changes, keys.names) if may_lack else np.ones(len(rows), np.bool_)
     problems: list[Problem] = [(_is(ops, op), _always(reason)) for op, reason in REFUSED.items()]
     problems += [
         (~is_row_change, lambda place: _no_op(ops[place].as_py())),
-        refuse_unchanged(rows, unchanged, ~_is(ops, "u") if may_lack else np.ones(len(rows), np.bool_)),
+        refuse_unchanged(rows, unchanged, has_no_earlier),
         (missing, lambda place: f'it has op "{ops[place].as_py()}", and no row after the change'),
     ]
     if TIME in other_columns:
         problems.append((_nulls(other_columns[TIME]), lambda _: f"it has no {request.time!r} to take its time from"))
     return refused(changes, problems)
+
+
+def _moves(changes: Changes, key: Sequence[str]) -> Mask:
+    """Return which changes give their row another key, under which its large values are not stored."""
+    moves = np.zeros(len(changes.rows), np.bool_)
+    for name in key:
+        if changes.before.type.get_field_index(name) >= 0:
+            now, earlier = key_column(changes, name), pc.struct_field(changes.before, [name])
+            moves |= boolean_values(pc.not_equal(earlier.cast(now.type), now).fill_null(False))
+    return moves
 
 
 def _always(reason: str) -> Callable[[int], str]:

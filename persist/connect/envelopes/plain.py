@@ -6,7 +6,7 @@ object, or the one column of the key as JSON or as bare text.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,7 @@ from persist.connect.envelopes.assembly import (
     SchemaLike,
     Wanted,
     assembled,
+    check_choice,
     delivered,
     refused,
 )
@@ -36,7 +37,7 @@ from persist.connect.envelopes.json_rows import Bad, sifted
 from persist.connect.envelopes.kafka_connect import unwrapped
 from persist.connect.envelopes.messages import Messages, decode_samples
 from persist.connect.envelopes.rows import RowPlan, how_described, merged
-from persist.connect.envelopes.unavailable import refuse_unchanged, take_out_unavailable, unchanged_column
+from persist.connect.envelopes.unavailable import Unchanged, refuse_unchanged, take_out_unavailable, unchanged_column
 
 NOTHING = "it has neither a value nor a key"
 
@@ -48,6 +49,7 @@ def plain(
     schema: SchemaLike = None,
     types: Mapping[str, str] | None = None,
     metadata: Mapping[str, str] | None = None,
+    unchanged: Unchanged = "keep",
     on_error: OnError = "raise",
 ) -> Events:
     """Read messages that are rows as events for `Collection.upsert`, or as rows for `Collection.write`.
@@ -61,18 +63,20 @@ def plain(
             else infers them from JSON, which may differ from one call to the next.
         types: by column, the logical type that it is sent as; see `debezium`.
         metadata: further columns for the value: where they are in a message, or the name of a column beside it.
+        unchanged: see `debezium`.
         on_error: "raise", or "collect" bad messages in `rejected`.
 
     Raises:
         BadMessage: a message is bad, and on_error="raise".
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
+    check_choice("unchanged", unchanged, get_args(Unchanged))
     batch = Messages.of(messages)
     request = Wanted.of(key, schema, None, metadata, types, on_error)
     valid_rows = np.flatnonzero(boolean_values(batch.values.is_valid()))
     values = batch.values if len(valid_rows) == len(batch) else batch.values.take(int64_array(valid_rows))
     apart = unwrapped(values, valid_rows)
-    groups, unchanged = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
+    groups, lacking = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
     row = _row_type(groups, request)
     paths = request.paths(batch)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
@@ -89,11 +93,11 @@ def plain(
     empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
     numbers, columns = pieces_in_order(pieces, empty)
     other_columns = {name: columns[name] for name in paths} | request.beside(batch, numbers)
-    other_columns |= unchanged_column(numbers, unchanged)
+    other_columns |= unchanged_column(numbers, lacking)
     none = pa.nulls(len(numbers), row)
     changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, other_columns)
-    has_no_key = np.full(len(numbers), not request.key)
-    changes, more = refused(changes, [refuse_unchanged(numbers, unchanged, has_no_key)])
+    is_refused = np.full(len(numbers), unchanged == "refuse" or not request.key)
+    changes, more = refused(changes, [refuse_unchanged(numbers, lacking, is_refused)])
     bad += more
     nulls = np.flatnonzero(boolean_values(batch.values.is_null()))
     deleted_rows = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))

@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from decimal import Decimal
 from hashlib import md5
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -30,8 +30,9 @@ import pyarrow.compute as pc
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
 from persist.connect.envelopes.assembly import Mask, Problem, Wanted
 from persist.connect.envelopes.kafka_connect import Group
-from persist.core.keyed.intake import UNCHANGED
+from persist.core.state_rules.keyed_rules import UNCHANGED
 
+Unchanged: TypeAlias = Literal["keep", "refuse"]
 UNAVAILABLE = "__debezium_unavailable_value"
 _BYTES = UNAVAILABLE.encode()
 _MARKS = (UNAVAILABLE, base64.b64encode(_BYTES).decode(), _BYTES.hex())

@@ -32,10 +32,9 @@ from persist.core.keyed.events import Prepared, event_fields, events_schema, is_
 from persist.core.keyed.form import describe_orders, find_machine, is_counted
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
 from persist.core.log.fields import KeyedForm, Watermarks
-from persist.core.state_rules.keyed_rules import WATERMARK_OF_NULL
+from persist.core.state_rules.keyed_rules import UNCHANGED, WATERMARK_OF_NULL
 from persist.core.timeline import Timeline
 
-UNCHANGED = "_unchanged"
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 
 
@@ -281,7 +280,12 @@ def _of_table(
             for name in missing:
                 table = table.append_column(name, pa.nulls(len(table), taken.arrow.field(name).type))
     texts, unchanged = None, dict[str, pa.Array]()
-    if UNCHANGED in table.column_names and UNCHANGED not in schema.names and form.machine.name == NAME:
+    if UNCHANGED in table.column_names and UNCHANGED not in taken.names:
+        if form.machine.name != NAME:
+            raise SchemaMismatch(
+                f"the column {UNCHANGED!r} says that events leave columns as they are, and the machine "
+                f'{form.machine.name!r} needs whole events: read the messages with unchanged="refuse", or drop it'
+            )
         texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema, form)
         table = table.drop_columns([UNCHANGED])
     if stamp is not None:

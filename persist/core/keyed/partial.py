@@ -45,9 +45,10 @@ from persist.codecs.updates.inputs import tables_by_columns
 from persist.codecs.updates.updates import Stamp
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.events import Prepared, has_column, in_order_of_arrival, is_tombstone, number_groups
-from persist.core.keyed.intake import UNCHANGED, EventTable, joined_events, to_events
+from persist.core.keyed.intake import EventTable, joined_events, to_events
 from persist.core.keyed.machine import DELETED, GIVEN, GROUP, watermark_ranks, with_present_first
 from persist.core.log.fields import KeyedForm
+from persist.core.state_rules.keyed_rules import UNCHANGED
 from persist.core.timeline import Timeline
 
 Missing = Literal["error", "insert", "ignore"]

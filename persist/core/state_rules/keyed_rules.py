@@ -14,6 +14,7 @@ Arrival is the order of (number of the part, `_seq` in it). Numbers are drawn in
 depends neither on who resolves nor on when.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import msgspec
@@ -41,6 +42,7 @@ from persist.core.state_rules.contents import CollectionState, appended, check_b
 
 WATERMARK_OF_NULL = -(2**63)
 RESERVED = ("_deleted", "_seq")  # Columns of events, see `persist.core.keyed.events`.
+UNCHANGED = "_unchanged"  # Another one. No new collection has it, and earlier versions allowed it.
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,15 @@ def created(step: kinds.Create) -> CollectionState:
         late_bound=step.keyed.late_bound,
         resolved_times=(0,) if is_background else None,
     )
+
+
+def check_new_names(names: Iterable[str]) -> None:
+    """Raise SchemaMismatch if a column to be added has a name that means something else in events."""
+    if UNCHANGED in names:
+        raise SchemaMismatch(
+            f"column {UNCHANGED!r} means something else: in events, it lists columns that stay as they are. Rename it, "
+            "or give such events to an existing keyed collection."
+        )
 
 
 def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:

@@ -30,6 +30,7 @@ from persist.core.log.fields import KeyedForm, Words
 from persist.core.names import is_text
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, apply_step
 from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.state_rules.schemas import among_versions, check_follows, moved
 from persist.engine.collection.descriptions import ids_as_seen
 from persist.engine.location.collection_handle import CollectionHandle
@@ -119,6 +120,7 @@ def _evolve(
     # From the user's version: a name may belong to another column now.
     schema_before = among_versions(handle.schema, contents)
     after = _evolve_schema(schema_before, evolution, contents)
+    check_new_names({*after.names} - {*schema_before.names})
     check_follows(contents, after, becomes_keyed=evolution.keyed is not None)
     if evolution.keyed is None and replace(after, version=schema_before.version) == schema_before:
         return _only_commented(handle, schema_before, comments, beside)

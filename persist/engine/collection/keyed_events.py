@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import ranges_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.types.schema import TIME, CollectionSchema
@@ -24,7 +25,7 @@ from persist.core.errors import (
 )
 from persist.core.keyed.form import described
 from persist.core.keyed.intake import EventTable, to_events
-from persist.core.keyed.machine import DELETED, NAME
+from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ
 from persist.core.keyed.partial import Missing, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
@@ -248,6 +249,16 @@ def check_event_times(handle: CollectionHandle, events: EventTable) -> None:
     """Refuse events whose first or last time is implausible; see `CollectionHandle.check_times`."""
     if not events.at_commit and len(events.table):
         handle.check_times(pc.min_max(events.table[TIME]).as_py().values(), allow_future=handle.allow_future)
+
+
+def digest_events(events: EventTable) -> int:
+    """Return the digest of events for a token, which is the sum of those of any batches of them."""
+    columns = [*(name for name in events.schema.names if name != SEQ), "_time"]
+    if not events.is_partial:
+        return compute_digest(events.table, columns) % DIGEST_MODULUS
+    is_whole = pc.is_null(events.table[GIVEN])
+    whole, partial_events = events.table.filter(is_whole), events.table.filter(pc.invert(is_whole))
+    return (compute_digest(whole, columns) + compute_digest(partial_events, [*columns, GIVEN])) % DIGEST_MODULUS
 
 
 def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) -> EventTable:

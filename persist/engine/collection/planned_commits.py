@@ -29,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.blob.errors import MissingBlob
-from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
+from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.types.schema import TIME_MAX
 from persist.core.antichain import Antichain, to_antichain, to_stored
 from persist.core.errors import (
@@ -50,7 +50,6 @@ from persist.core.errors import (
 )
 from persist.core.keyed.events import events_schema, lifted_events
 from persist.core.keyed.intake import EventTable
-from persist.core.keyed.machine import GIVEN, SEQ
 from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.state_rules.collection_rules import ExpectErasures
@@ -59,7 +58,7 @@ from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.keyed_rules import due
 from persist.core.state_rules.schemas import check_written
 from persist.core.timeline import Moment
-from persist.engine.collection.keyed_events import AskedEvents, Asks, keyed_form
+from persist.engine.collection.keyed_events import AskedEvents, Asks, digest_events, keyed_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON, split_late
@@ -443,10 +442,7 @@ def _token_steps(handle: CollectionHandle, request: AskedEvents) -> list[kinds.T
         first = 0 if request.change is None else request.change.time or 0
         return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
     first = pc.min(request.events.table["_time"]).as_py()
-    columns = [name for name in request.events.schema.names if name != SEQ]
-    columns += ["_time", *([GIVEN] if request.events.is_partial else [])]
-    digest = compute_digest(request.events.table, columns) % DIGEST_MODULUS
-    return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest:016x}"),))]
+    return [kinds.Tokens(handle.id, (TokenMark(request.token, first, f"{digest_events(request.events):016x}"),))]
 
 
 def _split_events(events: EventTable | None, end: int) -> tuple[pa.Table | None, pa.Table | None]:

@@ -36,6 +36,7 @@ from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.core.state_rules.contents import CollectionState
+from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.state_rules.schemas import reconciled
 from persist.core.state_rules.state import State
 from persist.core.timeline import Timeline, parse_time
@@ -210,6 +211,7 @@ def created_or_loaded(
             sides = reconciled(schema, contents, name)
             check_same(form, contents.keyed, name)
             return contents, sides
+        check_new_names(schema.names)
         id_ = uuid.uuid4().hex
         steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
         steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
@@ -259,6 +261,7 @@ def target_of_rows(
         sides = sides_like(rows, key)
         unit = _timeline_like(columns, time) if timeline is ... else timeline
         id_, schema = uuid.uuid4().hex, CollectionSchema.of(*sides, unit)
+        check_new_names(schema.names)
         return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
     handle = loaded(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:

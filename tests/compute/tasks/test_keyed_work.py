@@ -6,11 +6,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import DoubleType, LongType, StructField, StructType
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
 
 import persist
 from persist.blob.stores.file import FileBlob
-from persist.compute.tasks.planned_write import SinkOptions
+from persist.compute.tasks.keyed_work import commit_resolved
+from persist.compute.tasks.planned_write import SinkOptions, writing
 from persist.connect.spark.uploads import planned
 from persist.core.settings import Settings
 
@@ -53,3 +54,39 @@ def test_a_task_reads_the_row_groups_that_its_events_touch(tmp_path: Path, monke
     read, updates = resolved_by_a_task(location, np.arange(4000) + 2 * ROWS, monkeypatch)
     assert updates == 4000
     assert read < part.bytes / 20, "beyond the last key there is nothing to read"
+
+
+NAMES = ArrayType(StringType())
+PARTIAL = StructType([*(StructField(name, LongType()) for name in ("id", "a", "b")), StructField("_unchanged", NAMES)])
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_tasks_store_no_event_that_leaves_columns_as_they_are(tmp_path: Path, resolve: Any) -> None:
+    location = str(tmp_path)
+    with persist.open(location, settings=Settings(background=False)) as client:
+        keyed = persist.Keyed(resolve=resolve)
+        rows = client.create_or_load("rows", key={"id": int}, value={"a": int, "b": int}, keyed=keyed)
+        rows.upsert([(1, (1, 7)), (2, (2, 8))], time=0, seal=1).result()
+    events = {"id": [1, 2], "a": [5, 6], "b": [None, 9], "_unchanged": pa.array([["b"], None], pa.list_(pa.string()))}
+
+    def work(seal: int | None) -> Any:
+        return planned(SinkOptions(location=location, collection="rows", time=2, seal=seal, token="t"), PARTIAL)
+
+    partial_events, whole = pa.table(events), pa.table(events).slice(1)
+    for seal, resolves in ((3, False), (None, False), (2, True)):
+        with pytest.raises(persist.InvalidUsage, match=r"leave columns as they are.*where=\"driver\""):
+            work(seal).stored(partial_events, resolves=resolves)
+    assert work(None).stored(whole, resolves=False).pended[0].rows == 1
+    if resolve == "background":
+        return  # Tasks never resolve these.
+    made = work(3).stored(partial_events, resolves=True)
+    assert sum(part.rows for part in made.parts) == 4, "two rows go, and two come"
+    separately = [work(3).stored(partial_events.slice(at, 1), resolves=True).digest for at in (0, 1)]
+    assert made.digest == sum(separately) % (1 << 64), "the digest does not depend on the tasks"
+    replacing = partial_events.drop_columns(["_unchanged"])
+    assert work(3).stored(replacing, resolves=True).digest != made.digest, "NULL is not the same"
+    with writing(location, {}) as engine:
+        commit_resolved(engine, work(3), made)
+    with persist.open(location) as client, client["rows"].snapshot() as snapshot:
+        assert snapshot.to_pylist() == [{"id": 1, "a": 5, "b": 7}, {"id": 2, "a": 6, "b": 9}]
+        client["rows"].upsert(partial_events, time=2, seal=3, token="t").result()

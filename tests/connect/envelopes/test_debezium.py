@@ -263,6 +263,30 @@ def test_what_only_resembles_a_placeholder_is_a_value() -> None:
     assert event["v"] == [True] * 28
 
 
+@pytest.mark.parametrize("read", [debezium, plain])
+def test_messages_with_placeholders_are_set_aside_alone_if_that_is_wanted(read: Any) -> None:
+    rows = [{"id": 1, "v": "a"}, {"id": 2, "v": MARK}, {"id": 3, "v": "c"}]
+    messages = [json.dumps(row if read is plain else {"op": "u", "after": row}) for row in rows]
+    events = read(messages, key="id", unchanged="refuse", on_error="collect")
+    assert events.table.to_pylist() == [{"id": 1, "v": "a", "_deleted": False}, {"id": 3, "v": "c", "_deleted": False}]
+    assert events.rejected["message"].to_pylist() == [1]
+    assert "'v' holds a large value" in events.rejected["reason"][0].as_py()
+    with pytest.raises(InvalidUsage, match="unchanged='drop' is not one of"):
+        read(messages, key="id", unchanged="drop")
+
+
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_change_of_the_key_cannot_leave_values_as_they_are(apart: bool) -> None:
+    changes = [({"id": 1}, 9, MARK), ({"id": 2}, 2, MARK), (None, 3, MARK), ({"id": 4}, 8, "v"), ({}, 5, MARK)]
+    values = [json.dumps({"op": "u", "before": before, "after": {"id": id_, "v": v}}) for before, id_, v in changes]
+    messages = pa.table({"key": [json.dumps({"id": id_}) for _, id_, _ in changes], "value": values})
+    events = debezium(messages if apart else values, key="id", on_error="collect")
+    assert events.rejected["message"].to_pylist() == [0]
+    assert "'v' holds a large value" in events.rejected["reason"][0].as_py()
+    kept = [row["id"] for row in events.table.to_pylist() if not row["_deleted"]]
+    assert kept == [2, 3, 8, 5]
+
+
 def test_a_message_with_a_placeholder_says_nothing_about_types() -> None:
     messages = [json.dumps({"op": "u", "after": {"id": 1, "v": v}}) for v in ({MARK: MARK}, {"a": "x"}, [MARK])]
     events = debezium(messages, key="id", on_error="collect")

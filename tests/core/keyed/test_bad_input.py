@@ -1,6 +1,6 @@
 """What upserts refuse: each with an error of its own, and nothing half applied."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,6 +11,7 @@ import pytest
 import persist
 from persist.core.keyed.events import lifted_events
 from persist.core.keyed.intake import to_events, watermark_below
+from persist.engine.location import opening
 from persist.events import InsertIfAbsent
 
 KEY, VALUE = {"k": pa.int64()}, {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
@@ -260,3 +261,43 @@ def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema
     newest = users.handle.contents().schema
     assert lifted_events(events.table, old, old) is events.table
     assert lifted_events(events.table, old, newest)["more"].to_pylist() == [None]
+
+
+def test_no_new_column_has_the_name_that_lists_unchanged_columns(client: persist.Client) -> None:
+    frame = pa.table({"id": [1], "_unchanged": pa.array([["v"]], pa.list_(pa.string()))})
+    rows = client.create_or_load("rows", key={"id": int}, value=None)
+    creations: list[Callable[[], object]] = [
+        lambda: client.create_or_load("new", key={"id": int}, value={"_unchanged": int}),
+        lambda: client.create_or_load("new", key={"id": int}, value={"_unchanged": int}, keyed=persist.Keyed()),
+        lambda: client.write("new", frame, key=["id"]),
+        lambda: client.sql("CREATE TABLE new (id BIGINT PRIMARY KEY, _unchanged BIGINT)"),
+        lambda: rows.evolve(add={"_unchanged": int}),
+    ]
+    for create in creations:
+        with pytest.raises(persist.errors.SchemaMismatch, match="'_unchanged' means something else"):
+            create()
+    assert "new" not in client
+
+
+def test_a_column_of_that_name_from_an_earlier_version_is_a_column(
+    client: persist.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "check_new_names", lambda names: None)  # Earlier versions had no such check.
+    client.create_or_load("old", key={"id": int}, value={"_unchanged": str}, keyed=persist.Keyed())
+    monkeypatch.undo()
+    old = client.create_or_load("old", key={"id": int}, value={"_unchanged": str}, keyed=persist.Keyed())
+    old.upsert([{"id": 1, "_unchanged": "a"}], time=0, seal=1).result()
+    old.evolve(add={"v": int})
+    old.upsert([{"id": 2, "_unchanged": "b", "v": 1}], time=1, seal=2).result()
+    with old.snapshot() as snapshot:
+        assert snapshot.to_pylist() == [{"id": 1, "_unchanged": "a", "v": None}, {"id": 2, "_unchanged": "b", "v": 1}]
+
+
+def test_a_machine_refuses_events_that_leave_columns_as_they_are(client: persist.Client) -> None:
+    keyed = persist.Keyed(machine=InsertIfAbsent())
+    rows = client.create_or_load("rows", key={"id": int}, value={"v": str}, keyed=keyed)
+    event = pa.table({"id": [1], "v": [None], "_unchanged": pa.array([["v"]], pa.list_(pa.string()))})
+    with pytest.raises(
+        persist.errors.SchemaMismatch, match=r'needs whole events: read the messages with unchanged="refuse"'
+    ):
+        rows.transition(event, time=0)

@@ -38,8 +38,8 @@ from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Topics
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
-from persist.core.keyed.intake import UNCHANGED
 from persist.core.rendering import format_count
+from persist.core.state_rules.keyed_rules import UNCHANGED
 
 logger = logging.getLogger(__name__)
 PEEKED_ROWS = 1_000
@@ -278,7 +278,9 @@ class Kafka:
             documents = [name for name, kind in types.items() if kind == pa.json_()]
             messages = _with_documents(route, messages, documents)
             schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
-            message_types = {field.name: field.type for field in schema if field.name not in (DELETED, *types)}
+            message_types = {
+                field.name: field.type for field in schema if field.name not in (DELETED, UNCHANGED, *types)
+            }
             for name, kind in message_types.items():
                 if is_open(kind):
                     first = f"the first {format_count(len(messages), 'message')} of {route.topic!r}"
