@@ -26,7 +26,7 @@ key in the order of `persist.core.keyed.events.prepared`. Invariants, for each k
 - The outcome has one row for each event that changes something, so the steps of resolution compose.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -287,7 +287,13 @@ def _group_setters(
     return setters
 
 
-def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: str) -> tuple[Prepared, pa.Table]:
+def complete_events(
+    ready: Prepared,
+    present: pa.Table,
+    form: KeyedForm,
+    name: str,
+    on_refused: Callable[[pa.Table], object] | None = None,
+) -> tuple[Prepared, pa.Table]:
     """Return events as the whole rows that they make of what their keys hold, and these rows.
 
     Events that change nothing are left out, and keys without events.
@@ -295,6 +301,7 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     Args:
         present: the rows that the keys hold, tombstones among them; perhaps with `_diff`.
         name: of the collection, for errors.
+        on_refused: called with the events that a policy refuses, which are left out then.
 
     Raises:
         InvalidUsage: a key holds several rows; or it holds none, and the policy for that is "error".
@@ -306,7 +313,9 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     rows = _Sequence.of(ready, present, groups, form)
     _check_one_row(ready, present, groups, rows.group[rows.codes >= 0], name)
     units = _Units.of(rows, form, ready.schema)
-    if units.refused.any():
+    if units.refused.any() and on_refused is not None:
+        on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))
+    elif units.refused.any():
         raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[units.refused]))), name)
     changes = np.logical_or.reduce([units.counts, *units.grouped.values()])
     chosen = np.flatnonzero((rows.order >= rows.start) & changes)
