@@ -195,10 +195,16 @@ def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
     ranks = watermark_ranks(events, form.order_by)
     if GIVEN not in events.column_names:
         return ranks
+    return np.where(lacks_column(events, schema, form.order_by[0]), len(events), ranks)
+
+
+def lacks_column(events: pa.Table, schema: CollectionSchema, name: str) -> npt.NDArray[np.bool_]:
+    """Return bool[events]: whether an event leaves a value column as it is; some events are partial."""
     texts = combined(events[GIVEN]).dictionary_encode()
-    at = schema.value_names.index(form.order_by[0])
+    at = schema.value_names.index(name)
     lacks = np.array([*(not has_column(text, at) for text in texts.dictionary.to_pylist()), False])
-    return np.where(lacks[int64_values(texts.indices.cast(pa.int64()).fill_null(-1))], len(events), ranks)
+    flags: npt.NDArray[np.bool_] = lacks[int64_values(texts.indices.cast(pa.int64()).fill_null(-1))]
+    return flags
 
 
 def has_column(text: str, at: int) -> bool:

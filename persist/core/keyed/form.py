@@ -4,7 +4,7 @@ A stored declaration names a machine: `upsert`, a built-in one, or the user's.
 """
 
 import datetime
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -88,13 +88,21 @@ class Keyed:
             )
         if self.late_bound is not None and not self.order_by:
             raise InvalidUsage(f"late_bound={self.late_bound!r} needs order_by=, the columns that order events")
-        if not isinstance(self.groups, Mapping) or any(isinstance(columns, str) for columns in self.groups.values()):
+        if not isinstance(self.groups, Mapping) or not all(
+            _are_names((order,) if isinstance(order, str) else order) and _are_names(columns)
+            for order, columns in self.groups.items()
+        ):
             raise InvalidUsage(
                 f"groups={self.groups!r} is not a dict from ordering columns to lists of the columns that they order: "
                 'give one, such as {"paid_at": ["paid", "method"]}'
             )
+        object.__setattr__(self, "groups", {order: tuple(columns) for order, columns in self.groups.items()})
         if self.groups and self.machine is not None:
             raise InvalidUsage("groups= is for upserts, and machine= says what else becomes of an event: give one")
+
+
+def _are_names(names: Any) -> bool:
+    return isinstance(names, Collection) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
 
 
 def build_form(keyed: Keyed, schema: CollectionSchema) -> KeyedForm:
@@ -164,11 +172,22 @@ def _groups(keyed: Keyed, schema: CollectionSchema) -> tuple[GroupForm, ...]:
             )
     if not all(group.order_by for group in groups):
         raise SchemaMismatch("groups has a group without an ordering column: leave its columns out of groups")
-    return groups
+    return _sort_groups(groups, [*fields])
+
+
+def _sort_groups(groups: Sequence[GroupForm], names: Sequence[str]) -> tuple[GroupForm, ...]:
+    """Return groups and their columns in the order of names: the order in which they are declared means nothing."""
+    whole = [GroupForm(group.order_by, tuple(sorted(group.columns, key=names.index))) for group in groups]
+    return tuple(sorted(whole, key=lambda group: names.index(group.order_by[0])))
 
 
 def check_same(given: KeyedForm | None, stored: KeyedForm | None, collection: str) -> None:
     """Raise SchemaMismatch if a collection was declared otherwise than it is stored; the message shows how."""
+    if given is not None and stored is not None:
+        names = sorted({name for form in (given, stored) for group in form.groups for name in group.names})
+        given, stored = (
+            msgspec.structs.replace(form, groups=_sort_groups(form.groups, names)) for form in (given, stored)
+        )
     if given == stored:
         return
     if given is None or stored is None:

@@ -22,6 +22,7 @@ import pyarrow.compute as pc
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array
 from persist.codecs.order.ordering import combined
+from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut
 from persist.codecs.updates.inputs import TableStream, as_table, opened
@@ -285,7 +286,7 @@ def _of_table(
                 f"the column {UNCHANGED!r} says that events leave columns as they are, and the machine "
                 f'{form.machine.name!r} needs whole events: read the messages with unchanged="refuse", or drop it'
             )
-        texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema)
+        texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema, form)
         table = table.drop_columns([UNCHANGED])
     if stamp is not None:
         table = stamped(table, taken, stamp)
@@ -295,9 +296,19 @@ def _of_table(
 
 
 def _partial_texts(
-    column: pa.ChunkedArray, deleted: "np.ndarray[Any, np.dtype[np.bool_]] | None", schema: CollectionSchema
+    column: pa.ChunkedArray,
+    deleted: "np.ndarray[Any, np.dtype[np.bool_]] | None",
+    schema: CollectionSchema,
+    form: KeyedForm,
 ) -> tuple[pa.Array | None, dict[str, pa.Array]]:
     """Return the texts of partial events, None without any; and by column, which rows leave it as it is."""
+    kind = column.type
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind)
+    if not (pa.types.is_null(kind) or (is_list and (is_text(kind.value_type) or pa.types.is_null(kind.value_type)))):
+        raise SchemaMismatch(
+            f"column {UNCHANGED!r} has type {kind}: it has lists of names of the columns that a row leaves as they are"
+        )
+    orders = [names for names in (form.order_by, *(group.order_by for group in form.groups)) if len(names) > 1]
     lists = combined(column).to_pylist()
     texts: list[str | None] = [None] * len(lists)
     masks = dict[str, "np.ndarray[Any, np.dtype[np.bool_]]"]()
@@ -306,6 +317,12 @@ def _partial_texts(
             continue
         if wrong := [name for name in names if name not in schema.value_names]:
             raise SchemaMismatch(f"{UNCHANGED!r} of row {row} names {wrong[0]!r}, which is not a value column.")
+        for order in orders:
+            if 0 < len({*order} & {*names}) < len(order):
+                raise SchemaMismatch(
+                    f"{UNCHANGED!r} of row {row} names some of the columns {[*order]}, which are one order: "
+                    "name all or none of them"
+                )
         texts[row] = f"error {''.join('01'[name not in names] for name in schema.value_names)}"
         for name in names:
             masks.setdefault(name, np.zeros(len(lists), np.bool_))[row] = True
@@ -352,7 +369,11 @@ def _finish_table(
     table = copied(
         pa.Table.from_arrays([columns[field.name] for field in event_schema.arrow], schema=event_schema.arrow)
     )
-    watermarks = bound_watermarks(rows[form.order_by[0]]) if form.order_by else None
+    watermarks = None
+    if form.order_by:
+        first = form.order_by[0]
+        lacks = (unchanged or {}).get(first)
+        watermarks = bound_watermarks(rows[first] if lacks is None else rows[first].filter(pc.invert(lacks)))
     return EventTable(event_schema, table, watermarks)
 
 

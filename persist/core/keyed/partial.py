@@ -16,17 +16,17 @@ key in the order of `persist.core.keyed.events.prepared`. Invariants, for each k
 - A unit of a row has the columns of the last event that set it, and whose order was not less than all before it. NULL
   is the least order. So units do not depend on each other, and a late event changes just the units in which it is not
   late.
-- A missing column has the value of the row before the event. An event without the columns of `order_by` keeps the
-  watermark of its row, and always counts.
+- A missing column has the value of the row before the event. An event without the ordering columns of a unit keeps the
+  order of its row, and always counts there.
 - The first unit has the tombstone, so it determines whether the key holds a row. An event with groups alone never
-  brings a deleted key back.
+  brings a deleted key back. A partial deletion of a key without a row and without a tombstone obeys the policy.
 - A deletion leaves no values of the first unit. A group loses its values, too, unless the deletion has the group's
   order and that is less than the group has. The order of each group stays in the tombstone, so older events of the
   group stay late. While a key is deleted, later events of a group are kept in the tombstone.
 - The outcome has one row for each event that changes something, so the steps of resolution compose.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -48,6 +48,7 @@ from persist.core.keyed.events import Prepared, has_column, in_order_of_arrival,
 from persist.core.keyed.intake import EventTable, joined_events, to_events
 from persist.core.keyed.machine import DELETED, GIVEN, GROUP, watermark_ranks, with_present_first
 from persist.core.log.fields import KeyedForm
+from persist.core.state_rules.keyed_rules import UNCHANGED
 from persist.core.timeline import Timeline
 
 Missing = Literal["error", "insert", "ignore"]
@@ -107,6 +108,11 @@ def _check_columns(
     if DELETED in table.column_names:
         raise SchemaMismatch(
             f"the rows of an update have a column {DELETED!r}, and an update deletes nothing. Drop it."
+        )
+    if UNCHANGED in table.column_names and UNCHANGED not in schema.names:
+        raise SchemaMismatch(
+            f"the rows of an update have a column {UNCHANGED!r}, and an update leaves the columns as they are that its "
+            "rows lack: leave such columns out, or give the events by upsert()"
         )
     if lacking := [name for name in schema.key_names if name not in table.column_names]:
         raise SchemaMismatch(
@@ -213,14 +219,14 @@ class _Units:
     Attributes:
         counts: whether the event changes the first unit.
         begins: whether it does so for a key that held nothing.
-        groups: for each group, whether the event sets its columns and order; whether it sets or ends its columns.
+        grouped: for each column of a group, whether the event sets it.
         earlier: the last place before it that may have made a row of its key; -1 without one.
         refused: whether the key holds nothing, and the policy for that is "error".
     """
 
     counts: Flags
     begins: Flags
-    groups: list[tuple[Flags, Flags]]
+    grouped: dict[str, Flags]
     earlier: Ints
     refused: Flags
 
@@ -228,7 +234,7 @@ class _Units:
     def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> "_Units":
         """Return the units that the events of a sequence change."""
         is_partial = rows.codes >= 0
-        makes = rows.deletes | rows.by_text([text.startswith("insert") for text in rows.texts])
+        makes = rows.by_text([text.startswith("insert") for text in rows.texts])
         earlier = rows.last_before(makes)
         is_known = makes | (earlier >= 0)  # Other events are left out, whatever their orders are.
         grouped = {name for group in form.groups for name in group.names}
@@ -241,29 +247,53 @@ class _Units:
         while True:
             stands = touches & rows.stands(form.order_by, has_order)
             # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
-            decides = stands & makes
-            previous = rows.last_before(decides)
+            previous = rows.last_before(stands & (makes | rows.deletes))
             is_there = (previous >= 0) & ~rows.deletes[previous]
-            is_missing = is_partial & stands & ~is_there & ~rows.deletes
+            # A deletion may change a tombstone, too.
+            is_missing = is_partial & stands & np.where(rows.deletes, earlier < 0, ~is_there)
             # The watermark of an event that is left out does not count. The first one of each key is certain.
-            ignored = is_missing & ~decides & has_order
+            ignored = is_missing & ~makes & has_order
             if not ignored.any():
                 break
             has_order &= ~(ignored & (rows.last_before(ignored) < 0))
-        counts = stands & (~is_missing | decides)
-        groups = []
-        for group in form.groups:
-            has = is_known & rows.has(group.order_by[0], schema)
-            has_value = np.logical_or.reduce(
-                [boolean_values(combined(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
-            )
-            sets = has & rows.stands(group.order_by, has)
-            groups.append((sets, sets | (counts & rows.deletes & ~(has & has_value))))
+        counts = stands & (~is_missing | makes)
         refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
-        return cls(counts, is_missing & decides, groups, earlier, refused)
+        setters = _group_setters(rows, is_known, counts, form, schema)
+        return cls(counts, is_missing & makes, setters, earlier, refused)
 
 
-def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: str) -> tuple[Prepared, pa.Table]:
+def _group_setters(
+    rows: _Sequence, is_known: Flags, counts: Flags, form: KeyedForm, schema: CollectionSchema
+) -> dict[str, Flags]:
+    """Return for each column of a group whether the event at each place sets it.
+
+    Args:
+        is_known: whether the key may hold something; counts: whether the event changes the first unit.
+    """
+    setters = dict[str, Flags]()
+    for group in form.groups:
+        has_order = rows.has(group.order_by[0], schema)
+        has = is_known & has_order
+        has_value = np.logical_or.reduce(
+            [boolean_values(combined(pc.is_valid(rows.rows[name])))[rows.order] for name in group.order_by]
+        )
+        sets = has & rows.stands(group.order_by, has)
+        ends = counts & rows.deletes & ~(has & has_value)
+        keeps_order = is_known & ~has_order & ~rows.deletes
+        setters |= dict.fromkeys(group.order_by, sets)
+        for name in group.columns:
+            is_there = rows.has(name, schema)
+            setters[name] = (sets & (is_there | rows.deletes)) | (keeps_order & is_there) | ends
+    return setters
+
+
+def complete_events(
+    ready: Prepared,
+    present: pa.Table,
+    form: KeyedForm,
+    name: str,
+    on_refused: Callable[[pa.Table], object] | None = None,
+) -> tuple[Prepared, pa.Table]:
     """Return events as the whole rows that they make of what their keys hold, and these rows.
 
     Events that change nothing are left out, and keys without events.
@@ -271,6 +301,7 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     Args:
         present: the rows that the keys hold, tombstones among them; perhaps with `_diff`.
         name: of the collection, for errors.
+        on_refused: called with the events that a policy refuses, which are left out then.
 
     Raises:
         InvalidUsage: a key holds several rows; or it holds none, and the policy for that is "error".
@@ -282,9 +313,11 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
     rows = _Sequence.of(ready, present, groups, form)
     _check_one_row(ready, present, groups, rows.group[rows.codes >= 0], name)
     units = _Units.of(rows, form, ready.schema)
-    if units.refused.any():
+    if units.refused.any() and on_refused is not None:
+        on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))
+    elif units.refused.any():
         raise _missing_keys(ready.keys.take(int64_array(np.unique(rows.group[units.refused]))), name)
-    changes = np.logical_or.reduce([units.counts, *(sets for sets, _ in units.groups)])
+    changes = np.logical_or.reduce([units.counts, *units.grouped.values()])
     chosen = np.flatnonzero((rows.order >= rows.start) & changes)
     columns = dict(
         zip(
@@ -310,9 +343,7 @@ def complete_events(ready: Prepared, present: pa.Table, form: KeyedForm, name: s
 
 def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:
     """Return for each value column whether the event at each place sets it."""
-    setters = dict[str, Flags]()
-    for group, (orders, values) in zip(form.groups, units.groups, strict=True):
-        setters |= dict.fromkeys(group.order_by, orders) | dict.fromkeys(group.columns, values)
+    setters = dict(units.grouped)
     for name in schema.value_names:
         if name not in setters:
             # A tombstone leaves its watermark to what follows.

@@ -23,15 +23,16 @@ from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
 )
-from persist.core.keyed.form import described
+from persist.core.keyed.form import described, find_machine
 from persist.core.keyed.intake import EventTable, to_events
-from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ
+from persist.core.keyed.machine import DELETED, GIVEN, NAME, NUMBER, SEQ
 from persist.core.keyed.partial import Missing, to_partial_events
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_replacement import KeyReplacement
+from persist.engine.read.keyed.resolution import require_machine, resolve_events
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, compute_differences, read_snapshot
@@ -243,6 +244,19 @@ def take_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, may
     events = to_events(data, handle.schema, form, stamp, timeline, handle.machine, may_delete=may_delete)
     check_event_times(handle, events)
     return events
+
+
+def find_refused(handle: CollectionHandle, events: EventTable) -> set[int]:
+    """Return the numbers of the partial events that a commit now would refuse, because their keys hold no row."""
+    contents, form, refused = handle.contents(), keyed_form(handle), list[pa.Table]()
+    machine = require_machine(find_machine(form, handle.machine, handle.name), form, handle.name)
+    numbered = events.table.append_column(NUMBER, events.table[SEQ])
+    end = pc.max(events.table[TIME]).as_py() + 1
+    for _ in resolve_events(
+        contents, handle.schema, machine, end, handle.engine.reader(), numbered, on_refused=refused.append
+    ):
+        pass
+    return {number for table in refused for number in table[NUMBER].to_pylist()}
 
 
 def check_event_times(handle: CollectionHandle, events: EventTable) -> None:

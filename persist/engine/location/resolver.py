@@ -27,6 +27,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import to_stored
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
+from persist.core.keyed.events import lacks_column
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable, bound_watermarks, watermark_below
 from persist.core.keyed.machine import GIVEN, SEQ, Machine
@@ -60,6 +61,8 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     is_late = np.zeros(len(times), np.bool_)
     if form.order_by and contents.late_bound is not None:
         is_late = watermark_below(table[form.order_by[0]], contents.late_bound)
+        if events.is_partial:
+            is_late &= ~lacks_column(table, contents.schema, form.order_by[0])
     wrong = boolean_array(is_sealed | is_late)
     if not (is_sealed | is_late).any():
         return events, None
@@ -67,7 +70,13 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
     late = table.filter(wrong).drop_columns([SEQ, "_diff", *([GIVEN] if events.is_partial else [])])
     late = late.append_column(REASON, reasons)
-    marks = bound_watermarks(timely_rows[form.order_by[0]]) if form.order_by and len(timely_rows) else None
+    marks = None
+    if form.order_by and len(timely_rows):
+        ordered_rows = timely_rows
+        if events.is_partial:
+            lacks = lacks_column(timely_rows, contents.schema, form.order_by[0])
+            ordered_rows = timely_rows.filter(boolean_array(~lacks))
+        marks = bound_watermarks(ordered_rows[form.order_by[0]])
     return replace(events, table=timely_rows, watermarks=marks), late
 
 

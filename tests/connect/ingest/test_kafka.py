@@ -436,3 +436,23 @@ def test_an_unchanged_large_value_stays_and_an_unknown_row_is_rejected(
     with client["rows"].snapshot(0) as first:
         assert first.to_pylist() == [{"id": 2, "text": "b", "n": 5}]
     assert [offset for offset, reason in reasons(client) if "does not have their row" in reason] == [2, 4, 7]
+
+
+def test_late_messages_decide_by_their_order_whether_a_row_is_there(
+    client: persist.Client, cluster: Cluster, topic: str
+) -> None:
+    keyed = persist.Keyed(order_by=["n"], tombstone="gone")
+    value = {"text": pa.string(), "n": pa.int64(), "gone": pa.bool_()}
+    client.create_or_load("rows", key={"id": pa.int64()}, value=value, keyed=keyed)
+    mark = "__debezium_unavailable_value"
+    deleted = [("c", 1, "old", 1, None), ("u", 1, "old", 5, True), ("c", 1, "late", 3, None), ("u", 1, mark, 6, None)]
+    kept = [("c", 2, "new", 7, None), ("u", 2, "late", 4, True), ("u", 2, mark, 8, None), ("u", 3, mark, 1, None)]
+    for batch in (deleted, kept, [("u", 1, mark, 9, None), ("c", 1, "again", 10, None), ("u", 1, mark, 11, None)]):
+        for op, id_, text, n, gone in batch:
+            cluster.send(topic, {"op": op, "after": {"id": id_, "text": text, "n": n, "gone": gone}})
+        taken(client, cluster, topic, format="debezium", key=["id"])
+    assert held(client) == [
+        {"id": 1, "text": "again", "n": 11, "gone": None},
+        {"id": 2, "text": "new", "n": 8, "gone": None},
+    ]
+    assert [offset for offset, reason in reasons(client) if "does not have their row" in reason] == [3, 7, 8]

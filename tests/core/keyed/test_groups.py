@@ -7,11 +7,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 
 import persist
 from persist import errors
+from persist.core.keyed.form import check_same
+from persist.core.log.fields import GroupForm, KeyedForm, MachineForm
 from persist.events import InsertIfAbsent
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
 from tests.support.tiers import examples
@@ -75,6 +78,9 @@ def test_a_declaration_is_checked_and_stored(client: persist.Client) -> None:
         ({"groups": {(): ["a"]}}, "without an ordering column"),
         ({"groups": {"at": "a"}}, "is not a dict"),
         ({"groups": ["at"]}, "is not a dict"),
+        ({"groups": {"at": None}}, "is not a dict"),
+        ({"groups": {"at": [1]}}, "is not a dict"),
+        ({"groups": {1: ["a"]}}, "is not a dict"),
         ({"groups": {"at": ["a"]}, "machine": InsertIfAbsent()}, "groups= is for upserts"),
     ]
     for options, why in bad:
@@ -87,7 +93,7 @@ def test_a_declaration_is_checked_and_stored(client: persist.Client) -> None:
     t = client.create_or_load("t", key={"k": int}, value=value, keyed=keyed)
     client.create_or_load("t", key={"k": int}, value=value, keyed=keyed)
     with pytest.raises(errors.SchemaMismatch, match="groups is stored as"):
-        client.create_or_load("t", key={"k": int}, value=value, keyed=persist.Keyed(groups={"at": ["b", "a"]}))
+        client.create_or_load("t", key={"k": int}, value=value, keyed=persist.Keyed(groups={"at": ["b"]}))
     for row in ({"k": 1, "a": 1, "at": 1}, {"k": 1, "at": 1}):
         with pytest.raises(errors.SchemaMismatch, match="a row has some of the columns"):
             t.update([row])
@@ -108,6 +114,134 @@ def test_groups_follow_the_names_of_their_columns(client: persist.Client) -> Non
     )
     with pytest.raises(errors.SchemaMismatch, match="'version' is the order of a group"):
         t.evolve(drop=["version"])
+
+
+def test_the_order_in_which_groups_are_declared_means_nothing(client: persist.Client) -> None:
+    value = dict.fromkeys(NAMES, int)
+    declarations: list[dict[Any, Any]] = [
+        {"g_1": ["a", "b"], ("g_3", "g_2"): ["c", "d"]},
+        {("g_3", "g_2"): ["d", "c"], "g_1": {"b", "a"}},
+        {"g_1": dict.fromkeys(["b", "a"]), ("g_3", "g_2"): ("c", "d")},
+    ]
+    for number, groups in enumerate(declarations):
+        for name in ("t", f"t_{number}"):
+            client.create_or_load(name, key={"k": int}, value=value, keyed=persist.Keyed(groups=groups))
+    forms = [client.load(f"t_{number}").handle.keyed for number in range(3)]
+    assert forms == [forms[0]] * 3, "one is stored for all"
+    with pytest.raises(errors.SchemaMismatch, match="groups is stored as"):
+        grouped(client, NAMES, {"g_1": ["a", "b"], ("g_2", "g_3"): ["c", "d"]})
+
+
+def test_a_declaration_that_was_stored_in_another_order_still_fits() -> None:
+    given = KeyedForm(MachineForm("upsert", 1), groups=(GroupForm(("p",), ("a", "b")), GroupForm(("q",), ("c",))))
+    stored = KeyedForm(MachineForm("upsert", 1), groups=(GroupForm(("q",), ("c",)), GroupForm(("p",), ("b", "a"))))
+    check_same(given, stored, "t")
+
+
+def unchanged(*rows: dict[str, Any], names: list[Any]) -> pa.Table:
+    table = pa.Table.from_pylist([*rows])
+    return table.append_column("_unchanged", pa.array(names, pa.list_(pa.string())))
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_a_column_of_a_group_may_stay_as_it_is(client: persist.Client, resolve: Any) -> None:
+    value = {"at": int, "big": str, "n": int, "other": int, "gone": bool}
+    keyed = persist.Keyed(groups={"at": ["big", "n"]}, resolve=resolve, tombstone="gone")
+    t = client.create_or_load("t", key={"k": int}, value=value, keyed=keyed)
+    first = {"k": 1, "at": 1, "big": "LARGE", "n": 1, "other": 1, "gone": False}
+    t.upsert([first, {**first, "k": 2}, {**first, "k": 3}, {**first, "k": 4}]).result()
+    next_row = {**first, "at": 2, "big": None, "n": 2}
+    t.upsert(
+        unchanged(
+            next_row,
+            {**next_row, "k": 2, "at": None, "big": "NEW"},
+            {**next_row, "k": 3, "at": 0, "other": 3},
+            {**next_row, "k": 4, "gone": True},
+            names=[["big"], ["at"], ["big"], ["big"]],
+        )
+    ).result()
+    t.upsert(unchanged({**next_row, "at": 3, "n": 3}, names=[["big"]])).result()
+    t.update([{"k": 4, "gone": False}], missing="insert").result()
+    rows = sorted(t.snapshot().to_pylist(), key=lambda row: row["k"])
+    assert [(row["at"], row["big"], row["n"], row["other"]) for row in rows] == [
+        (3, "LARGE", 3, 1),
+        (1, "NEW", 2, 1),
+        (1, "LARGE", 1, 3),
+        (2, None, None, None),
+    ], "big stays; the order of the row stays; the group is late; the group was deleted"
+
+
+def test_what_cannot_stay_as_it_is_is_refused(client: persist.Client) -> None:
+    t = grouped(client, ("a", "p", "q"), {("p", "q"): ["a"]})
+    row = {"k": 1, "a": 1, "p": 1, "q": 1}
+    t.upsert([row]).result()
+    for data, why in (
+        (unchanged(row, names=[["q"]]), r"some of the columns \['p', 'q'\], which are one order"),
+        (pa.Table.from_pylist([{**row, "_unchanged": "a"}]), "'_unchanged' has type string"),
+        (pa.Table.from_pylist([{**row, "_unchanged": 1}]), "'_unchanged' has type int64"),
+        (pa.Table.from_pylist([{**row, "_unchanged": [1]}]), "'_unchanged' has type list"),
+    ):
+        with pytest.raises(errors.SchemaMismatch, match=why):
+            t.upsert(data)
+    writes: list[Any] = [t.update, lambda rows: client.write("t", rows, mode="update")]
+    for write in writes:
+        with pytest.raises(errors.SchemaMismatch, match="an update leaves the columns as they are"):
+            write(unchanged(row, names=[["a"]]))
+
+
+def test_an_order_that_stays_as_it_is_is_not_late(client: persist.Client) -> None:
+    keyed = persist.Keyed(order_by=["at"], late_bound=5)
+    t = client.create_or_load("t", key={"k": int}, value={"at": int, "v": str}, keyed=keyed)
+    t.upsert([(1, (7, "old")), (2, (8, "old"))]).result()
+    t.upsert(unchanged({"k": 1, "at": None, "v": "new"}, names=[["at"]])).result()
+    rows = unchanged({"k": 2, "at": None, "v": "newer"}, {"k": 1, "at": 2, "v": "late"}, names=[["at"], None])
+    future = t.upsert(rows, late="collect")
+    future.result()
+    assert future.late is not None
+    assert future.late["v"].to_pylist() == ["late"]
+    t.seal(t.upper.time + 1).result()  # type: ignore[operator]
+    assert rows_of(t) == [(1, (7, "new")), (2, (8, "newer"))]
+
+
+@pytest.mark.parametrize("delete", ["where", "sql", "overwrite", "block", "key"])
+def test_a_row_that_goes_loses_the_values_of_its_groups(client: persist.Client, delete: str) -> None:
+    t = client.create_or_load("t", key={"k": int}, value=VALUE, keyed=persist.Keyed(**KEYED))
+    whole = {"x": 1, "ts": 1, "gone": False, "p": 5, "a": 1, "q": 5, "r": 0, "b": "old", "c": [1]}
+    t.upsert([{"k": 1, **whole}, {"k": 2, **whole}]).result()
+    if delete == "where":
+        t.delete(where=pc.field("k") == 1).result()
+    elif delete == "sql":
+        client.sql("DELETE FROM t WHERE k = 1")
+    elif delete == "overwrite":
+        t.overwrite([{"k": 2, **whole}]).result()
+    elif delete == "block":
+        with client.multi_write() as multi:
+            multi.delete(t, where=pc.field("k") == 1)
+    else:
+        t.upsert([{"k": 1, **dict.fromkeys(VALUE), "ts": 2, "gone": True}]).result()
+    t.update([{"k": 1, "ts": 3}, {"k": 1, "p": 4, "a": 9}], missing="insert").result()
+    row = next(row for row in t.snapshot().to_pylist() if row["k"] == 1)
+    assert row == {"k": 1, **dict.fromkeys(VALUE), "ts": 3, "gone": row["gone"], "p": 5, "q": 5, "r": 0}
+    assert client.fsck().is_clean
+
+
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_a_partial_deletion_of_a_key_without_a_row_obeys_the_policy(client: persist.Client, resolve: Any) -> None:
+    value = pa.schema([pa.field("v", pa.string(), nullable=False), pa.field("gone", pa.bool_())])
+    t = client.create_or_load("t", key={"k": int}, value=value, keyed=persist.Keyed(tombstone="gone", resolve=resolve))
+    t.upsert([{"k": 1, "v": "a", "gone": False}]).result()
+    with pytest.raises(persist.InvalidUsage, match="no row to update for k=8"):
+        t.update([{"k": 8, "gone": True}]).result()
+    with pytest.raises(errors.SchemaMismatch, match="a row lacks 'v'"):
+        t.update([{"k": 8, "gone": True}], missing="insert")
+    t.update([{"k": 8, "gone": True}], missing="ignore").result()
+    t.update([{"k": 9, "v": "b", "gone": True}], missing="insert").result()
+    t.update([{"k": 1, "gone": True}]).result()
+    t.update([{"k": 1, "gone": True}]).result()  # It may come again: the key has a tombstone.
+    assert rows_of(t) == []
+    assert client.fsck().is_clean
+    with pytest.raises(persist.InvalidUsage, match="no row to update for k=8"):
+        t.update([{"k": 8, "gone": False}]).result()
 
 
 KEYED: dict[str, Any] = {"order_by": ["ts"], "tombstone": "gone", "groups": {"p": ["a"], ("q", "r"): ["b", "c"]}}
@@ -169,7 +303,7 @@ def order_of(row: dict[str, Any], names: Any) -> tuple[Any, ...]:
 def fold(rows: dict[int, dict[str, Any]], event: dict[str, Any], policy: str) -> None:
     """Apply the next event to the rows by key; the policy of a whole event is "whole"."""
     old, deletes = rows.get(event["k"]), bool(event.get("gone"))
-    if old is None and policy == "ignore" and not deletes:
+    if old is None and policy == "ignore":
         return
     row = dict.fromkeys(VALUE, None) if old is None else dict(old)
     concerns = old is None or policy == "whole" or any(name in event for name in FIRST) or len(event) == 1

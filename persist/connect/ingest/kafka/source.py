@@ -38,14 +38,15 @@ from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Topics
 from persist.connect.ingest.row_types import is_open
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
+from persist.core.keyed.machine import NUMBER
 from persist.core.rendering import format_count
 from persist.core.state_rules.keyed_rules import UNCHANGED
+from persist.engine.collection.keyed_events import find_refused, take_events
 
 logger = logging.getLogger(__name__)
 PEEKED_ROWS = 1_000
 PEEK_S = 5.0
 DELETED = "_deleted"
-NUMBER = "\tnumber"  # No column of a collection has a control character in its name.
 _REJECTED_VALUE = {"reason": pa.string(), "key": pa.binary(), "value": pa.binary(), "timestamp": MESSAGE.field(5).type}
 _REJECTED_KEY = {"topic": pa.string(), "partition": pa.int32(), "offset": pa.int64()}
 NEXT = "ingest.next "
@@ -186,7 +187,7 @@ class Kafka:
             rejected += [late, bad]
             for route in self._brokers.routes:
                 if route.topic == topic:
-                    rows, bad = self._rows(route, messages, run.collections[route.collection])
+                    rows, bad = self._rows(route, messages, run.collections[route.collection], time)
                     rejected.append(bad)
                     if len(rows):
                         changes.append(Change(route.collection, rows, time))
@@ -221,7 +222,7 @@ class Kafka:
         good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
         return messages.filter(good), rejected
 
-    def _rows(self, route: Route, messages: pa.Table, collection: Collection) -> tuple[pa.Table, pa.Table]:
+    def _rows(self, route: Route, messages: pa.Table, collection: Collection, time: int) -> tuple[pa.Table, pa.Table]:
         """Return the rows or events of a collection that messages stand for, and the bad messages."""
         schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_keyed = collection.handle.keyed is not None
@@ -233,7 +234,7 @@ class Kafka:
             rejected, messages = _split_bad(messages, bad)
             events = _events(route, messages, key, schema) if bad else events
             if UNCHANGED in events.table.column_names:
-                bad = _find_unknown(route, messages, schema, collection)
+                bad = _find_unknown(route, messages, schema, collection, time)
                 unknown, messages = _split_bad(messages, bad)
                 rejected, events = pa.concat_tables([rejected, unknown]), _events(route, messages, key, schema)
         except InvalidUsage as error:
@@ -351,34 +352,15 @@ def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa
 
 
 def _find_unknown(
-    route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection
+    route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection, time: int
 ) -> dict[int, str]:
     """Return the messages that leave values as they are of a row that is not there: number and reason."""
-    key = [*collection.schema.key_names]
     numbered = messages.append_column(NUMBER, int64_array(np.arange(len(messages))))
-    rows = _events(route, numbered, key, schema, {NUMBER: NUMBER}).table
-    lists, keys = rows[UNCHANGED].to_pylist(), [*zip(*(rows[name].to_pylist() for name in key), strict=True)]
-    deleted, numbers = rows[DELETED].to_pylist(), rows[NUMBER].to_pylist()
-    is_partial = pa.array(
-        [bool(names) and not deletes for names, deletes in zip(lists, deleted, strict=True)], pa.bool_()
-    )
-    present_keys, bad = set[tuple[Any, ...]](), dict[int, str]()
-    if collection.upper.time:
-        with collection.snapshot() as snapshot:
-            present_rows = snapshot.get(rows.filter(is_partial).select(key).cast(_key_schema(collection)))
-            present_keys = {*zip(*(present_rows[name].to_pylist() for name in key), strict=True)}
-    for row_key, is_one, deletes, number in zip(keys, is_partial.to_pylist(), deleted, numbers, strict=True):
-        if is_one and row_key not in present_keys:
-            bad[number] = "it lacks large values that did not change, and the collection does not have their row"
-        elif deletes:
-            present_keys.discard(row_key)
-        else:
-            present_keys.add(row_key)
-    return bad
-
-
-def _key_schema(collection: Collection) -> pa.Schema:
-    return pa.schema([collection.schema.arrow.field(name) for name in collection.schema.key_names])
+    rows = _events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
+    numbers = rows[NUMBER].to_pylist()
+    events = take_events(collection.handle, rows.drop_columns([NUMBER]), collection.handle.stamp(time, None))
+    reason = "it lacks large values that did not change, and the collection does not have their row"
+    return {numbers[at]: reason for at in find_refused(collection.handle, events)}
 
 
 def _find_bad_documents(

@@ -102,7 +102,7 @@ class KeyReplacement:
         return ~dead
 
     def _tombstones(self, gone: pa.Table) -> pa.Table:
-        """Return rows that go as tombstones."""
+        """Return rows that go as tombstones, which keep the orders of groups and not their values."""
         if self.form.tombstone is None:
             raise InvalidUsage(
                 f"rows of {self.name!r} would go, and a late event could bring them back: the collection orders events "
@@ -115,8 +115,11 @@ class KeyReplacement:
                 f"rows of {self.name!r} would go, and only an event can say what their tombstone column "
                 f"{self.form.tombstone!r} holds then: delete their keys with upsert(), by rows in which it is not NULL"
             )
-        at = gone.schema.get_field_index(self.form.tombstone)
-        return gone.set_column(at, gone.schema.field(at), column)
+        ended = {name: pa.nulls(len(gone), gone[name].type) for group in self.form.groups for name in group.columns}
+        for name, values in {**ended, self.form.tombstone: column}.items():
+            at = gone.schema.get_field_index(name)
+            gone = gone.set_column(at, gone.schema.field(at), values)
+        return gone
 
 
 def match_keys(rows: pa.Table, others: pa.Table, keys: Sequence[str]) -> "np.ndarray[Any, np.dtype[np.bool_]]":

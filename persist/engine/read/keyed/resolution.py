@@ -32,7 +32,7 @@ from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import Prepared, dead_filter, event_fields, events_schema, prepared, resolved
 from persist.core.keyed.form import described
-from persist.core.keyed.machine import GIVEN, NAME, Machine
+from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine
 from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, appended
@@ -62,6 +62,7 @@ def resolve_events(
     reader: PartReader,
     own_events: pa.Table | None = None,
     on_keys: Callable[[pa.Table], object] = lambda keys: None,
+    on_refused: Callable[[pa.Table], object] | None = None,
 ) -> Iterator[pa.Table]:
     """Yield the updates at times before end that result from events at times beyond `contents.resolved`.
 
@@ -69,6 +70,8 @@ def resolve_events(
         own_events: events that are not pending yet, in order; they count as later than all pending ones. Some may be
             partial.
         on_keys: called with the keys that have events, each once.
+        on_refused: called with partial events that are refused, in place of the error. If own_events have a column
+            `NUMBER`, so have these.
 
     Returns:
         Tables of the columns of the schema, not consolidated; no key is in two of them. Memory: a slice, and own.
@@ -113,9 +116,8 @@ def resolve_events(
         if len(arrived):
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
-            ready, present = complete_events(
-                ready, _read_present_rows(ready, schema, lookup, reader), form, contents.name
-            )
+            present = _read_present_rows(ready, schema, lookup, reader)
+            ready, present = complete_events(ready, present, form, contents.name, on_refused)
             yield resolved(ready, machine, present)
 
 
@@ -198,7 +200,9 @@ def _read_events(scan: Scan, events: CollectionSchema, reader: PartReader, own_e
     columns = events.arrow.names
     tables = [scan.empty(columns), *scan.updates(reader, columns)] if scan.parts else [scan.empty(columns)]
     if own_events is not None:
-        tables.append(own_events.select([*columns, *([GIVEN] if GIVEN in own_events.column_names else [])]))
+        tables.append(
+            own_events.select([*columns, *(name for name in (GIVEN, NUMBER) if name in own_events.column_names)])
+        )
     return pa.concat_tables(tables, promote_options="default")
 
 
