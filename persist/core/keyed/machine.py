@@ -44,7 +44,7 @@ from persist.core.log.fields import KeyedForm
 
 GROUP = "\tgroup"  # No column of a collection has a control character in its name.
 GIVEN = ""  # The column of partial events; no column of a collection has an empty name.
-NUMBER = "\tnumber"  # The number of an event, if its caller asks which ones are refused.
+NUMBER = "\tnumber"  # The number of an event, for callers that list refused events.
 DELETED = "_deleted"
 SEQ = "_seq"
 

@@ -249,7 +249,7 @@ class _Units:
             # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
             previous = rows.last_before(stands & (makes | rows.deletes))
             is_there = (previous >= 0) & ~rows.deletes[previous]
-            # A deletion may change a tombstone, too.
+            # A deletion may also change a tombstone.
             is_missing = is_partial & stands & np.where(rows.deletes, earlier < 0, ~is_there)
             # The watermark of an event that is left out does not count. The first one of each key is certain.
             ignored = is_missing & ~makes & has_order
