@@ -32,7 +32,7 @@ from persist.compute.query import (
     execute,
     statement_kind,
 )
-from persist.core.errors import CollectionExists, InvalidUsage, PersistError, Superseded
+from persist.core.errors import CollectionExists, InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.log import kinds
 from persist.core.progress import limited
@@ -41,7 +41,6 @@ from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.write.commit_future import CommitFuture
-from persist.engine.write.retrying import commit_with_retry
 from persist.engine.write.write_options import WriteMode
 
 Running = Callable[[Callable[[], object]], object]
@@ -241,9 +240,4 @@ def _change(collection: Collection, statement: Definition) -> None:
     elif change.comments:
         collection.describe(columns=change.comments).result()
     elif statement.verb == "DROP":
-        commit_with_retry(
-            lambda: collection.drop().result(),
-            action="drop",
-            clock=collection.handle.engine.clock,
-            conflicts=(Superseded,),
-        )
+        collection.drop().result()

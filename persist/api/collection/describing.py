@@ -255,7 +255,6 @@ class DescribingCalls(CollectionBase, Described):
 
         Raises (the future):
             CollectionNeeded: views read it.
-            Conflict: another client made or dropped an index of it meanwhile; drop it again.
         """
         return drop(self.handle)
 

@@ -34,7 +34,6 @@ from persist.core.log.framing import FORMAT, FORMAT_MIN
 from persist.core.names import check_free_name, check_name
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
-from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.state_rules.schemas import reconciled
@@ -380,9 +379,7 @@ def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
     engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    contents = handle.known()
-    steps, names = steps_to_drop(engine, [contents])
-    return engine.submit("drop", [ExpectDerived(handle.id, derived_holds(contents)), *steps], names)
+    return engine.submit("drop", *steps_to_drop(engine, [handle.known()]))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.
