@@ -89,7 +89,12 @@ def unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) -> di
     """Return the column of events that names the columns to be left as they are; none if no message has any."""
     if not unchanged:
         return {}
-    return {UNCHANGED: pa.array([unchanged.get(int(row)) for row in rows], pa.list_(pa.string()))}
+    numbers = np.array([*unchanged], np.int64)
+    lists = pa.array([*unchanged.values(), None], pa.list_(pa.string()))
+    order = numbers.argsort()
+    places = numbers[order].searchsorted(rows).clip(max=len(numbers) - 1)
+    at = np.where(numbers[order][places] == rows, order[places], len(numbers))
+    return {UNCHANGED: lists.take(int64_array(at))}
 
 
 def _unavailable_columns(text: bytes, place: str | None, request: Wanted) -> list[str]:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from persist.codecs.types.calculator import calculator
 from persist.codecs.types.python_types import arrow_type
 from persist.core.errors import FunctionNotFound, InvalidUsage
 from persist.core.expression.term import Call, Lit, Term, calls, sql_call
@@ -119,10 +120,10 @@ def add_function(
 @cache
 def _of_duckdb() -> frozenset[str]:
     try:
-        import duckdb
+        connection = calculator().cursor()
     except ImportError:  # Then no query is bound here; views that exist know their functions by version.
         return frozenset()
-    with duckdb.connect(":memory:") as connection:
+    with connection:
         return frozenset(
             name.lower() for (name,) in connection.execute("FROM duckdb_functions() SELECT function_name").fetchall()
         )

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array
+from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
@@ -35,6 +35,7 @@ from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.keyed_rules import UNCHANGED, WATERMARK_OF_NULL
 from persist.core.timeline import Timeline
 
+_BETWEEN = "\t"  # No column of a collection has a control character in its name.
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 
 
@@ -308,26 +309,39 @@ def _partial_texts(
         raise SchemaMismatch(
             f"column {UNCHANGED!r} has type {kind}: it has lists of names of the columns that a row leaves as they are"
         )
-    orders = [names for names in (form.order_by, *(group.order_by for group in form.groups)) if len(names) > 1]
-    lists = combined(column).to_pylist()
-    texts: list[str | None] = [None] * len(lists)
-    masks = dict[str, "np.ndarray[Any, np.dtype[np.bool_]]"]()
-    for row, names in enumerate(lists):
-        if not names or (deleted is not None and deleted[row]):
-            continue
-        if wrong := [name for name in names if name not in schema.value_names]:
-            raise SchemaMismatch(f"{UNCHANGED!r} of row {row} names {wrong[0]!r}, which is not a value column.")
-        for order in orders:
-            if 0 < len({*order} & {*names}) < len(order):
-                raise SchemaMismatch(
-                    f"{UNCHANGED!r} of row {row} names some of the columns {[*order]}, which are one order: "
-                    "name all or none of them"
-                )
-        texts[row] = f"error {''.join('01'[name not in names] for name in schema.value_names)}"
-        for name in names:
-            masks.setdefault(name, np.zeros(len(lists), np.bool_))[row] = True
-    any_text = pa.array(texts, pa.string()) if any(texts) else None
-    return any_text, {name: boolean_array(mask) for name, mask in masks.items()}
+    # Few lists are distinct, so only these become objects of Python.
+    lists = combined(column).cast(pa.list_(pa.string()))
+    if pc.any(pc.fill_null(pc.equal(pc.binary_length(lists.flatten()), 0), True)).as_py():
+        raise SchemaMismatch(f"a list in {UNCHANGED!r} has NULL, or an empty text, in the place of a name.")
+    coded = pc.binary_join(lists, _BETWEEN).dictionary_encode()
+    codes = int64_values(coded.indices.cast(pa.int64()).fill_null(-1))
+    if deleted is not None:
+        codes = np.where(deleted, -1, codes)
+    texts: list[str | None] = [None] * (len(coded.dictionary) + 1)  # The last one is that of whole events, code -1.
+    stays = np.zeros((len(schema.value_names), len(texts)), np.bool_)
+    for code in np.unique(codes[codes >= 0]).tolist():
+        if names := [name for name in coded.dictionary[code].as_py().split(_BETWEEN) if name]:
+            _check_unchanged(names, int(np.argmax(codes == code)), schema, form)
+            stays[:, code] = np.isin(schema.value_names, names)
+            texts[code] = f"error {''.join('01'[not is_left] for is_left in stays[:, code])}"
+    masks = {
+        name: boolean_array(is_left[codes])
+        for name, is_left in zip(schema.value_names, stays, strict=True)
+        if is_left.any()
+    }
+    return (pa.array(texts, pa.string()).take(int64_array(codes % len(texts))) if masks else None), masks
+
+
+def _check_unchanged(names: Sequence[str], row: int, schema: CollectionSchema, form: KeyedForm) -> None:
+    """Raise SchemaMismatch unless a row can leave these columns as they are."""
+    if wrong := [name for name in names if name not in schema.value_names]:
+        raise SchemaMismatch(f"{UNCHANGED!r} of row {row} names {wrong[0]!r}, which is not a value column.")
+    for order in (form.order_by, *(group.order_by for group in form.groups)):
+        if 0 < len({*order} & {*names}) < len(order):
+            raise SchemaMismatch(
+                f"{UNCHANGED!r} of row {row} names some of the columns {[*order]}, which are one order: "
+                "name all or none of them"
+            )
 
 
 def rows_that_delete() -> SchemaMismatch:

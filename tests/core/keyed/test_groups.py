@@ -39,6 +39,12 @@ def rows_of(collection: persist.Collection) -> list[Any]:
     return sorted(collection.snapshot().rows())
 
 
+def next_time(collection: persist.Collection) -> int:
+    upper = collection.upper.time
+    assert upper is not None, "it is not complete"
+    return upper + 1
+
+
 def test_each_group_of_whole_rows_has_its_own_order(client: persist.Client) -> None:
     """The first example of Paimon's page on sequence groups."""
     t = grouped(client, NAMES[:6], {"g_1": ["a", "b"], "g_2": ["c", "d"]})
@@ -104,11 +110,11 @@ def test_a_declaration_is_checked_and_stored(client: persist.Client) -> None:
 def test_groups_follow_the_names_of_their_columns(client: persist.Client) -> None:
     t = grouped(client, NAMES[:6], {"g_1": ["a", "b"], "g_2": ["c", "d"]})
     t.upsert([(1, (1, 1, 5, 1, 1, 5))]).result()
-    t.upsert([(1, (2, 2, 6, 2, 2, 4))], time=t.upper.time + 1).result()  # type: ignore[operator]
+    t.upsert([(1, (2, 2, 6, 2, 2, 4))], time=next_time(t)).result()
     t.evolve(rename={"g_1": "version", "a": "first"}, drop=["b"], add={"e": pa.int64()})
     t = client.load("t")
     t.update([{"k": 1, "first": 0, "version": 5}, {"k": 1, "c": 7, "d": 7, "g_2": 7}, {"k": 1, "e": 9}]).result()
-    t.update([{"k": 1, "first": 8, "version": 8}], time=t.upper.time + 5).result()  # type: ignore[operator]
+    t.update([{"k": 1, "first": 8, "version": 8}], time=next_time(t) + 4).result()
     assert t.snapshot().to_pylist() == [{"k": 1, "first": 8, "version": 8, "c": 7, "d": 7, "g_2": 7, "e": None}], (
         "the later row had no e"
     )
@@ -199,7 +205,7 @@ def test_an_order_that_stays_as_it_is_is_not_late(client: persist.Client) -> Non
     future.result()
     assert future.late is not None
     assert future.late["v"].to_pylist() == ["late"]
-    t.seal(t.upper.time + 1).result()  # type: ignore[operator]
+    t.seal(next_time(t)).result()
     assert rows_of(t) == [(1, (7, "new")), (2, (8, "newer"))]
 
 
