@@ -149,7 +149,7 @@ class Server(Closes):
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
-        sql = None if queries is None else FlightSql(queries)
+        self._sql = sql = None if queries is None else FlightSql(queries)
         tokens = Tokens(token, write_token)
         answers = _Answers(face, follower, self._hub, tokens, self._commits, sql, store)
         methods: dict[str, Method] = {
@@ -192,6 +192,8 @@ class Server(Closes):
         self._thread.join()
         if not self._calls.shutdown(CLOSE_S):
             logger.warning("the server at %s has ended, and a call of it still waits for the store", self.url)
+        if self._sql is not None:
+            self._sql.drop_old(0.0)
 
     def __repr__(self) -> str:
         return f"<Server at {self.url}>"
@@ -228,6 +230,8 @@ class Server(Closes):
             stream.close()
             stream.cut()
         self._calls.drop_slow()
+        if self._sql is not None:
+            self._sql.drop_old()
 
 
 class _Answers:
