@@ -434,15 +434,6 @@ class Queries:
         self._engine.follower.refresh()
         return answer.seqno == self._engine.follower.state.seqno
 
-    def take_turns(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of an answer, each of which is read in a turn."""
-        while True:
-            with self.turn():
-                batch = next(batches, None)
-            if batch is None:
-                return
-            yield batch
-
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.
 

@@ -26,8 +26,8 @@ import msgspec
 import pyarrow as pa
 import pyarrow.flight as flight
 
-from persist.compute.query import Queries, QueryResult
-from persist.core.errors import InvalidUsage
+from persist.compute.query import QUERIES_MAX, Queries, QueryResult
+from persist.core.errors import InvalidUsage, Unavailable
 from persist.services.serve.flight_calls import DATA_BODY, DATA_HEADER
 from persist.services.serve.messages import encode_fields, group_fields
 from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, result_schema
@@ -119,6 +119,7 @@ class FlightSql:
         self._prepared = _Store[_Prepared](PREPARED_MAX, PREPARED_S)
         self._bound = _Store[QueryResult](BOUND_MAX, BOUND_S, lambda answer: answer.close())
         self._running: dict[bytes, list[QueryResult]] = {}
+        self._turns = threading.BoundedSemaphore(QUERIES_MAX)  # Of answers that are being read: each may keep memory.
         self._lock = threading.Lock()
 
     def drop_old(self, kept_s: float = BOUND_S) -> None:
@@ -215,10 +216,15 @@ class FlightSql:
 
     def _open_answer(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
         rows = _parameters(statement) or [[]]
-        answer = self._bound.take(ticket)
-        if answer is None:
-            with self._queries.turn():
+        if not self._turns.acquire(blocking=False):
+            raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
+        try:
+            answer = self._bound.take(ticket)
+            if answer is None:
                 answer = self._queries.ask(statement.sql, rows[0], {tuple(path): at for path, at in statement.times})
+        except BaseException:
+            self._turns.release()
+            raise
         with self._lock:
             self._running.setdefault(ticket, []).append(answer)
 
@@ -227,6 +233,7 @@ class FlightSql:
                 queries = self._running.get(ticket, [])
                 if answer in queries:
                     queries.remove(answer)
+                    self._turns.release()
                 if not queries:
                     self._running.pop(ticket, None)
             answer.close()
@@ -237,13 +244,12 @@ class FlightSql:
     def _read(self, answer: QueryResult, more: Sequence[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of an answer, then those for further rows of parameters."""
         schema = answer.schema
-        yield from self._queries.take_turns(answer.to_batches())
+        yield from answer.to_batches()
         for row in more:
-            with self._queries.turn():
-                answer.bind(row)
+            answer.bind(row)
             if answer.schema != schema:
                 raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
-            yield from self._queries.take_turns(answer.to_batches())
+            yield from answer.to_batches()
 
     def _prepare(self, sql: str) -> bytes:
         count = self._queries.parameters(sql)
@@ -291,11 +297,6 @@ def unpack_command(message: bytes) -> tuple[str, bytes]:
     if not kind.startswith(_PREFIX):
         raise ValueError("the command is not a command of Flight SQL")
     return kind.removeprefix(_PREFIX), fields.get(2, b"")
-
-
-def is_sql(message: bytes) -> bool:
-    """Return whether a command or ticket is one of Flight SQL."""
-    return len(_PREFIX) < len(message) and message[2 : 2 + len(_PREFIX)] == _PREFIX.encode()
 
 
 def _any(kind: str, message: bytes) -> bytes:

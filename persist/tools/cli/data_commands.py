@@ -249,7 +249,7 @@ def serve(
     ] = None,
     format_version: FormatVersion = None,
 ) -> int:
-    """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
+    """Tell others of new records, and answer their queries, until it is interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
     allows writes through --store, --commits and --write. With the second, the first lets read only.

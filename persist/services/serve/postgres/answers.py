@@ -1,11 +1,13 @@
 """Answers of statements, and how their rows are sent: whole, in pieces, copied, or as they come."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 
+from persist.compute.query import Queries
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.statements import Copy
@@ -72,8 +74,9 @@ class RowSender:
         check: raises Failure if the statement is cancelled.
     """
 
-    def __init__(self, connection: Connection, check: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, queries: Queries, check: Callable[[], None]) -> None:
         self._connection = connection
+        self._queries = queries
         self._check = check
 
     def send_columns(self, columns: list[Column] | None, formats: list[int]) -> None:
@@ -118,7 +121,8 @@ class RowSender:
 
     def _next(self, answer: Answer) -> pa.RecordBatch | None:
         self._check()
-        batch = next(answer.batches, None)
+        with contextlib.nullcontext() if answer.is_live else self._queries.turn():
+            batch = next(answer.batches, None)
         self._check()
         return batch
 

@@ -93,7 +93,7 @@ class SessionOfClient:
         self._text = ""  # The newest statement, for the positions of errors.
         self._cancelled = ""  # Why the statement ends.
         self._lock = threading.Lock()
-        self._sender = RowSender(connection, self._check_cancelled)
+        self._sender = RowSender(connection, self._queries, self._check_cancelled)
 
     def start(self, options: Mapping[str, str]) -> None:
         """Send the settings, which the first message may have changed. Raises Failure if one is not possible."""
@@ -374,7 +374,7 @@ class SessionOfClient:
         except BaseException:
             result.close()
             raise
-        return Answer("SELECT {}", columns, self._queries.take_turns(result.to_batches()), result.close)
+        return Answer("SELECT {}", columns, result.to_batches(), result.close)
 
     def _ask(self, sql: str) -> QueryResult:
         if not self.block.is_open:
