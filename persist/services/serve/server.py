@@ -125,17 +125,18 @@ class Server(Closes):
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
-        self._sql = sql = None if queries is None else FlightSql(queries)
-        tokens = Tokens(token, write_token)
-        answers = _Answers(follower, self._hub, tokens, self._commits, sql, store)
+        self._sql = None if queries is None else FlightSql(queries)
+        self._store = store
+        self._putting = Room(2 * SERVED_PUT_BYTES_MAX)
+        self._tokens = tokens = Tokens(token, write_token)
         methods: dict[str, Method] = {
-            "GetFlightInfo": answers.get_flight_info,
-            "GetSchema": answers.get_schema,
-            "DoGet": answers.do_get,
-            "DoAction": answers.do_action,
-            "DoExchange": answers.do_exchange,
-            "DoPut": answers.do_put,
-            "ListActions": answers.list_actions,
+            "GetFlightInfo": self._get_flight_info,
+            "GetSchema": self._get_schema,
+            "DoGet": self._do_get,
+            "DoAction": self._do_action,
+            "DoExchange": self._do_exchange,
+            "DoPut": self._do_put,
+            "ListActions": self._list_actions,
         }
         try:
             self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=hidden)
@@ -208,34 +209,15 @@ class Server(Closes):
         if self._sql is not None:
             self._sql.drop_old()
 
+    # Calls of Flight, each in a thread of its own.
 
-class _Answers:
-    """Answers the calls of Flight clients, each in a thread of its own."""
-
-    def __init__(
-        self,
-        follower: Follower,
-        hub: _Hub,
-        tokens: Tokens,
-        commits: CommitsForOthers | None,
-        sql: FlightSql | None,
-        store: BlobCalls | None,
-    ) -> None:
-        self._store = store
-        self._putting = Room(2 * SERVED_PUT_BYTES_MAX)
-        self._sql = sql
-        self._follower = follower
-        self._hub = hub
-        self._tokens = tokens
-        self._commits = commits
-
-    def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._described(requests).serialize()
 
-    def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield encode_fields((1, self._described(requests).schema.serialize()))
 
-    def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         ticket = _parse_message(flight.Ticket, next(requests)).ticket
         schema, close, rows = self._speaking_sql().opened(ticket, context)
         try:
@@ -245,7 +227,7 @@ class _Answers:
             raise
         yield from _guarded(itertools.chain([schema_message(schema)], _sliced(rows)), stream, self._hub)
 
-    def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         action = _parse_message(flight.Action, next(requests))
         self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
@@ -258,7 +240,7 @@ class _Answers:
         result = None if self._sql is None else self._sql.done(action.type, body)
         yield encode_fields((ACTION_RESULT, self._act(action.type, body, context) if result is None else result))
 
-    def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Commit for others, or store a value: the descriptor has its length, and metadata are its pieces."""
         message = group_fields(next(requests))
         descriptor = _parse_message(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
@@ -279,10 +261,10 @@ class _Answers:
         with commits.room.of(length):
             yield encode_fields((METADATA, commits.answer(_received(length, message, requests))))
 
-    def do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._speaking_sql().put(requests)
 
-    def list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         kinds = [
             ("wait", "answers with the newest seqno, once it is beyond another"),
             ("leave", "ends a wait"),
