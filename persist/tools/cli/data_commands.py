@@ -264,8 +264,8 @@ def serve(
         limits = {name: limit for name, limit in limits.items() if limit is not None}
         from persist.compute.query import QueryLimits  # Here: the other commands start sooner without it.
 
-        if limits and not sql:
-            raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
+        if limits and not sql and postgres is None:
+            raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql or --postgres")
         with _page_packages() if iceberg is not None else nullcontext():
             server = client.serve(
                 flight,
