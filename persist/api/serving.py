@@ -29,6 +29,10 @@ class Location(Definer, Protocol):
         """How the client was opened."""
         ...
 
+    def collections(self) -> list[str]:
+        """Return the names of all collections."""
+        ...
+
 
 @dataclass(frozen=True)
 class ServeOptions:

@@ -288,7 +288,7 @@ def test_answers_that_are_not_read_are_released(
     client: persist.Client, sql: FlightSql, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def reads() -> int:
-        return client.metrics().groups["leases"]["reads"]
+        return int(client.metrics().groups["leases"]["reads"])
 
     monkeypatch.setattr(flight_sql, "BOUND_MAX", 2)
     sql = FlightSql(Queries(client.engine, QueryLimits()))
