@@ -228,7 +228,8 @@ class IcebergTable:
     def _table_bytes(self, contents: CollectionState, publication: Publication) -> bytes:
         schema, now_ms = load_schema_version(contents, publication.schema), self._handle.engine.clock.wall_ms()
         moment = moment_ms(self._handle, publication.as_of)
-        at_ms = now_ms if moment is None else moment
+        is_past = moment is not None and moment <= now_ms
+        at_ms = moment if is_past else min(publication.as_of, now_ms - READER_BEGAN_MS)
         snapshot = snapshot_json(contents, publication, self.format_url, at_ms)
         table = table_json(contents, schema, self.location(contents), read_format_version(publication.options)) | {
             "table-uuid": str(UUID(publication.id)),
@@ -242,6 +243,9 @@ class IcebergTable:
             "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": at_ms}],
         }
         return json.dumps(table).encode()
+
+
+READER_BEGAN_MS = 60_000  # A reader's transaction that causes a publication began after this long before it.
 
 
 def moment_ms(handle: CollectionHandle, time: int) -> int | None:
