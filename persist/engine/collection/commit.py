@@ -116,8 +116,11 @@ class _Draft:
         self.end = end
 
     def to_request(self, token: str | None) -> AskedEvents:
-        """Return it for `submit_all`."""
+        """Return it for `submit_all`, which resolves partial events with it, so it seals their times."""
         events, end = joined_events(self.events) if self.events else None, self.end
+        if events is not None and events.is_partial and not events.at_commit:
+            last = max(pc.max(each.table["_time"]).as_py() for each in self.events if each.is_partial)
+            end = max(end or 0, last + 1)
         if self.change is not None and self.change.time is not None:
             end = max(end or 0, self.change.time + 1)
         return AskedEvents(events, end, token, change=self.change)
@@ -319,10 +322,7 @@ class Commit:
             self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
             return
         keyed_form(handle)
-        draft, events = self._draft(handle), take_partial_events(handle, rows, stamp, missing)
-        draft.add(events)
-        if len(events) and not events.at_commit:
-            draft.seal(max(draft.end or 0, pc.max(events.table["_time"]).as_py() + 1))
+        self.add_events(handle, take_partial_events(handle, rows, stamp, missing))
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""
