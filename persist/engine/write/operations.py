@@ -193,7 +193,7 @@ class Operation:
     @property
     def is_alone(self) -> bool:
         """Whether it gets a record of its own, because its place among the others matters."""
-        return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
+        return self.renew is not None or any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
 
     @property
     def is_in_order(self) -> bool:

@@ -45,11 +45,12 @@ def may_be_relayed(operations: Sequence[Operation]) -> bool:
     """Return whether another client may commit these.
 
     Not if they come from a client themselves: that client looks for its own id in the log, and each operation has one.
+    Not if their steps depend on the state, because the other client gets only the steps.
     """
     steps = (step for operation in operations for step in operation.steps)
     return (
         0 < len(operations) <= OPERATIONS_MAX
-        and all(operation.submission is None for operation in operations)
+        and all(operation.submission is None and operation.renew is None for operation in operations)
         and all(step.is_sent for step in steps if isinstance(step, Mutation))
     )
 
