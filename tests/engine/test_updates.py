@@ -176,7 +176,7 @@ def test_an_upsert_follows_an_update_of_one_commit_at_the_same_time(
     client: persist.Client, keyed: persist.Keyed | None
 ) -> None:
     orders = filled(client, keyed, 2)
-    time = orders.upper.time
+    time = orders.upper.time or 0
     with client.multi_write() as multi:
         multi.update(orders, [{"id": id_, "a": 8, "ts": 7} for id_ in (0, 1)], time=time)
         multi.upsert(orders, [{"id": 1, "a": 9, "b": "whole", "ts": 10, "gone": False}], time=time)
