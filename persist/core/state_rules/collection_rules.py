@@ -9,7 +9,7 @@ disagree. A draft has steps that are not mutations: appends whose parts are not 
 conditions hold because the record's slot in the log is the compare-and-set.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -75,8 +75,7 @@ from persist.core.state_rules.schemas import check_columns_there, check_versions
 TAGS_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAppend:
+class PlannedAppend(msgspec.Struct, frozen=True):
     """An `Append` whose parts are not encoded yet; time_min is the least time of its updates, schema their version."""
 
     collection: str
@@ -146,8 +145,12 @@ CollectionStep = CollectionMutation | Planned | Condition | Holds
 S = TypeVar("S")
 
 
-def gathered(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | Holds]":
-    """Yield the same steps, with `Holds` in the place of consecutive holds of a collection."""
+def gathered(steps: Sequence[S]) -> "Iterable[S | kinds.SetHold | Holds]":
+    """Return the same steps, with `Holds` in the place of consecutive holds of a collection."""
+    return _gather_holds(steps) if kinds.SetHold in {*map(type, steps)} else steps
+
+
+def _gather_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | Holds]":
     for collection, alike in groupby(steps, _whose_hold):
         if collection is None:
             yield from alike

@@ -224,7 +224,7 @@ class GrowingMap(Mapping[int, V]):
 
 def choose_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]:
     """Return the values of numbers. Cost: for a `GrowingMap` half of its own look-ups."""
-    if not isinstance(values, GrowingMap):
+    if type(values) is not GrowingMap:
         return tuple(map(values.__getitem__, numbers))
     shared, last = values._shared, values._last
     first = next(iter(last))

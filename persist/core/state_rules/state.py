@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from persist.codecs.part.part import Part
@@ -68,8 +69,7 @@ from persist.core.state_rules.schemas import columns_in_use
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionEntry:
+class CollectionEntry(msgspec.Struct, frozen=True):
     """One collection: see the module's docstring.
 
     Attributes:
@@ -104,11 +104,11 @@ class CollectionEntry:
         contents = base
         for step in gathered(self.pending):
             contents = apply_step(contents, step)
-        return replace(self, contents=contents)
+        return msgspec.structs.replace(self, contents=contents)
 
     def replayed(self, contents: CollectionState) -> "CollectionEntry":
         """Return this entry with its contents, which are known, as its base."""
-        return replace(self, base=contents, levels=(), pending=(), contents=contents)
+        return msgspec.structs.replace(self, base=contents, levels=(), pending=(), contents=contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def apply(state: State, record: Record) -> State:
         raise ValueError(f"it says seqno {record.seqno} where {state.seqno + 1} belongs")
     if state.location not in (None, record.location):
         raise ValueError(f"it belongs to location {record.location}, and this is {state.location}")
-    if not is_id(record.location):
+    if state.location is None and not is_id(record.location):
         raise ValueError(f"its location {record.location!r} is not 32 hex digits")
     if not is_id(record.commit):
         raise ValueError(f"its commit {record.commit[:200]!r} is not 32 hex digits")
@@ -241,7 +241,8 @@ class Changing:
         elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
             self._check_columns_not_needed(entry, step.schema)
         self.entries[entry.id] = self._extend(entry, step)
-        self.ids[entry.name] = entry.id
+        if isinstance(step, kinds.Makes | kinds.Rename):
+            self.ids[entry.name] = entry.id
 
     def _rename_entry(self, entry: CollectionEntry, name: str) -> CollectionEntry:
         """Return entry with another name, which must be free; the one before becomes free."""
@@ -249,7 +250,7 @@ class Changing:
         if name != entry.name and self.ids.now(name) is not None:
             raise CollectionExists(name)
         self.ids[entry.name] = None
-        return replace(entry, name=name)
+        return msgspec.structs.replace(entry, name=name)
 
     def _check_not_needed(self, entry: CollectionEntry) -> None:
         """Raise CollectionNeeded if views read the collection: each has a permanent hold on it, called after its id.
@@ -335,13 +336,13 @@ def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEnt
             raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
         if leased_hold == hold:
             return entry
-    return replace(entry, leased=(*entry.leased, (hold, lease)))
+    return msgspec.structs.replace(entry, leased=(*entry.leased, (hold, lease)))
 
 
 def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
     if all(leased_hold != hold for leased_hold, _ in entry.leased):
         return entry
-    return replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
+    return msgspec.structs.replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
 
 
 def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
@@ -356,4 +357,4 @@ def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
         contents = apply_step(contents, step)
     if contents is not None and len(entry.pending) + len(mutations) > PENDING_MAX:
         return entry.replayed(contents)
-    return replace(entry, pending=(*entry.pending, *mutations), contents=contents)
+    return msgspec.structs.replace(entry, pending=(*entry.pending, *mutations), contents=contents)

@@ -18,10 +18,11 @@ newest contents (`persist.engine.collection.planned_commits.submit_all`), and al
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
+import msgspec
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
@@ -199,7 +200,9 @@ class Commit:
         self.check(handle)
         steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
         if at_commit:
-            steps = [replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps]
+            steps = [
+                msgspec.structs.replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps
+            ]
             steps.append(handle.at_commit())
         self.add(handle, steps)
 
@@ -410,7 +413,7 @@ class Commit:
     def _with_steps_beside(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
         """Return a change whose token remembers, too, what else the block adds to the collection."""
         beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
-        whole = replace(change, steps=lambda: [*change.steps(), *beside])
+        whole = msgspec.structs.replace(change, steps=lambda: [*change.steps(), *beside])
         return AskedEvents(None, None, self.options.token, plain=whole)
 
 

@@ -65,6 +65,9 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
 
     It also declares that the client's own rejected operations will never come.
     """
+    submissions = [operation.submission for operation in operations if operation.submission is not None]
+    if not submissions:
+        return ()
     numbers_by_submitter: dict[str, list[int]] = {}
     for operation in accepted:
         if operation.submission is not None:
@@ -72,8 +75,7 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
     marks = [
         Submitted(who, first, last) for who, numbers in numbers_by_submitter.items() for first, last in _ranges(numbers)
     ]
-    submissions = [operation.submission for operation in operations]
-    own_submissions = [submission for submission in submissions if submission is not None and submission.is_own]
+    own_submissions = [submission for submission in submissions if submission.is_own]
     last = max(own_submissions, key=lambda submission: submission.number, default=None)
     if last is not None and last.number not in numbers_by_submitter.get(last.submitter, ()):
         marks.append(Submitted(last.submitter, last.number + 1, last.number))

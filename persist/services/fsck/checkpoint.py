@@ -21,7 +21,8 @@ that did not notice it could continue to write beyond the end.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+import msgspec
 
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion
 from persist.blob.protocol import Blob, get_at_most
@@ -119,7 +120,7 @@ class Renewal:
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
             (level,), data = new_levels(state.location, state.seqno, contents, (), format=state.format)
-            entries[entry.id] = replace(entry, base=level.pointer, levels=(), pending=(), contents=None)
+            entries[entry.id] = msgspec.structs.replace(entry, base=level.pointer, levels=(), pending=(), contents=None)
             yield level.pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         objects: list[tuple[BlobRef, bytes]] = []
