@@ -20,7 +20,7 @@ from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import rows_that_delete
 from persist.core.names import check_free_name
-from persist.core.rendering import aligned, html_rows, plain
+from persist.core.rendering import align_columns, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, read_timeline, retention_times, time_text
 from persist.engine.location.engine import Engine
@@ -262,7 +262,7 @@ class Collections(list[str]):
         head, *rows = (tuple(map(plain, row)) for row in self._list_rows())
         if not rows:
             return "no collections"
-        return "\n".join((*aligned((head, *rows), right=(1,)), *self._format_omitted()))
+        return "\n".join((*align_columns((head, *rows), right=(1,)), *self._format_omitted()))
 
     def _repr_html_(self) -> str:
         """Do what the representation does, as a table."""

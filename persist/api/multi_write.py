@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from persist.api.collection import Collection
 from persist.api.follow import Following, ack_step
-from persist.core.antichain import Antichain, to_stored
+from persist.core.antichain import Antichain, encode_frontier
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
@@ -148,7 +148,7 @@ class MultiWrite:
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
         """Let since advance, as `Collection.allow_compaction` does."""
-        frontier = to_stored(collection.handle.frontier("since", since))
+        frontier = encode_frontier(collection.handle.frontier("since", since))
         self._commit.add(collection.handle, [kinds.AllowCompaction(collection.id, frontier)])
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
@@ -183,7 +183,7 @@ class MultiWrite:
                 "a change or a seal of it already: put it first"
             )
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
-        expected = to_stored(collection.handle.frontier("upper", upper))
+        expected = encode_frontier(collection.handle.frontier("upper", upper))
         self._commit.add(collection.handle, [condition(collection.id, expected)])
 
     def __enter__(self) -> "MultiWrite":

@@ -20,7 +20,7 @@ from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import Completed, html_table
 from persist.core.state_rules.contents import Unsealed, unsealed
-from persist.core.timeline import Moment, Timeline, dated, time_text
+from persist.core.timeline import Moment, Timeline, add_timeline, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
@@ -80,12 +80,12 @@ class CollectionBase(Completed):
 
         Where times are moments, `str` shows the moment.
         """
-        return dated(to_antichain(self.handle.contents().upper), self.timeline)
+        return add_timeline(to_antichain(self.handle.contents().upper), self.timeline)
 
     @property
     def since(self) -> Antichain:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
-        return dated(to_antichain(self.handle.contents().since), self.timeline)
+        return add_timeline(to_antichain(self.handle.contents().since), self.timeline)
 
     @property
     def unsealed(self) -> Unsealed | None:

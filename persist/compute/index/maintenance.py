@@ -26,7 +26,7 @@ from persist.compute.index.indexes import (
     load_indexes,
     read_indexed_ids,
 )
-from persist.core.antichain import to_stored
+from persist.core.antichain import encode_frontier
 from persist.core.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -142,7 +142,7 @@ def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
 
 
 def _sealed(index: Index, as_of: int) -> list[Step]:
-    return [kinds.Seal(index.handle.id, to_stored(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
+    return [kinds.Seal(index.handle.id, encode_frontier(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
 
 
 def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:

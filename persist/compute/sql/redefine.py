@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
@@ -224,7 +224,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
     if list(old.items()) == list(new.items()) and before.columns == after.columns:
         return None
     values = [name for name in after.names if name not in after.key_names]
-    new_schema = evolved(
+    new_schema = evolve_schema(
         replace(before, known=before.known or (before,), order=()),
         add={name: kind for name, kind in new.items() if name not in old},
         defaults={},

@@ -36,7 +36,7 @@ from persist.core.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.core.progress import limited
+from persist.core.progress import limit_work
 from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
 from persist.core.state_rules.contents import definition_number
 from persist.engine.collection.failures import failures_told
@@ -100,7 +100,7 @@ class LiveView:
         """
         check_policy(policy)
         self.engine.writer("refresh")
-        with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
+        with self._lock, limit_work(timeout_s, memory_limit), failures_told([self.handle]):
             refreshed = self._refresh_from_cache(policy, first)
             if refreshed is None:
                 refreshed = self.together.refresh_with_retry(policy, first)

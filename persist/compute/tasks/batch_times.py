@@ -30,7 +30,7 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
-from persist.core.antichain import END, Antichain, to_stored
+from persist.core.antichain import END, Antichain, encode_frontier
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.core.keyed.events import event_fields
 from persist.core.keyed.machine import DELETED
@@ -198,6 +198,6 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
         adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper))
         added: list[Step] = [] if adding is None else [adding]
-        return [*added, kinds.Seal(contents.id, to_stored(upper + 1))], {contents.id: name}
+        return [*added, kinds.Seal(contents.id, encode_frontier(upper + 1))], {contents.id: name}
 
     return steps

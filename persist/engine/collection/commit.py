@@ -25,7 +25,7 @@ from typing import Any, Self
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
-from persist.core.antichain import to_antichain, to_stored
+from persist.core.antichain import to_antichain, encode_frontier
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
 from persist.core.keyed.partial import Missing
@@ -338,7 +338,7 @@ class Commit:
         """Add a seal, which resolves events if the collection is keyed; see `MultiWrite.seal`."""
         handle = handle.as_keyed()
         if handle.keyed is None:
-            self.add(handle, [kinds.Seal(handle.id, to_stored(upper))])
+            self.add(handle, [kinds.Seal(handle.id, encode_frontier(upper))])
         else:
             self._draft(handle).seal(upper)
 

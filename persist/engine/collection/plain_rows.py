@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import copied, int64_array
+from persist.codecs.order.arrays import copy_table, int64_array
 from persist.codecs.order.digest import compute_digest
 from persist.codecs.order.ordering import row_sorter
 from persist.codecs.order.search import SortedKeys
@@ -30,10 +30,10 @@ from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
-from persist.codecs.updates.inputs import opened
+from persist.codecs.updates.inputs import open_stream
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, Antichain, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, to_antichain, encode_frontier
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -203,7 +203,7 @@ class NewContents:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
         new, digest = self._new()
         if isinstance(new, pa.Table):
-            self._held = copied(new), digest
+            self._held = copy_table(new), digest
 
     def keyed_change(self, where: pc.Expression | None) -> KeyedChange:
         """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
@@ -295,7 +295,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
         SchemaMismatch, InvalidUpdate: the rows do not fit, or the collection has a column `_deleted` or `_seq`.
     """
     schema = handle.schema
-    data = opened(data)
+    data = open_stream(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else data
     if may_delete and not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
         raise InvalidUsage(
@@ -443,7 +443,7 @@ def _alone(
         *_creating(handle),
         *expect_unchanged(contents),
         *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
-        *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
+        *(_stamping(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
     ]
 
 

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import MissingBlob
 from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain, to_antichain, to_stored
+from persist.core.antichain import Antichain, to_antichain, encode_frontier
 from persist.core.errors import (
     ClientClosed,
     Conflict,
@@ -400,7 +400,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
     assert end is not None
     if handle.remembers(contents, request.token):
         return [*request.marks]  # It was done before, which the committer will find.
-    sealing = kinds.Seal(handle.id, to_stored(end))
+    sealing = kinds.Seal(handle.id, encode_frontier(end))
     due_events, after = _split_events(request.events, end)
     first = [] if due_events is None else [pc.min(due_events["_time"]).as_py()]
     if request.change is not None:
@@ -428,7 +428,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
 
 def _plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if request.events is None else [handle.pend_step(request.events)]
-    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, to_stored(request.end))]
+    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, encode_frontier(request.end))]
     if request.at_commit:
         sealing = [handle.at_commit()]
     return [*request.also, *pending, *sealing, *request.marks]

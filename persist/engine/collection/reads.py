@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, did_you_mean
-from persist.codecs.types.casts import cast_column, decoded_column
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.casts import cast_column, decode_column
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import TIME_MAX
-from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.core.antichain import END, Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, last_sealed
@@ -437,7 +437,7 @@ def as_of_join(
 
 
 def _frame(frame: Any) -> pa.Table:
-    data = opened(frame)
+    data = open_stream(frame)
     if isinstance(data, TableStream):
         tables = [*data.tables(None)]
         try:
@@ -454,7 +454,7 @@ def _frame(frame: Any) -> pa.Table:
         )
     for at, field in enumerate(table.schema):
         if "_view" in str(field.type) and not pat.is_dictionary(field.type):  # Arrow takes no rows of views.
-            table = table.set_column(at, field.name, decoded_column(table.column(at)))
+            table = table.set_column(at, field.name, decode_column(table.column(at)))
     return table
 
 
@@ -478,7 +478,7 @@ def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: Collecti
 def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
     """Return the time of each row, int64: of a moment, the last time that is not after it."""
     column = _column(table, name)
-    if (plain := stored_type(column.type)) != column.type:
+    if (plain := get_stored_type(column.type)) != column.type:
         column = cast_column(column, plain, name)
     if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
         times = handle.timeline.column_of_last_times(column)

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME_MAX
-from persist.codecs.updates.small import SmallUpdates, gathered
+from persist.codecs.updates.small import SmallUpdates, gather_updates
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import among_versions
 from persist.engine.location.collection_handle import CollectionHandle
@@ -104,6 +104,6 @@ class UnsealedUpdates:
         return read_changes(scan.pruned(), self._handle.engine.reader())
 
     def _of_write(self, write: Write) -> pa.Table:
-        data = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
+        data = gather_updates([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
         assert isinstance(data, pa.Table)
         return data.select([*self._columns, "_time", "_diff"])

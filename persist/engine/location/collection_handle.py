@@ -17,7 +17,7 @@ from persist.codecs.nested import changes_between
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows
-from persist.core.antichain import END, Antichain, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, to_antichain, encode_frontier
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
@@ -387,11 +387,11 @@ class CollectionHandle(CollectionTimes):
 
     def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
         """Return the step that rejects a commit unless the collection has this upper."""
-        return ExpectUpper(self.id, to_stored(self.frontier("expected upper", upper)))
+        return ExpectUpper(self.id, encode_frontier(self.frontier("expected upper", upper)))
 
     def seal_step(self, upper: int | Moment | Antichain) -> kinds.Seal:
         """Return the step that seals the collection in a commit."""
-        return kinds.Seal(self.id, to_stored(self.frontier("upper", upper)))
+        return kinds.Seal(self.id, encode_frontier(self.frontier("upper", upper)))
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""

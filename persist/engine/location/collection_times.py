@@ -188,7 +188,7 @@ class CollectionTimes(ABC):
     def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
         """Refuse an implausible time, and a time that only a clock far ahead allows."""
         wall_ms = self.engine.clock.wall_ms()
-        timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+        timeline.check_plausible(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
         if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
             self.engine.check_clock()
 

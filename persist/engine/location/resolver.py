@@ -25,7 +25,7 @@ from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import to_stored
+from persist.core.antichain import encode_frontier
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.core.keyed.events import lacks_column
 from persist.core.keyed.form import find_machine
@@ -258,7 +258,7 @@ class Resolver:
         pending, unused = due(contents, end), unused_after(contents, end)
 
         def resolution() -> kinds.Resolve:
-            start, until = to_stored(contents.resolved), to_stored(end)
+            start, until = encode_frontier(contents.resolved), encode_frontier(end)
             return kinds.Resolve(
                 contents.id, start, until, pending, tuple(stored), watermarks=watermarks, unused=unused
             )

@@ -37,7 +37,7 @@ from msgspec import UNSET
 from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
-from persist.core.antichain import from_stored
+from persist.core.antichain import decode_frontier
 from persist.core.errors import (
     CollectionNotFound,
     Conflict,
@@ -263,7 +263,7 @@ class GroupCommit:
             for step in (() if record is None else record.mutations)
             if isinstance(step, kinds.Seal | kinds.Resolve)
         }
-        return _select_times({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
+        return _select_times({id_: decode_frontier(upper) - 1 for id_, upper in sealed.items()}, operation)
 
     def _keep_unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]

@@ -55,7 +55,7 @@ from persist.core.log.keys import (
     state_seqno,
     uploaded_seqno,
 )
-from persist.core.rendering import Shown, aligned, format_count, moment_text, plain
+from persist.core.rendering import Shown, align_columns, format_count, moment_text, plain
 from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.core.state_rules.erasures import erasure_number
 from persist.core.state_rules.location import Dropped, may_be_read
@@ -146,7 +146,7 @@ class Traces(Shown):
             until = "-" if trace.until is None else moment_text(trace.until)
             alike.setdefault((until, trace.why), []).append(trace)
         rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
-        table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
+        table = align_columns([("objects", "until", "such as", "why"), *rows], right={0})
         some = f"{len(self.found):,} of {format_count(self.objects, 'object')}"
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 

@@ -165,7 +165,7 @@ class Lookup:
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self.scan = scan
         self._keeps_time = keeps_time
-        self._keys_alone = scan.schema.derived(keys_alone)
+        self._keys_alone = scan.schema.compute_once(keys_alone)
         # Parts of two collections may have the same bytes, and different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
@@ -174,7 +174,7 @@ class Lookup:
         self._has_plain_rows = (
             is_whole
             and not (keeps_time or any(source.cuts_time for source in self._sources))
-            and scan.schema.derived(_has_comparable_values)
+            and scan.schema.compute_once(_has_comparable_values)
         )
 
     def _source(self, parts: tuple[Part, ...], *, is_keyframe: bool) -> _Source:

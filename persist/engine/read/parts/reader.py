@@ -25,7 +25,7 @@ from persist.blob.errors import InvalidUsage, MissingBlob
 from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
-from persist.codecs.order.arrays import copied
+from persist.codecs.order.arrays import copy_table
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.filters import ranges_that_may_match
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
@@ -428,7 +428,7 @@ def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
     Otherwise a slice of many parts would keep a row group of each in memory, for a few rows.
     """
     rows = table.slice(first, end - first)
-    return rows if 2 * len(rows) >= len(table) else copied(rows)
+    return rows if 2 * len(rows) >= len(table) else copy_table(rows)
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.evolution import narrowed, newest_types
+from persist.codecs.evolution import cast_columns, newest_types
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.filters import bind_filter, parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
@@ -115,7 +115,7 @@ class Scan:
         Raises:
             SchemaMismatch: a value does not fit its type.
         """
-        return table if self.narrow is None else narrowed(table, self.columns, self.narrow)
+        return table if self.narrow is None else cast_columns(table, self.columns, self.narrow)
 
     def with_newest_types(self) -> "Scan":
         """Return a scan that reads with the newest types of columns, and returns the types of this schema.

@@ -39,10 +39,10 @@ from persist.codecs.order.sums import (
     Ints,
     count_limbs,
     from_whole_numbers,
-    joined,
+    join_limbs,
     largest_magnitude,
     limits,
-    normalized,
+    normalize_limbs,
     products,
     split,
     whole_numbers,
@@ -302,7 +302,7 @@ class _Sums:
     def _normalize_limbs(self, partial: pa.Table) -> pa.Table:
         for measure in self.bounds:
             if len(limbs := _list_limbs(partial, measure)) > 1:
-                for at, limb in enumerate(normalized(limbs)):
+                for at, limb in enumerate(normalize_limbs(limbs)):
                     name = f"{measure}.{at}"
                     partial = partial.set_column(partial.schema.get_field_index(name), name, pa.array(limb))
         return partial
@@ -318,7 +318,7 @@ class _Groups:
         keys = pa.Table.from_arrays(partial.columns[: len(fields)], schema=pa.schema(fields))
         if fields:
             order = sort_indices(keys, self._group_by)
-            order = order.filter(pa.array(joined(_list_limbs(partial, "n")).take(order.to_numpy()).astype(bool)))
+            order = order.filter(pa.array(join_limbs(_list_limbs(partial, "n")).take(order.to_numpy()).astype(bool)))
             keys, partial = keys.take(order), partial.take(order)
         self._keys, self._partial = keys, partial
         self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
@@ -375,7 +375,7 @@ class _Groups:
         return sums
 
     def _exact(self, measure: str) -> Ints:
-        return joined(_list_limbs(self._partial, measure))
+        return join_limbs(_list_limbs(self._partial, measure))
 
     def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
         """Return whole numbers as an array of that type."""
