@@ -17,7 +17,7 @@ Invariants:
   error and never NULL.
 
 A read with an older version works with the newest types, and narrows its results at the end (`newest_types`,
-`narrowed`): a part holds updates of many times, and values outside the result need not fit.
+`cast_columns`): a part holds updates of many times, and values outside the result need not fit.
 
 Lifting preserves which records are equal, unless a column is left out: then records may become equal that differ in the
 part (`Lift.is_exact` is False).

@@ -130,12 +130,12 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 
 
 def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without views, dictionaries and the like, at whatever depth, in `stored_type` of its type."""
+    """Return a column without views, dictionaries and the like, at whatever depth, in `get_stored_type` of its type."""
     return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], get_stored_type(column.type))
 
 
 def _undo_encodings(array: pa.Array) -> pa.Array:
-    """Return an array whose encodings are undone at whatever depth: its type is `stored_type` of what it was."""
+    """Return an array whose encodings are undone at whatever depth: its type is `get_stored_type` of what it was."""
     kind = array.type
     plain = get_stored_type(kind)
     if plain == kind:

@@ -191,9 +191,13 @@ def _flat_rule(t: pa.DataType) -> _Rule:
         return _Rule("a datetime.date", (dt.date,), (dt.datetime,))
     if pat.is_timestamp(t):
         expected = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
-        return _Rule(expected, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _build_zone_check(t.tz is not None)))
+        return _Rule(
+            expected, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _build_zone_check(t.tz is not None))
+        )
     if pat.is_time(t):
-        return _Rule("a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _build_zone_check(False)))
+        return _Rule(
+            "a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _build_zone_check(False))
+        )
     if pat.is_duration(t):
         return _Rule("a timedelta", (dt.timedelta,), (), _fine_enough(t, pa.duration("us"), None))
     if t == pa.binary(16):

@@ -28,7 +28,7 @@ from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.types.python_types import field_types, get_stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
-from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, lacks_columns, copy_if_mutable
+from persist.codecs.updates.tuples import as_dict, copy_if_mutable, is_named, is_object, is_record, lacks_columns
 
 DELETED = "_deleted"  # For events by key: a row without it is not a deletion, and a deletion needs only its key.
 _DICTS_PER_TABLE = 64 * 1024
@@ -80,7 +80,7 @@ def open_stream(data: Any) -> Any:
 
 
 def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
-    """Return data from `opened` as one table; None for a stream, or data that is not a table, such as tuples.
+    """Return data from `open_stream` as one table; None for a stream, or data that is not a table, such as tuples.
 
     Python values get the types of the schema; without a schema, those that Arrow infers.
 

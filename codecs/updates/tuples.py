@@ -7,7 +7,7 @@
 
 A named tuple or a dataclass names its fields, so it is read by name and never by position. A tuple of `(key, value)` or
 `((key, value), time, diff)` may be a named one as well, if its names are not columns. An iterator may yield the same
-dict again and again, filled anew each time: mutable rows are copied before the next one is fetched (`owned`).
+dict again and again, filled anew each time: mutable rows are copied before the next one is fetched (`copy_if_mutable`).
 
 Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.

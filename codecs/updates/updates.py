@@ -8,7 +8,7 @@ its floats.
 Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas exports its NaN as NULL,
 which is the meaning of NaN there; everywhere else NaN is a number.
 
-Plain rows have neither `_time` nor `_diff`: `stamped` adds one time for all, or a column with a time for each.
+Plain rows have neither `_time` nor `_diff`: `stamp_rows` adds one time for all, or a column with a time for each.
 """
 
 import re
@@ -319,7 +319,7 @@ def stamp_rows(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 
 
 def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
-    """Return data of any form that `to_updates` or `stamped` takes, and whether it is plain rows, without times.
+    """Return data of any form that `to_updates` or `stamp_rows` takes, and whether it is plain rows, without times.
 
     For a stream or an iterator, the first element decides, and is then put back. Empty data may be either, and counts
     as rows.

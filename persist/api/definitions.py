@@ -176,7 +176,7 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
     id_ = uuid.uuid4().hex
     create = kinds.Create(id_, name, schema.to_json(), form)
     handle = CollectionHandle(client.engine, id_, name, schema, form, create=create)
-    handle.submit("sql", [handle.at_commit()]).result()
+    handle.submit("sql", [handle.commit_time_step()]).result()
 
 
 def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:

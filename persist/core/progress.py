@@ -6,7 +6,7 @@ Each piece of long work is a `task`. It costs a microsecond or two without a wat
   never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it. A
       stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
-- what was done so far, to the watcher that `watched` has set for the calls in its block, in this thread or task of
+- what was done so far, to the watcher that `use_watcher` has set for the calls in its block, in this thread or task of
   asyncio.
 
 Commits are spans from the call that submitted them until they are durable, in whatever thread.
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Receives progress: `begun` gets the kind of work and its amount, and returns a function to call for each bit."""
+    """Receives progress: `begin` gets the kind of work and its amount, and returns a function to call for each bit."""
 
     def begin(self, what: str, total: int | None, unit: str) -> Done:
         """Hear that work has begun; the result is called with how much more of it was done."""
@@ -282,7 +282,7 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     if tell is not None:
         if not callable(tell):
             raise InvalidUsage(f"progress({tell!r:.100}) is not a function: give one that takes a persist.Work")
-        with use_watcher(_Told(tell)):
+        with use_watcher(_Notifier(tell)):
             yield
         return
     bars = Bars() if sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules) else None
@@ -294,7 +294,7 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
                 bars.close()
 
 
-class _Told:
+class _Notifier:
     """Passes on what is done."""
 
     def __init__(self, tell: Callable[[Work], object]) -> None:

@@ -105,7 +105,7 @@ class CollectionBase(Completed):
         """Say what this client knows of the collection, without asking the store for news."""
         told = [("location", self.handle.engine.url)]
         with suppress(PersistError):
-            contents = self.handle.known()
+            contents = self.handle.get_known_state()
             about, schema = about_collection(contents), contents.schema
             told += [("comment", about.comment)] if about.comment else []
             told += [*about.properties.items()]
@@ -121,7 +121,7 @@ class CollectionBase(Completed):
         """Say what this client knows of the collection, without asking the store for news."""
         told = ""
         with suppress(PersistError):
-            contents = self.handle.known()
+            contents = self.handle.get_known_state()
             hidden = unsealed(contents)
             upper = contents.upper
             sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"

@@ -184,7 +184,9 @@ class Adapter:
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
                 same.append((left_value, right_value))
             elif comparison in _COMPARED:
-                residual.append(sql_call(_COMPARED[comparison], pa.bool_(), left_value, shift_columns(right_value, width)))
+                residual.append(
+                    sql_call(_COMPARED[comparison], pa.bool_(), left_value, shift_columns(right_value, width))
+                )
             else:
                 raise InvalidUsage(f"a join on {comparison} is not supported in a view")
         residual += self._of.translate_all(plan.get("expressions"))

@@ -18,7 +18,17 @@ from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Join, has_one_partner, split_by_side
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
 from persist.core.expression.evaluation import conjuncts
-from persist.core.expression.term import Call, Col, Lit, Place, Term, list_places, replace_columns, shift_columns, sql_call
+from persist.core.expression.term import (
+    Call,
+    Col,
+    Lit,
+    Place,
+    Term,
+    list_places,
+    replace_columns,
+    shift_columns,
+    sql_call,
+)
 
 
 @dataclass(frozen=True, slots=True)

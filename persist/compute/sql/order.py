@@ -35,7 +35,17 @@ from persist.compute.sql.algebra import (
     walk,
 )
 from persist.core.expression.evaluation import factor_conjuncts
-from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, move_columns, shift_columns, sql_call
+from persist.core.expression.term import (
+    Call,
+    Lit,
+    Place,
+    Term,
+    calls,
+    list_places,
+    move_columns,
+    shift_columns,
+    sql_call,
+)
 
 Known = Mapping[Any, Statistics]  # For collections by their names, for relations by the numbers that refer to them.
 NOTHING: Known = MappingProxyType({})

@@ -128,7 +128,9 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
         case Temporal(input_, lower, upper):
             return _push_bounds_down(_push_down(input_, conditions, known), lower, upper)
         case Project(input_, outputs):
-            down, above = ([replace_columns(part, outputs.__getitem__) for part in parts] for parts in (conditions, known))
+            down, above = (
+                [replace_columns(part, outputs.__getitem__) for part in parts] for parts in (conditions, known)
+            )
             return Project(_push_down(input_, down, above), outputs)
         case Join():
             return _push_into_join(node, conditions, known)
@@ -186,7 +188,9 @@ def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
         return node
     match node:
         case Project(input_, outputs):
-            return Project(_push_join_keys(input_, [replace_columns(part, outputs.__getitem__) for part in conditions]), outputs)
+            return Project(
+                _push_join_keys(input_, [replace_columns(part, outputs.__getitem__) for part in conditions]), outputs
+            )
         case Filter(input_, condition):
             return _push_join_keys(input_, [*factor_conjuncts(condition), *conditions])
         case Let(number, value, body):

@@ -38,7 +38,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.names import check_free_name, check_text
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import created_or_loaded
+from persist.engine.location.opening import load_or_create
 from persist.engine.location.resolver import REASON
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
@@ -190,7 +190,7 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
                 f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"
             )
         check_free_name(name)
-        contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
+        contents, columns = load_or_create(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
         upper = contents.upper
         if upper == END:
             raise UpdateNotBeyondUpper(0, Antichain())

@@ -23,7 +23,7 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, check_times, digests_added, log_written, upload
-from persist.core.antichain import to_antichain, encode_frontier
+from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import find_machine

@@ -54,7 +54,7 @@ def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
 
 
 def compute_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
-    """Return the values of several expressions over columns of one length; raises as `computed_by_duckdb`."""
+    """Return the values of several expressions over columns of one length; raises as `compute_by_duckdb`."""
     check_duckdb()
     import duckdb
 

@@ -284,7 +284,9 @@ def _small(column: pa.Array) -> npt.NDArray[np.int64]:
     return numbers
 
 
-def from_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def from_unscaled(
+    words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
     """Return decimals from whole numbers of units of their last digit; mask: where NULL is."""
     pairs = np.empty((len(words), 2), np.int64)
     pairs[:, 0], pairs[:, 1] = words, words >> 63

@@ -19,7 +19,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import END, as_time, decode_frontier, to_antichain, encode_frontier
+from persist.core.antichain import END, as_time, decode_frontier, encode_frontier, to_antichain
 from persist.core.errors import (
     AsOfCompacted,
     AsOfNotSealed,

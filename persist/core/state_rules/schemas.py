@@ -117,7 +117,7 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
 
 
 def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_keyed: bool = False) -> CollectionState:
-    """Return contents with the next version of their schema; errors as of `evolved`."""
+    """Return contents with the next version of their schema; errors as of `evolve_schema`."""
     after, schema_before = CollectionSchema.from_json(schema), contents.schema
     check_follows(contents, after, becomes_keyed=becomes_keyed)
     check_next(replace(schema_before, known=schema_before.known or (schema_before,)), after)

@@ -7,7 +7,7 @@ from typing import Any
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import changes_between
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain, to_antichain, encode_frontier
+from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -240,7 +240,7 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
     """Make or move a tag, durably; return its time. Arguments and errors as of `Collection.tag`."""
     handle.engine.writer("tag")
     check_tag_name(name)
-    contents, at = handle.sealed(time, 0.0)
+    contents, at = handle.wait_sealed(time, 0.0)
     present = contents.tags.get(name)
     if present != at:
         expected = present if move else None

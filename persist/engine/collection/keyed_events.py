@@ -143,7 +143,7 @@ class KeyedChange:
         is_delete = not len(new)
         scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
-        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replaced):
+        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replace_keys):
             yield with_time(updates, time, schema)
 
     def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:
@@ -156,7 +156,7 @@ class KeyedChange:
         scan = snapshot_scan(after, schema, time, None, raw=True)
         present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
         of_keys.check_absent(new, old, present)
-        return of_keys.replaced(new, present)
+        return of_keys.replace_keys(new, present)
 
 
 def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:

@@ -231,7 +231,7 @@ class Resolver:
         """Remember the machine that a user gave for a collection, for maintenance."""
         self._given[collection] = machine
 
-    def made(
+    def make_resolution(
         self,
         contents: CollectionState,
         schema: CollectionSchema,
@@ -296,13 +296,13 @@ class Resolver:
 
         def plan() -> bool:
             """Resolve once, with the newest contents; return whether there was anything to do."""
-            contents = self._follower.current(id_, name)
+            contents = self._follower.refresh_and_require(id_, name)
             if not due(contents, contents.upper):
                 return False
             machine = require_machine(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
             resolution_parts: tuple[Part, ...] = ()
             try:
-                step = self.made(contents, contents.schema, machine, contents.upper)
+                step = self.make_resolution(contents, contents.schema, machine, contents.upper)
                 resolution_parts = step.parts
                 self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
                 return True
@@ -310,7 +310,7 @@ class Resolver:
                 self.discard(resolution_parts)
                 raise
             except MissingBlob as error:
-                if self._follower.current(id_, name) == contents:
+                if self._follower.refresh_and_require(id_, name) == contents:
                     raise
                 raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
 

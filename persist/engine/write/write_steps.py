@@ -58,7 +58,9 @@ class WriteSteps:
             updates = stamp_rows(updates, schema, stamp)
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
-            digest = _digest(gather_updates([small], schema), by) if by else None  # As a table it costs more than all else.
+            digest = (
+                _digest(gather_updates([small], schema), by) if by else None
+            )  # As a table it costs more than all else.
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
         data = open_stream(updates)
         if isinstance(data, TableStream):

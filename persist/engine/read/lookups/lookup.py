@@ -35,7 +35,7 @@ from persist.engine.read.lookups.part_rows import Hits, PartRows
 from persist.engine.read.lookups.requested_keys import distinct_keys, keys_alone
 from persist.engine.read.merging import repeat_rows
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, cheap_first, negated, with_diff
+from persist.engine.read.planning.scan import Scan, cheap_first, negate, with_diff
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64
@@ -320,7 +320,7 @@ class Lookup:
             if scan.filter is not None:
                 table = self._apply_filter(table, scan.filter)
             if source.diff is None and source.sign < 0:
-                table = negated(table)
+                table = negate(table)
             if len(table):
                 yield source, table
 

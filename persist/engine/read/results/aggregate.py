@@ -161,19 +161,19 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
         sums = _Sums(scan, request, tracks_size=False)
         for table in consolidated(request.columns):
             sums.add(table, None)
-        return sums.merged().result()
+        return sums.merge().result()
     retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
     sums = _Sums(scan, request, tracks_size=retracts)
     for table, diff in _updates(scan, reader, request):
         sums.add(table, diff)
-    groups = sums.merged()
+    groups = sums.merge()
     doubtful = groups.doubtful_columns()
     if doubtful:
         again = tuple(a for a in request.aggregations if a.kind == "sum" and a.column in doubtful)
         exact = _Sums(scan, Request(request.group_by, again), tracks_size=False)
         for table in consolidated(exact.request.columns):
             exact.add(table, None)
-        groups = groups.with_floats(exact.merged(), doubtful)
+        groups = groups.with_floats(exact.merge(), doubtful)
     return groups.result()
 
 
@@ -255,7 +255,7 @@ class _Sums:
         if sum(map(len, self._partials)) > self._merge_rows:
             self._merge()
 
-    def merged(self) -> "_Groups":
+    def merge(self) -> "_Groups":
         """Return the sums of everything added."""
         self._merge()
         return _Groups(self, self._partials[0])
