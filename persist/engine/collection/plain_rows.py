@@ -22,7 +22,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import copied, int64_array
+from persist.codecs.order.arrays import copy_table, int64_array
 from persist.codecs.order.digest import compute_digest
 from persist.codecs.order.ordering import row_sorter
 from persist.codecs.order.search import SortedKeys
@@ -31,10 +31,10 @@ from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
-from persist.codecs.updates.inputs import opened
+from persist.codecs.updates.inputs import open_stream
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, Antichain, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -51,8 +51,8 @@ from persist.core.keyed.partial import Missing, complete_events, to_partial_even
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
-from persist.core.state_rules.contents import CollectionState, unsealed
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState, summarize_unsealed
+from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import RESERVED
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
@@ -65,11 +65,11 @@ from persist.engine.collection.keyed_events import (
 from persist.engine.collection.reads import changes
 from persist.engine.follow.log_queries import say_whose
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
+from persist.engine.read.keyed.key_replacement import check_one_row_per_key, find_repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, Replaced, compute_differences
-from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negate
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.part_writer import PartWriter, group_bytes_max
@@ -89,7 +89,7 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
     writer = handle.engine.writer("restore").part_writer()
     with ExitStack() as stack:
         later = stack.enter_context(changes(handle, then + 1, contents.upper))
-        back = (with_time(negated(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
+        back = (with_time(negate(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
         new, _ = _hold_or_store_rows(handle, back, None, (), writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
         return [request, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
@@ -107,7 +107,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
         rewrite = rewritten(reading_rows(_scans(handle, contents, stack), handle.engine.reader()))
         if rewrite is None:
             return []
-        settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
+        settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, count_erasures(contents))
         if rewrite.before is None:
             return [*settled, *overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
         at = None if time is None else handle.exact_time("time", time)
@@ -204,7 +204,7 @@ class NewContents:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
         new, digest = self._new()
         if isinstance(new, pa.Table):
-            self._held = copied(new), digest
+            self._held = copy_table(new), digest
 
     def keyed_change(self, where: pc.Expression | None) -> KeyedChange:
         """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
@@ -271,7 +271,7 @@ def delete_steps(
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
             return [request, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
+        step = writer.write_step(handle.id, handle.schema, with_time(negate(records), at or 0, handle.schema))
         return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
@@ -297,7 +297,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
     """
     schema = handle.schema
     if may_delete and not schema.value_names:
-        data = opened(data)
+        data = open_stream(data)
         first = data[0] if isinstance(data, (list, tuple)) and data else data
         if isinstance(first, (list, tuple, Iterator)) and not is_named(first):
             raise InvalidUsage(
@@ -305,7 +305,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
                 "one that goes: give keys as a table or as dicts, and use delete() for those that go"
             )
     _check_replaceable(handle)
-    form = schema.derived(_upsert_form)
+    form = schema.compute_once(_upsert_form)
     events = to_events(data, schema, form, stamp, handle.clocked_timeline, may_delete=may_delete)
     return _check_events(handle, events, "upsert")
 
@@ -329,7 +329,7 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
     Raises: as `plain_events`.
     """
     _check_replaceable(handle)
-    form = handle.schema.derived(_upsert_form)
+    form = handle.schema.compute_once(_upsert_form)
     events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
     return _check_events(handle, events, "update")
 
@@ -337,14 +337,14 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
 def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
     schema = handle.schema
     check_event_times(handle, events)
-    ready = prepared(schema, schema.derived(_upsert_form), events.table)
+    ready = prepared(schema, schema.compute_once(_upsert_form), events.table)
     if len(ready.keys) == len(events.table):
         return msgspec.structs.replace(events, ready=ready)
     names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
-        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), action)
+        raise DuplicateKeys(handle.name, find_repeated_keys(once, schema.key_names, order[~starts]), action)
     return events
 
 
@@ -359,14 +359,14 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     Raises: as `overwrite_steps`, for the first of their times.
     """
     contents, schema = _read_after_requests(handle), handle.schema
-    form = schema.derived(_upsert_form)
+    form = schema.compute_once(_upsert_form)
     handle.check_plain("a plain upsert")
     columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):
-        return [request, *([handle.at_commit()] if events.at_commit else [])]
+        return [request, *([handle.commit_time_step()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
         return [*_creating(handle), request]
@@ -378,7 +378,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
             ready, rows = complete_events(ready, lookup.contents(keys_to_replace, "diff", reader), form, handle.name)
             step = writer.write_step(handle.id, schema, replace_by_event(ready, rows))
         else:
-            step = writer.checked_step(
+            step = writer.make_checked_step(
                 handle.id, schema, replace_by_event(ready, lookup.terms(keys_to_replace, reader))
             )
         return [request, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
@@ -416,7 +416,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     Args:
         own: the name of the client that gets the error.
     """
-    hidden = unsealed(contents)
+    hidden = summarize_unsealed(contents)
     if hidden is None:
         return None
     first = hidden.first if hidden.is_exact else None
@@ -429,7 +429,7 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
     """Return the conditions of a commit that adds the difference to contents: nothing was added or erased since."""
     return (
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
-        ExpectErasures(contents.id, erasure_number(contents)),
+        ExpectErasures(contents.id, count_erasures(contents)),
     )
 
 
@@ -446,7 +446,7 @@ def _alone(
         *_creating(handle),
         *expect_unchanged(contents),
         *(msgspec.structs.replace(write, at_commit=at is None, is_single=is_single) for write in writes),
-        *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
+        *(_stamping(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
     ]
 
 
@@ -455,7 +455,7 @@ def _creating(handle: CollectionHandle) -> list[Step]:
 
 
 def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
-    return [handle.at_commit()] if at is None else []
+    return [handle.commit_time_step()] if at is None else []
 
 
 def _present(

@@ -14,7 +14,7 @@ from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record
 from persist.core.state_rules import frozen_map
 from persist.core.state_rules.draft import Draft
-from persist.core.state_rules.frozen_map import FrozenMap, MapChanges, grown
+from persist.core.state_rules.frozen_map import FrozenMap, MapChanges, extend_map
 from persist.core.state_rules.state import State, apply
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
@@ -70,7 +70,7 @@ def test_maps_that_grow_from_any_earlier_one_are_what_dicts_would_be(steps: list
         for step, (at, count) in enumerate(steps):
             found, model = versions[-1 - at % len(versions)]
             new = {len(model) + n: f"{step}, {n}" for n in range(count)}
-            versions.append((grown(found, new), {**model, **new}))
+            versions.append((extend_map(found, new), {**model, **new}))
     for found, model in versions:
         assert (found == model, len(found), [*found.values()]) == (True, len(model), [*model.values()])
         assert ([*found.items()], {**found}) == ([*model.items()], model)
