@@ -324,7 +324,7 @@ def complete_events(
     groups = number_groups(present, ready.keys)
     rows = _Sequence.of(ready, present, groups, form)
     _check_one_row(ready, present, groups, rows.group[rows.codes >= 0], name)
-    floor = find_floor() if form.order_by and rows.deletes.any() else None
+    floor = find_floor() if is_partial and form.order_by and rows.deletes.any() else None
     units = _Units.of(rows, form, ready.schema, floor)
     if units.refused.any() and on_refused is not None:
         on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))

@@ -108,12 +108,8 @@ def resolve_events(
     if is_partial or form.groups:  # What `complete_events` leaves counts, whatever its order.
         machine = Replacing(has_tombstone=form.tombstone is not None)
 
-    @cache
-    def find_floor() -> pa.Scalar | None:
-        assert own_events is not None
-        start = pc.min(own_events.filter(pc.is_valid(own_events[GIVEN]))["_time"]).as_py()
-        return _find_floor(contents, schema, form, start, waiting)
-
+    # Events before upper count before those to come, and may be resolved by anybody.
+    find_floor = cache(lambda: _find_floor(contents, schema, form, contents.upper, reader))
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own_events is None or is_partial or len(slices) == 1, "events that are not cut would be in each slice"
@@ -127,9 +123,7 @@ def resolve_events(
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
             present = _read_present_rows(ready, schema, lookup, reader)
-            ready, present = complete_events(
-                ready, present, form, contents.name, on_refused, find_floor if is_partial else lambda: None
-            )
+            ready, present = complete_events(ready, present, form, contents.name, on_refused, find_floor)
             yield resolved(ready, machine, present)
 
 
