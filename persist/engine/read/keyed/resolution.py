@@ -36,9 +36,9 @@ from persist.core.keyed.form import described
 from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine, Replacing
 from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
-from persist.core.state_rules.contents import CollectionState, appended
-from persist.core.state_rules.keyed_rules import due, load_form, pending_after
-from persist.core.state_rules.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState, append_parts
+from persist.core.state_rules.keyed_rules import list_due_parts, list_still_pending, load_form
+from persist.core.state_rules.schemas import attach_versions
 from persist.engine.read.keyed.key_replacement import match_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
@@ -82,14 +82,14 @@ def resolve_events(
         PersistError: the machine does not accept an event.
         InvalidUsage: the key of a partial event holds no row, which its policy refuses.
     """
-    schema = among_versions(schema, contents)
+    schema = attach_versions(schema, contents)
     form = load_form(contents, schema)
     assert form is not None
     lower = contents.resolved
     if lower >= end:
         return
     events = events_schema(schema, event_fields(schema, form))
-    parts = [contents.pending[number] for number in due(contents, end)]
+    parts = [contents.pending[number] for number in list_due_parts(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
     is_partial = own_events is not None and GIVEN in own_events.column_names
@@ -152,7 +152,7 @@ class Folds:
             end: only times before it are needed; None for all. Then a machine may fail on later events.
         """
         parts: tuple[Part, ...] | None = ()
-        if due(contents, contents.upper):
+        if list_due_parts(contents, contents.upper):
             parts = self._kept.get(_name_unresolved(contents))
         if parts is None:
             try:
@@ -162,8 +162,8 @@ class Folds:
                 if end is None or contents.upper <= end:
                     raise
                 parts = _resolve_to_parts(contents, machine(), end, reader())
-        waiting = pending_after(contents, contents.upper)
-        after = appended(contents, parts)
+        waiting = list_still_pending(contents, contents.upper)
+        after = append_parts(contents, parts)
         return msgspec.structs.replace(after, resolved_times=contents.upper_times, pending=waiting)
 
 
@@ -179,7 +179,7 @@ _Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 def _name_unresolved(contents: CollectionState) -> _Unresolved:
     """Return a name of the updates of sealed events; equal names mean equal updates."""
-    waiting = due(contents, contents.upper)
+    waiting = list_due_parts(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
 
@@ -240,7 +240,7 @@ def _find_floor(
     limits = np.iinfo(stored.to_pandas_dtype())
     bound = min(max(contents.late_bound, int(limits.min)), int(limits.max))
     least, floor = pa.array([limits.min, bound], stored).view(kind)
-    scan = Scan(events, tuple(pending_after(contents, start).values()), start, END, events.names)
+    scan = Scan(events, tuple(list_still_pending(contents, start).values()), start, END, events.names)
     for table in scan.updates(reader, [name]):
         floor = pc.min_element_wise(floor, pc.min(pc.fill_null(table[name], least)))
     return floor
@@ -286,7 +286,7 @@ class Purging:
 
         Memory: a slice of the snapshot, and a sixteenth of the budget for tombstones; others are left for later.
         """
-        schema = among_versions(schema, contents)
+        schema = attach_versions(schema, contents)
         form, lower = load_form(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
