@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.part.shredding import EXTRACT, TEST, whole_path
 from persist.core.errors import InvalidUsage
-from persist.core.expression.sql_functions import computed_by_duckdb
+from persist.core.expression.sql_functions import compute_by_duckdb
 
 _PREFIX = EXTRACT.removesuffix("json_extract_string")
 _TEST = TEST.removeprefix(_PREFIX)
@@ -84,7 +84,7 @@ def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
     kind = pa.bool_() if function == _TEST else pa.string()
     if not len(documents):  # As filters are bound to columns, which is done several times for a read.
         return pa.array([], kind)
-    return computed_by_duckdb(_to_sql(function, literal), documents, kind)
+    return compute_by_duckdb(_to_sql(function, literal), documents, kind)
 
 
 def _to_sql(function: str, literal: str) -> str:

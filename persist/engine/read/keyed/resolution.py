@@ -102,7 +102,7 @@ def resolve_events(
     ):
         parts += _to_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
         own_events = None
-    scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
+    scan = Scan(events, tuple(parts), lower, end, events.names).prune()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     if is_partial or form.groups:  # What `complete_events` leaves counts, whatever its order.
