@@ -110,9 +110,8 @@ def _compare(
         return None
     value, is_text = found
     if is_cast:
-        kind, literal = value_node["type_expr"]["type_name"], literal_node.get("literal")
-        is_number = literal and literal["kind"] != "STRING" and _NUMBER.fullmatch(literal["text"])
-        if kind not in _NUMBERS or not is_number:
+        kind, literal = value_node["type_expr"]["type_name"], literal_node.get("literal") or {"kind": "STRING"}
+        if kind not in _NUMBERS or literal["kind"] == "STRING" or not _NUMBER.fullmatch(literal["text"]):
             return None
         return test_number(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
     text = _text(literal_node, is_text=is_text)
