@@ -24,7 +24,7 @@ from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import Keys, Layout, find_uncancelled, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, find_beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import Antichain, Coordinates, as_given
+from persist.core.antichain import Antichain, as_given
 from persist.core.errors import OperatorFailed
 
 
@@ -113,13 +113,6 @@ class Operator:
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
-
-    def is_ready(self, time: Coordinates) -> bool:
-        """Return whether one time is complete here by now."""
-        for at, round_ in zip(time[self.outer :], self.rounds, strict=False):
-            if at > round_:
-                return False
-        return not self.frontier.has_beyond(as_given(time[: self.outer]))
 
     def ready_before(self, level: int) -> Ready:
         """Return a test for times that only iterations from a level hold back."""

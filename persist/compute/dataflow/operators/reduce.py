@@ -17,19 +17,10 @@ Cost of a change: the records of its key, or their logarithm if they are ranked;
 for each key.
 """
 
-import itertools
-
 import numpy as np
 import pyarrow as pa
 
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.few_groups import (
-    Record,
-    Values,
-    close_under_joins,
-    compute_corrections,
-    plain_rows,
-)
 from persist.compute.dataflow.operators.large_groups import LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
@@ -46,7 +37,6 @@ from persist.compute.dataflow.updates.batch import (
     with_diffs,
 )
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
-from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
 
 
@@ -340,23 +330,15 @@ class PartialReduce(ReduceOperator):
         new = self.arrangement.new
         layout = self.arrangement.layout
         due = [] if self._pending.is_empty else self._pending.take(self.ready, self.bound())
-        count = sum(chunk.shape[1] for chunk in due) + (0 if new is None else new.shape[1])
-        if not count:
-            return
-        if count <= self.costs.plain_rows:
-            self._run_few(new, due)
-            return
         pairs = [*due]
         if new is not None:
             pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))))
+        if not pairs:
+            return
         todo = _unique(with_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
         keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
-        self._correct_closure(todo, keys, hashes, numbers, records)
-
-    def _correct_closure(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
-        """Correct the output at pairs [key number, time …, 1], and at all times that follow from them."""
         todo = self._close_under_joins(todo, keys, numbers, self.arrangement.layout.times(records))
         flags = self.ready(todo[1:-1])
         later = todo[:, ~flags]
@@ -364,48 +346,6 @@ class PartialReduce(ReduceOperator):
             self._pending.add(np.concatenate((keys.take(later[0], axis=1), later[1:-1])))
         if flags.any():
             self._correct(todo[:, flags], keys, hashes, numbers, records)
-
-    def _run_few(self, new: Ints | None, due: list[Ints]) -> None:
-        """Do what `run` does, for few pairs of key and time."""
-        layout = self.arrangement.layout
-        times_of_keys: dict[Values, set[Coordinates]] = {}
-        pairs = [chunk.T.tolist() for chunk in due]
-        if new is not None:
-            pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))).T.tolist())
-        for pair in itertools.chain.from_iterable(pairs):
-            times_of_keys.setdefault(tuple(pair[: self.keys]), set()).add(tuple(pair[self.keys :]))
-        keys = np.array([*times_of_keys], np.int64).reshape(len(times_of_keys), self.keys).T
-        hashes = key_hashes(keys)
-        numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
-        if len(numbers) > self.costs.plain_rows:
-            todo = [[number, *time, 1] for number, times in enumerate(times_of_keys.values()) for time in times]
-            self._correct_closure(np.array(todo, np.int64).T, keys, hashes, numbers, records)
-            return
-        every = _group_by_key(keys, numbers, records, layout)
-        times: list[list[Coordinates]] = []
-        later: list[list[int]] = []
-        for (key, at), rows in zip(times_of_keys.items(), every, strict=True):
-            due_at = sorted(close_under_joins(at, (time for _, time, _ in rows)))
-            times.append([time for time in due_at if self.is_ready(time)])
-            later += [[*key, *time] for time in due_at if not self.is_ready(time)]
-        if later:
-            self._pending.add(np.array(later, np.int64).T)
-        if any(times):
-            self._correct_few(times, keys, hashes, every)
-
-    def _correct_few(
-        self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]
-    ) -> None:
-        """Do what `_correct` does, for keys with few records."""
-        layout = self.arrangement.layout
-        outputs = _group_by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
-        names = keys.T.tolist()
-        changes = compute_corrections(self.logic, times, records, outputs, keys, layout.values)
-        if changes:
-            rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
-            batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
-            self.output.insert(batch)
-            self.out = self.shape_batch(batch)
 
     def _close_under_joins(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
@@ -495,15 +435,6 @@ class PartialReduce(ReduceOperator):
         current = _sum_until_items(given, place, items)
         current[-1] *= -1
         return _consolidate(np.concatenate((results, current), axis=1))
-
-
-def _group_by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
-    """Return the records of each key, of rows as a batch."""
-    records: list[list[Record]] = [[] for _ in range(keys.shape[1])]
-    times = zip(*layout.times(rows).tolist(), strict=True)
-    for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
-        records[number].append((values, time, diff))
-    return records
 
 
 def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:
