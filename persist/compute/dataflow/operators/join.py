@@ -31,7 +31,7 @@ changed record of the left costs about log2(n) comparisons more.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -221,7 +221,7 @@ class JoinPaths:
     ) -> None:
         self._schemas = schemas
         self._partners = partners
-        self._arranged = arranged
+        self._arranged = cache(arranged)  # Paths share what they look up.
         self._class: dict[Place, Place] = {(0, name): (0, name) for name in schemas[0].names}
         named = {name: (0, name) for name in schemas[0].names}
         for number, pairs in enumerate(on, 1):

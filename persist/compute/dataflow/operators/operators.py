@@ -14,6 +14,7 @@ pass, for some keys or for all. Partial arrangements request it (`persist.comput
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,12 @@ from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, fi
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.antichain import Antichain, as_given
 from persist.core.errors import OperatorFailed
+
+
+@cache
+def first_frontier(dimensions: int) -> Antichain:
+    """Return the frontier that every time is beyond."""
+    return Antichain(as_given((0,) * dimensions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ class Operator:
         self.depth = at.depth
         self.outer = at.outer
         self.dimensions = at.outer + at.depth
-        self.frontier = Antichain(as_given((0,) * at.outer))
+        self.frontier = first_frontier(at.outer)
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
         self.costs = at.costs

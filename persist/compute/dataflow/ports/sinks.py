@@ -108,7 +108,7 @@ class Outputs:
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        states = [reader.handle.contents() for reader in followed]
+        states = [reader.handle.known() for reader in followed]  # Each was loaded just now.
         uppers = [state.upper for state in states]
         sinces = [first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:

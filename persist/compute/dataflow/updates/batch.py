@@ -18,7 +18,7 @@ already are merged by numpy's stable sort, which is linear then.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,20 +39,19 @@ class Layout:
     """How many words the key and the value have, and how many dimensions the times.
 
     Attributes:
+        words: of a record.
         height: rows of a batch.
     """
 
     keys: int
     values: int
     dimensions: int
+    words: int = field(init=False)
+    height: int = field(init=False)
 
-    @property
-    def words(self) -> int:
-        return self.keys + self.values
-
-    @property
-    def height(self) -> int:
-        return self.words + self.dimensions + 2
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", self.keys + self.values)
+        object.__setattr__(self, "height", self.words + self.dimensions + 2)
 
     def empty(self) -> Ints:
         """Return a batch without updates."""
