@@ -19,7 +19,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import Completed, html_table
-from persist.core.state_rules.contents import Unsealed, unsealed
+from persist.core.state_rules.contents import Unsealed, summarize_unsealed
 from persist.core.timeline import Moment, Timeline, dated, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
@@ -90,7 +90,7 @@ class CollectionBase(Completed):
     @property
     def unsealed(self) -> Unsealed | None:
         """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
-        return unsealed(self.handle.contents())
+        return summarize_unsealed(self.handle.contents())
 
     def __eq__(self, other: object) -> bool:
         """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""
@@ -122,7 +122,7 @@ class CollectionBase(Completed):
         told = ""
         with suppress(PersistError):
             contents = self.handle.known()
-            hidden = unsealed(contents)
+            hidden = summarize_unsealed(contents)
             upper = contents.upper
             sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"
             if upper == END:

@@ -31,7 +31,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, OWN_PREFIX, index_name
-from persist.core.state_rules.contents import CollectionState, last_sealed
+from persist.core.state_rules.contents import CollectionState, get_last_sealed
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -57,7 +57,7 @@ class Index:
     @property
     def as_of(self) -> int:
         """The time as of which it holds what its collection held; -1 if none is sealed yet."""
-        return last_sealed(self.contents)
+        return get_last_sealed(self.contents)
 
     @property
     def indexed(self) -> tuple[int, ...]:

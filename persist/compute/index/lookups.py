@@ -23,7 +23,7 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.compute.index.indexes import load_indexes
 from persist.core.names import index_hold
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.erasures import count_erasures
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
@@ -206,7 +206,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     No I/O but what is known of the indexes.
 
     Args:
-        erasures: `erasure_number` of the contents that the scan is of: nothing is found that they did not have.
+        erasures: `count_erasures` of the contents that the scan is of: nothing is found that they did not have.
         bytes_max: what is found is in memory at once, so more is not found by an index.
     """
     least = PAYS * LEAST_BYTES
@@ -218,7 +218,7 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
     requested = [*scan.columns, *referenced_columns(scan.filter, rows, scan.columns)]
     paths = plan_paths(handle, handle.folded(peeked), scan.schema, scan.as_of, requested, adds_key=True)
-    if erasure_number(handle.known()) != erasures:
+    if count_erasures(handle.known()) != erasures:
         return None
     candidates = [candidate for path in paths if (candidate := _plan_find(path, scan)) is not None]
     best = min(candidates, key=lambda candidate: candidate.memory, default=None)

@@ -40,8 +40,8 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.names import INDEX_HOLD, INDEX_PREFIX, index_hold
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectErasures, ExpectUpper
-from persist.core.state_rules.contents import CollectionState, first_time
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState, get_first_time
+from persist.core.state_rules.erasures import count_erasures
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
@@ -92,11 +92,11 @@ def build_index(handle: CollectionHandle, wanted: Sequence[int], old: Index | No
     contents = handle.contents()
     if contents.upper == 0:
         index, create = draft(handle, contents.schema, wanted)
-        _make(handle, index, [*drops, create], None, first_time(contents), wanted, erasure_number(contents))
+        _make(handle, index, [*drops, create], None, get_first_time(contents), wanted, count_erasures(contents))
         return index
     with snapshot(handle.newest(), form="diff") as contents_as_of:
         index, create = draft(handle, contents_as_of.scan.result_schema, wanted)
-        _make(handle, index, [*drops, create], contents_as_of, contents_as_of.as_of, wanted, erasure_number(contents))
+        _make(handle, index, [*drops, create], contents_as_of, contents_as_of.as_of, wanted, count_erasures(contents))
     return load_index(handle.engine, index.handle.id) or index
 
 
@@ -199,7 +199,7 @@ def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionStat
     until = contents.upper
     schema = handle.load_schema(contents, None)
     names = index.map_names(schema)
-    commit.add(handle, [ExpectErasures(id_, erasure_number(contents))])
+    commit.add(handle, [ExpectErasures(id_, count_erasures(contents))])
     commit.add(index.handle, [ExpectDefinition(index_id, 1), ExpectUpper(index_id, index.contents.upper_times)])
     scan = changes_scan(handle.folded(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()

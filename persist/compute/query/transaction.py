@@ -58,7 +58,7 @@ from persist.core.errors import (
 from persist.core.rendering import list_some
 from persist.core.state_rules.collection_rules import ExpectUpper
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit
 from persist.engine.collection.keyed_events import ReadRows, Rewrite
@@ -246,7 +246,7 @@ class Transaction:
         The commit calls this again after each conflict.
         """
         now = changed.handle.contents()
-        if (now.upper, now.id, erasure_number(now)) != (began.upper, began.id, erasure_number(began)):
+        if (now.upper, now.id, count_erasures(now)) != (began.upper, began.id, count_erasures(began)):
             raise self._conflict(began, now)
         if changed.handle.keyed is not None:
             return self._with_events(changed, began, read)

@@ -20,7 +20,7 @@ from persist.compute.sql.view import LiveView, ViewsTogether, load_view_by_name
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import check_free_name
-from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
+from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import OnEngine, loaded, to_engine
@@ -120,7 +120,7 @@ class _Planner:
         self._check_readers()
         gone = {name: view.handle.contents() for name, view in self._gone.items()}
         steps, names = steps_to_drop(self._engine, [*gone.values()])
-        holds = {view.id: derived_holds(view) for view in gone.values()}
+        holds = {view.id: list_derived_holds(view) for view in gone.values()}
         ids = [step.collection for step in steps if isinstance(step, kinds.Destroy)]
         steps = [*(ExpectDerived(id_, holds[id_]) for id_ in ids if id_ in holds), *steps]  # Readers come first.
         for draft in self._drafts:

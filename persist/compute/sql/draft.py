@@ -22,7 +22,7 @@ from persist.compute.sql.types import to_arrow
 from persist.core.errors import CollectionNotFound, InvalidUsage
 from persist.core.log import kinds as record_kinds
 from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
-from persist.core.state_rules.contents import CollectionState, first_time
+from persist.core.state_rules.contents import CollectionState, get_first_time
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import loaded, loaded_by_id
@@ -124,7 +124,7 @@ class Catalog:
         inputs = () if definition is None else definition.inputs
         last, is_view = _find_last_sealed(contents), definition is not None
         redefined = 0 if definition is None else definition.since
-        since = max(first_time(contents), redefined)
+        since = max(get_first_time(contents), redefined)
         about = (contents.timeline, last, since, inputs, is_view, redefined, contents.keyed)
         readable = Readable(id_, handle.name, handle.schema, *about)
         self._by_id[id_] = readable

@@ -37,8 +37,8 @@ from persist.core.errors import (
     ViewRedefined,
 )
 from persist.core.progress import limited
-from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
-from persist.core.state_rules.contents import definition_number
+from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
+from persist.core.state_rules.contents import get_definition_number
 from persist.engine.collection.failures import failures_told
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
@@ -267,7 +267,7 @@ class LiveView:
         draft = draft_view(catalog, view.name, sql, self.definition.key, start, keeps_groups=keeps_groups)
         contents = view.contents()
         drops, names = steps_to_drop(self.engine, [contents])
-        expected = ExpectDerived(view.id, derived_holds(contents))
+        expected = ExpectDerived(view.id, list_derived_holds(contents))
         steps = (expected, *drops, *draft.steps, *steps_to_describe(contents, draft))
         self.engine.submit("redefine", steps, names | {**draft.names}).result()
         return draft
@@ -514,7 +514,7 @@ class ViewsTogether(Closes):
         if self._follow_recreated():
             return True
         follower = self._engine.follower
-        return any(definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
+        return any(get_definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""

@@ -28,7 +28,7 @@ from persist.compute.tasks.stream_hold import NO_HOLD, Offset, Position, StreamH
 from persist.core.antichain import END, to_antichain, to_time
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, CollectionNotFound, InvalidUsage, LeaseExpired
 from persist.core.settings import Storage, open_storage
-from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, first_time
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, get_first_time
 from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.location.opening import loaded, open_engine, read_engine
@@ -521,4 +521,4 @@ def _last_time(contents: CollectionState, upper: int) -> int:
     """Return the last time before upper; for a collection that is complete for ever, its last time with updates."""
     if upper != END:
         return upper - 1
-    return max([first_time(contents), *(part.time_max for part in contents.parts)])
+    return max([get_first_time(contents), *(part.time_max for part in contents.parts)])

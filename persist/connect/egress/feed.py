@@ -37,7 +37,7 @@ from persist.compute.tasks.stream_source import BatchEnds, BatchLimits
 from persist.connect.egress.sink import SINK, Leaving, Piece, Reached, Standing
 from persist.core.antichain import END, to_time
 from persist.core.errors import HoldNotFound, InvalidUsage, LeaseExpired
-from persist.core.state_rules.contents import CollectionState, check_changes_readable, last_sealed
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, get_last_sealed
 from persist.engine.collection.descriptions import describe_step, take_hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import Changes, Transitions
@@ -226,7 +226,7 @@ class Feed:
         schema = self._handle.load_schema(contents, None)
         as_of: int | None = None
         if contents.since < contents.upper:
-            as_of = last_sealed(contents)
+            as_of = get_last_sealed(contents)
         elif contents.upper > 0 or contents.since > 0:
             return None  # It cannot be read until more is sealed.
         upper = 0 if as_of is None else None if as_of == TIME_MAX else as_of + 1

@@ -15,7 +15,7 @@ from persist.core.names import check_hold_name, check_tag_name, is_text
 from persist.core.rendering import Shown
 from persist.core.state_rules.annotations import About as StoredAbout
 from persist.core.state_rules.contents import CollectionState, check_readable
-from persist.core.state_rules.keyed_rules import since_max
+from persist.core.state_rules.keyed_rules import compute_since_max
 from persist.core.timeline import Moment, Retention, Timeline, format_time, is_moment, retention_text, retention_times
 from persist.engine.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.engine.location.collection_handle import CollectionHandle
@@ -265,7 +265,7 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
     if contents.retention is None:
         return None
     late = tuple(hold for hold in holds if hold.time < contents.allowed)
-    waits = since_max(contents) < contents.allowed
+    waits = compute_since_max(contents) < contents.allowed
     first = min((part.time_min for part in contents.pending.values()), default=None) if waits else None
     since, upper = to_antichain(contents.since), to_antichain(contents.upper)
     return Retained(contents.retention, since, upper, late, handle.timeline, first)

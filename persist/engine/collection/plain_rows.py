@@ -50,8 +50,8 @@ from persist.core.keyed.partial import Missing, complete_events, to_partial_even
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.collection_rules import Condition, ExpectErasures, ExpectNothingBeyondUpper, ExpectUpper
-from persist.core.state_rules.contents import CollectionState, unsealed
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState, summarize_unsealed
+from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import RESERVED
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import (
@@ -106,7 +106,7 @@ def rewrite_steps(handle: CollectionHandle, rewritten: Rewritten, time: int | Mo
         rewrite = rewritten(reading_rows(_scans(handle, contents, stack), handle.engine.reader()))
         if rewrite is None:
             return []
-        settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, erasure_number(contents))
+        settled = ExpectUpper(handle.id, contents.upper_times), ExpectErasures(handle.id, count_erasures(contents))
         if rewrite.before is None:
             return [*settled, *overwrite_steps(handle, rewrite.after, time, None, multiset=True)]
         at = None if time is None else handle.exact_time("time", time)
@@ -413,7 +413,7 @@ def refused_beside(handle: CollectionHandle, contents: CollectionState, own: str
     Args:
         own: the name of the client that gets the error.
     """
-    hidden = unsealed(contents)
+    hidden = summarize_unsealed(contents)
     if hidden is None:
         return None
     first = hidden.first if hidden.is_exact else None
@@ -426,7 +426,7 @@ def expect_unchanged(contents: CollectionState) -> tuple[Condition, ...]:
     """Return the conditions of a commit that adds the difference to contents: nothing was added or erased since."""
     return (
         ExpectNothingBeyondUpper(contents.id, contents.upper_times),
-        ExpectErasures(contents.id, erasure_number(contents)),
+        ExpectErasures(contents.id, count_erasures(contents)),
     )
 
 

@@ -54,9 +54,9 @@ from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import due
-from persist.core.state_rules.schemas import check_written
+from persist.core.state_rules.erasures import count_erasures
+from persist.core.state_rules.keyed_rules import list_due_parts
+from persist.core.state_rules.schemas import check_writable_version
 from persist.core.timeline import Moment
 from persist.engine.collection.keyed_events import AskedEvents, Asks, digest_events, keyed_form
 from persist.engine.location.collection_handle import CollectionHandle
@@ -377,7 +377,7 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
             f"the schema of {contents.name!r} has another version than the rows, which leave some columns as they are: "
             "load the collection again, and give the rows to that"
         )
-    check_written(contents, events.schema.version)
+    check_writable_version(contents, events.schema.version)
     newest = contents.schema
     table = lifted_events(events.table, events.schema, newest)
     lifted = replace(events, schema=events_schema(newest, newest.value.fields), table=table)
@@ -412,12 +412,12 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
         return [*request.also, sealing]  # It is refused, but first for its conditions on upper, as in the background.
     resolving: list[Step] = [sealing]
     change = None if request.change is None else partial(request.change.updates, handle)
-    if due_events is not None or change is not None or due(contents, end):
+    if due_events is not None or change is not None or list_due_parts(contents, end):
         watermarks = None if request.events is None or due_events is None else request.events.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.load_machine(contents)
         resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
-        resolving = [ExpectErasures(handle.id, erasure_number(contents)), resolution]
+        resolving = [ExpectErasures(handle.id, count_erasures(contents)), resolution]
     pending: list[Step] = []
     if after is not None and request.events is not None:
         # The watermarks of all these events, once.

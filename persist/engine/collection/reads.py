@@ -21,9 +21,9 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.inputs import TableStream, as_table, opened
 from persist.core.antichain import END, Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
-from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, last_sealed
+from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, get_last_sealed
 from persist.core.state_rules.keyed_rules import load_form
-from persist.core.state_rules.schemas import among_versions
+from persist.core.state_rules.schemas import attach_versions
 from persist.core.timeline import Moment, Timeline, Times
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.hold import WantedClaim
@@ -246,7 +246,7 @@ def open_listen(
         if contents.keyed is not None:
             return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
         parts = unread.at_or_after(contents, lower)
-        schema = among_versions(handle.schema, contents)
+        schema = attach_versions(handle.schema, contents)
         return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
@@ -391,7 +391,7 @@ def listens_together(wanted: Sequence[WantedListen], *, contents: bool) -> list[
 def _lower(state: CollectionState, as_of: int | None, *, contents: bool) -> int:
     """Return the first time of what follows as_of, after checking that it can be read."""
     if contents:
-        as_of = last_sealed(state) if as_of is None else as_of
+        as_of = get_last_sealed(state) if as_of is None else as_of
         check_readable(state, as_of)
         return as_of + 1
     lower = 0 if as_of is None else as_of + 1

@@ -17,7 +17,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME_MAX
 from persist.codecs.updates.small import SmallUpdates, gathered
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.schemas import among_versions
+from persist.core.state_rules.schemas import attach_versions
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.planning.scan import Scan, negated
@@ -99,7 +99,7 @@ class UnsealedUpdates:
         return is_here and write.time_min >= lower and write.schema.version == self._handle.schema.version
 
     def _of_part(self, contents: CollectionState, number: int, lower: int) -> pa.Table:
-        schema = among_versions(self._handle.schema, contents)
+        schema = attach_versions(self._handle.schema, contents)
         scan = Scan(schema, (contents.numbered[number],), lower, TIME_MAX + 1, self._columns).with_newest_types()
         return read_changes(scan.pruned(), self._handle.engine.reader())
 

@@ -35,8 +35,8 @@ from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Tuning
 from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, apply_step
-from persist.core.state_rules.contents import CollectionState, with_replaced
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState, compute_replacement
+from persist.core.state_rules.erasures import count_erasures
 from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
 from persist.engine.follow.follower import Follower
@@ -254,7 +254,7 @@ class Compactor:
             newest = self._contents(contents.id, contents.name)
             for condition in conditions:
                 apply_step(newest, condition)
-            _, unused = with_replaced(newest, step)
+            _, unused = compute_replacement(newest, step)
             return msgspec.structs.replace(step, unused=unused)
 
         def plan() -> None:
@@ -380,7 +380,7 @@ class _Attempt:
         """
         runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
         id_ = self._contents.id
-        return ExpectErasures(id_, erasure_number(self._contents)), ExpectRuns(id_, runs)
+        return ExpectErasures(id_, count_erasures(self._contents)), ExpectRuns(id_, runs)
 
     def numbers(self, run: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""

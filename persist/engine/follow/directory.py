@@ -56,7 +56,7 @@ from persist.core.log.kinds import AnyCollectionMutation, BringsParts, LeavesUnu
 from persist.core.log.records import as_stored
 from persist.core.names import check_name, is_id
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.frozen_map import FrozenMap, merged
+from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
 from persist.core.state_rules.location import LocationState
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.directory_pages import Pages, Table, Writing, check_objects, rewritten
@@ -335,9 +335,9 @@ def _with_pages(
         tables = levels[n].tables
         if tables is None:
             older = levels[n].directory.changes_since(levels[n - 1].directory if n else EMPTY)
-            entries, names = merged(entries, older.encoded_entries()), merged(names, older.encoded_names())
+            entries, names = merge_sorted(entries, older.encoded_entries()), merge_sorted(names, older.encoded_names())
         elif n > kept:
-            entries, names = merged(entries, tables[0].raw()), merged(names, tables[1].raw())
+            entries, names = merge_sorted(entries, tables[0].raw()), merge_sorted(names, tables[1].raw())
     oldest = tables or (None, None)
     return msgspec.structs.replace(
         stored,

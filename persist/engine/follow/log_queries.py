@@ -30,7 +30,7 @@ from persist.blob.protocol import Blob
 from persist.core.errors import UnsealedWrites, UpdatesBeyondUpper
 from persist.core.log import kinds
 from persist.core.log.records import Record, read_record
-from persist.core.state_rules.contents import CollectionState, unsealed
+from persist.core.state_rules.contents import CollectionState, summarize_unsealed
 from persist.core.state_rules.state import State
 
 LAST = 1000
@@ -112,7 +112,7 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     """
     entry = state.entries.get(collection)
     contents = None if entry is None else entry.contents
-    hidden = None if contents is None else unsealed(contents)
+    hidden = None if contents is None else summarize_unsealed(contents)
     if contents is None or hidden is None or error.time is None:
         return
     by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}

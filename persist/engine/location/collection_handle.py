@@ -32,8 +32,8 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.log.keys import check_parts
 from persist.core.state_rules.collection_rules import ExpectUpper
-from persist.core.state_rules.contents import CollectionState, check_readable, last_sealed, unsealed
-from persist.core.state_rules.schemas import load_schema_version, newest_like
+from persist.core.state_rules.contents import CollectionState, check_readable, get_last_sealed, summarize_unsealed
+from persist.core.state_rules.schemas import load_newest_schema, load_schema_version
 from persist.core.timeline import (
     Moment,
     Timeline,
@@ -128,7 +128,7 @@ class CollectionHandle(CollectionTimes):
 
     def load_schema(self, contents: CollectionState, version: int | None) -> CollectionSchema:
         """Return the newest schema of a state, or a version of it, with the codecs of its user."""
-        return newest_like(self.schema, contents) if version is None else load_schema_version(contents, version)
+        return load_newest_schema(self.schema, contents) if version is None else load_schema_version(contents, version)
 
     def newest(self) -> "CollectionHandle":
         """Return a handle on the same collection as it is now, with its newest schema."""
@@ -136,7 +136,7 @@ class CollectionHandle(CollectionTimes):
 
     def adapt_to(self, contents: CollectionState) -> "CollectionHandle":
         """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
-        schema = newest_like(self.schema, contents)
+        schema = load_newest_schema(self.schema, contents)
         if schema is self.schema and contents.keyed == self.keyed:
             return self
         machine = self.machine
@@ -200,14 +200,14 @@ class CollectionHandle(CollectionTimes):
         if contents is None:
             contents = self.known()  # From a moment later: the seal may just have come.
         if (as_of or 0) >= contents.upper:
-            hidden = unsealed(contents)
+            hidden = summarize_unsealed(contents)
             advice = hidden.advice if hidden else ""
             moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
             view = "" if contents.view is None else self.name
             upper = to_antichain(contents.upper)
             error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, moved_ms, view)
             raise with_timeline(error, contents.timeline)
-        time = last_sealed(contents) if as_of is None else as_of
+        time = get_last_sealed(contents) if as_of is None else as_of
         check_readable(contents, time)
         return contents, time
 
@@ -306,7 +306,7 @@ class CollectionHandle(CollectionTimes):
             contents = None if entry is None else entry.contents
             if contents is None or (exact_as_of or 0) >= contents.upper:
                 return None
-            return last_sealed(contents) if exact_as_of is None else exact_as_of
+            return get_last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
         if time is not None and self.is_kept:
@@ -440,7 +440,7 @@ class CollectionHandle(CollectionTimes):
             return self.as_time("as_of", as_of)
         if contents.upper == 0:
             return self.sealed(None, 0.0)[1]  # It raises the reason, or finds a sealed time by now.
-        return last_sealed(contents)
+        return get_last_sealed(contents)
 
     def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
         """Refuse writes with an implausible first or last time; for a stream only the first is known."""

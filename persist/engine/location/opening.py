@@ -36,7 +36,7 @@ from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import check_new_names
-from persist.core.state_rules.schemas import reconciled
+from persist.core.state_rules.schemas import reconcile_schema
 from persist.core.state_rules.state import State
 from persist.core.timeline import Timeline, parse_time
 from persist.engine.location.arrangements import steps_to_drop
@@ -207,7 +207,7 @@ def created_or_loaded(
                     f"collection {name!r} has the retention {contents.retention}, in times, and {retention} was "
                     "given: leave it out, or change it with retain()"
                 )
-            sides = reconciled(schema, contents, name)
+            sides = reconcile_schema(schema, contents, name)
             check_same(form, contents.keyed, name)
             return contents, sides
         check_new_names(schema.names)

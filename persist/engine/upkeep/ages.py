@@ -58,7 +58,7 @@ class Ages:
     @cached_property
     def policy(self) -> Policy:
         """The policy by which something may be deleted now; see `persist.core.state_rules.policies`."""
-        return self.policies.in_force(
+        return self.policies.get_policy_in_force(
             self.state.control.log_floor, lambda seqno, age_s: self.seqno_before(age_s) >= seqno
         )
 
@@ -135,7 +135,7 @@ class Ages:
         covered = _last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
         floor = min(old, self.state.seqno + 1 - policy.log_retention_records, covered + 1)
         least = max(1, policy.log_retention_records // 10)
-        destroyed = control.destroyed_before(least_old)
+        destroyed = control.get_destroyed_before(least_old)
         if destroyed > floor:
             floor, least = destroyed, 1
         return floor if floor - control.log_floor >= least else None

@@ -75,7 +75,7 @@ from persist.core.log.keys import (
 )
 from persist.core.progress import Done, task
 from persist.core.rendering import Shown, format_count
-from persist.core.state_rules.location import Dropped, may_be_read
+from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
 from persist.engine.compact import give_back
 from persist.engine.follow.checkpoint import Checkpoint, StoredCheckpoint, write_checkpoint
@@ -368,7 +368,7 @@ class _Round:
         due: list[Dropped] = []
         waiting: list[Dropped] = []
         for dropped in state.control.dropped:
-            is_due = dropped.seqno <= old and not may_be_read(state.control, dropped)
+            is_due = dropped.seqno <= old and not is_still_readable(state.control, dropped)
             (due if is_due else waiting).append(dropped)
         shared_folders = {folder for dropped in waiting for folder in list_folders(dropped)}
         replaced = {key for dropped in waiting for key in dropped.blobs}
@@ -459,7 +459,7 @@ class _Round:
 
     def _collect_checkpoints(self) -> None:
         floor, control = self._load_stored_floor(), self._follower.state.control
-        destroyed = control.destroyed_before(floor)
+        destroyed = control.get_destroyed_before(floor)
         basis = None if control.taken_over is None else control.taken_over.checkpoint.blob
         staying: list[Mark] = []
         garbage: set[str] = set()

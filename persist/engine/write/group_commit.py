@@ -57,7 +57,7 @@ from persist.core.log.records import Record, Submitted, create_record, move_out,
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import check_uploaded
-from persist.core.state_rules.state import State, apply, format_after
+from persist.core.state_rules.state import State, apply, compute_format
 from persist.engine.follow.checkpoint import checkpoint_due
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import say_whose
@@ -335,7 +335,7 @@ class GroupCommit:
 
     def _record(self, state: State, mutations: tuple[Mutation, ...], marks: tuple[Submitted, ...]) -> Record:
         return Record(
-            format=format_after(state, mutations) if state.location else FORMAT,
+            format=compute_format(state, mutations) if state.location else FORMAT,
             location=state.location or uuid.uuid4().hex,
             seqno=state.seqno + 1,
             commit=uuid.uuid4().hex,

@@ -12,7 +12,7 @@ from persist.core.names import OWN_PREFIX
 from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings
-from persist.core.state_rules.contents import last_sealed
+from persist.core.state_rules.contents import get_last_sealed
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -88,7 +88,7 @@ def verify(
         for name in names:
             try:
                 handle = loaded(engine, name)
-                time, version = last_sealed(handle.contents()), handle.schema.version
+                time, version = get_last_sealed(handle.contents()), handle.schema.version
                 if time >= 0:
                     digests[name] = (time, _digest(handle, time, version))
                     if original is not None and (why := _difference(original, handle, digests[name])):

@@ -44,9 +44,9 @@ from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, published_hold
 from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
-from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, derived_holds
+from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, list_derived_holds
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.erasures import check_reason, erasure_number
+from persist.core.state_rules.erasures import check_reason, count_erasures
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
@@ -288,7 +288,7 @@ class _Erasing:
         for handle in relatives:
             step, contents = self._step(handle)
             names[handle.id] = contents.name
-            steps.append(ExpectErasures(handle.id, erasure_number(contents)))
+            steps.append(ExpectErasures(handle.id, count_erasures(contents)))
             if step is not None:
                 concerned.append((handle, contents, step))
         if not concerned:
@@ -298,7 +298,7 @@ class _Erasing:
         indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:
-            steps.append(ExpectDerived(handle.id, derived_holds(contents)))
+            steps.append(ExpectDerived(handle.id, list_derived_holds(contents)))
             steps.append(step)
             tables[contents.name] = contents.tables
             hold_names = (name for name in map(published_hold, contents.published) if name in contents.holds)

@@ -57,8 +57,8 @@ from persist.core.log.keys import (
 )
 from persist.core.rendering import Shown, aligned, format_count, moment_text, plain
 from persist.core.state_rules.contents import CollectionState, Erasure
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.location import Dropped, may_be_read
+from persist.core.state_rules.erasures import count_erasures
+from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, load_events_schema, without_deletions
 from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
@@ -256,7 +256,7 @@ class _Search:
         if contents is None or not key.startswith(STATES):
             return False
         state = msgspec.json.decode(self._blob.get(key) or b"{}", type=_StateObject)
-        return bool(state.collection.erasures) and state.collection.erasures[-1].number == erasure_number(contents)
+        return bool(state.collection.erasures) and state.collection.erasures[-1].number == count_erasures(contents)
 
     def _part(self, entry: BlobEntry) -> Trace | None:
         key, collection = entry.key, collection_part(entry.key)
@@ -300,7 +300,7 @@ class _Search:
             return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
         until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
-        if may_be_read(control, dropped):
+        if is_still_readable(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
             holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
             until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])

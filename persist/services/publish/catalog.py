@@ -30,7 +30,7 @@ from typing import Any, Protocol
 
 from persist.core.antichain import to_antichain
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, PersistError, Superseded
-from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
+from persist.core.state_rules.contents import CollectionState, Publication, get_last_sealed
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -239,14 +239,14 @@ class IcebergCatalog:
     ) -> CollectionState:
         """Publish the newest sealed time, unless that is done, or was done a moment ago and serves the request."""
         known = contents.published.get("iceberg")
-        is_current = known is not None and known.as_of >= last_sealed(contents)
+        is_current = known is not None and known.as_of >= get_last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.load_schema(contents, None).version
         keeps = known is not None and "identifier" in known.options  # Catalogs of pyiceberg take version 2 alone.
         raised = {} if keeps else self._options
         if known is not None and read_format_version(known.options) < read_format_version(raised):
             is_current = False
         now_s = time.monotonic()
-        is_behind = known is None or (requested is not None and known.as_of < requested <= last_sealed(contents))
+        is_behind = known is None or (requested is not None and known.as_of < requested <= get_last_sealed(contents))
         if is_current or (not is_behind and now_s - slot.published_s < self._interval_s):
             return contents
         options = {"deletes": "vectors"} if known is None else dict(known.options)

@@ -40,7 +40,7 @@ from persist.core.errors import InvalidUsage, Superseded
 from persist.core.keyed.events import dead_filter
 from persist.core.log.keys import table_root
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
@@ -171,7 +171,7 @@ class Planner:
         removed = (
             [] if publication is None else [number for number in publication.files if number not in listed_numbers]
         )
-        return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
+        return Plan(newest, count_erasures(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
     def _following(
         self,
@@ -212,7 +212,7 @@ class Planner:
                 lookup = Lookup(scan)
                 current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
             files += self._stored([current], scan)
-        return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
+        return Plan(newest, count_erasures(contents), scan.as_of, files, [], is_anew=False)
 
     def _lying(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
         """Return the parts that can be named as they lie, each blob once."""

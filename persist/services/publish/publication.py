@@ -42,7 +42,7 @@ from persist.core.log.keys import is_shown, table_root
 from persist.core.names import published_hold
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectErasures
-from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
+from persist.core.state_rules.contents import CollectionState, Publication, get_last_sealed
 from persist.core.state_rules.publications import list_unused_blobs
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
@@ -265,7 +265,7 @@ def publish_together(
             formats[name].show(contents, publication, is_new=False)
     transaction.commit()
     if as_of is None:
-        as_of = min(last_sealed(handle.known()) for handle in handles.values())
+        as_of = min(get_last_sealed(handle.known()) for handle in handles.values())
     new_tables = [
         publish(handle, formats[name], as_of, options={**options, **named, "identifier": name}, digest=digest)
         for name, handle in handles.items()
@@ -554,7 +554,7 @@ def _due(engine: Engine, contents: CollectionState, table: str, publication: Pub
     if every == "keyframe":
         newest = max((keyframe.as_of for keyframe in contents.keyframes), default=-1)
         return newest if newest > publication.as_of else None
-    time = last_sealed(contents)
+    time = get_last_sealed(contents)
     if time <= publication.as_of:
         return None
     span = _SPAN.fullmatch(every)

@@ -312,11 +312,13 @@ def test_only_a_few_policies_are_remembered_and_none_of_their_longer_times_is_lo
         policies = policies.with_policy(Policy(grace_s=100 - seqno), seqno, at_once=False)
     assert len(policies.before) == BEFORE_MAX
     newest, last = policies.newest.grace_s, 2 * BEFORE_MAX - 1
-    assert policies.in_force(0, lambda seqno, age_s: False).grace_s == 1000
-    assert policies.in_force(0, lambda seqno, age_s: age_s < 1000).grace_s == 1000
-    assert policies.in_force(0, lambda seqno, age_s: True).grace_s == newest
-    assert policies.in_force(last, lambda seqno, age_s: False).grace_s == newest + 1, "the log is without the others"
-    assert policies.in_force(last + 1, lambda seqno, age_s: False).grace_s == newest
+    assert policies.get_policy_in_force(0, lambda seqno, age_s: False).grace_s == 1000
+    assert policies.get_policy_in_force(0, lambda seqno, age_s: age_s < 1000).grace_s == 1000
+    assert policies.get_policy_in_force(0, lambda seqno, age_s: True).grace_s == newest
+    assert policies.get_policy_in_force(last, lambda seqno, age_s: False).grace_s == newest + 1, (
+        "the log is without the others"
+    )
+    assert policies.get_policy_in_force(last + 1, lambda seqno, age_s: False).grace_s == newest
 
 
 def test_an_upload_has_the_longest_time_that_its_writer_may_have_read() -> None:

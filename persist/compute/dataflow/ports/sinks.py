@@ -31,7 +31,7 @@ from persist.core.antichain import END, to_stored
 from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
 from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
-from persist.core.state_rules.contents import first_time
+from persist.core.state_rules.contents import get_first_time
 from persist.engine.collection.commit import Commit
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -110,7 +110,7 @@ class Outputs:
         followed: list[Followed] = [*sources, *conditions]
         states = [reader.handle.known() for reader in followed]  # Each was loaded just now.
         uppers = [state.upper for state in states]
-        sinces = [first_time(state) for state in states[: len(sources)]]
+        sinces = [get_first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:
             self._check_behind(sources, uppers, plan)
             held_times = _list_held_times(sources)

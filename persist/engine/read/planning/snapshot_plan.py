@@ -19,9 +19,9 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.keyed.events import dead_filter, live_filter
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.rendering import Shown
-from persist.core.state_rules.contents import CollectionState, Unsealed, unsealed
-from persist.core.state_rules.keyed_rules import due, load_form
-from persist.core.state_rules.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState, Unsealed, summarize_unsealed
+from persist.core.state_rules.keyed_rules import list_due_parts, load_form
+from persist.core.state_rules.schemas import attach_versions
 from persist.core.timeline import Timeline, format_time, read_timeline
 from persist.engine.read.planning.scan import Scan
 
@@ -146,7 +146,7 @@ def explained(
         },
         index=None if index is None else index[0],
         index_memory=None if index is None else index[1],
-        unsealed=unsealed(contents),
+        unsealed=summarize_unsealed(contents),
         timeline=read_timeline(scan.schema),
     )
 
@@ -171,7 +171,7 @@ def _prepare(
     contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None, *, raw: bool
 ) -> tuple[CollectionSchema, pc.Expression | None]:
     """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
-    schema = among_versions(schema, contents)
+    schema = attach_versions(schema, contents)
     filter = None if filter is None else with_both_zeros(filter)
     live = None if raw else live_filter(schema, load_form(contents, schema, resolves=False))
     return schema, filter if live is None else live if filter is None else live & filter
@@ -228,7 +228,7 @@ def record_count(contents: CollectionState) -> int | None:
     base = contents.list_parts(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
     form = contents.keyed
-    if form is not None and due(contents, contents.upper):
+    if form is not None and list_due_parts(contents, contents.upper):
         return None
     if form is not None and form.tombstone is not None:
         schema = contents.schema

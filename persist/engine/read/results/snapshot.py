@@ -29,7 +29,7 @@ from persist.core.errors import LeaseExpired
 from persist.core.expression.filters import parse_where
 from persist.core.rendering import html_rows, plain
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.erasures import count_erasures
 from persist.core.timeline import format_time, read_timeline
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import arrow_keys
@@ -117,7 +117,7 @@ class Snapshot(ArrowResult):
     Attributes:
         as_of: the time.
         form: "rows" or "diff".
-        find_by_index: returns an alternative to a scan, from `erasure_number` of its contents, and the bytes that may
+        find_by_index: returns an alternative to a scan, from `count_erasures` of its contents, and the bytes that may
             be in memory at once.
         again: the collection and the arguments that another process takes it by, once more, if it is pickled.
     """
@@ -179,7 +179,7 @@ class Snapshot(ArrowResult):
         Cost: all parts are read one after the other; nothing is merged, because the digest is linear in the diffs.
         """
         scan, names = self.scan, [*self.scan.columns, "_diff"]
-        digest, erasures = Digest(scan.columns), erasure_number(self._contents)
+        digest, erasures = Digest(scan.columns), count_erasures(self._contents)
         mark = f"-erased-{erasures}" if erasures else ""
         with self._reading.explained():
             reader = self._reading()
@@ -353,7 +353,7 @@ class Snapshot(ArrowResult):
 
     def by_index(self, scan: Scan) -> Shortcut | None:
         """Return the shortcut for a scan of this snapshot; None if no index reads much less."""
-        return self.find_by_index(erasure_number(self._contents), scan, self._slice_bytes)
+        return self.find_by_index(count_erasures(self._contents), scan, self._slice_bytes)
 
     def __len__(self) -> int:
         """Return the number of rows: in form "rows" by `count`, in form "diff" by reading them."""
