@@ -263,7 +263,7 @@ class TotalReduce(ReduceOperator):
             ranks = np.zeros(len(times), np.int64)
         else:
             moments, firsts, sizes, ranks = number_moments(numbers, times)
-        count_old = len(old_numbers)  # The old ones come first, so that sorting finds each record's times in order.
+        count_old = len(old_numbers)
         rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
         rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers
         rows[1 : 1 + layout.values, :count_old] = layout.value_rows(old)

@@ -102,7 +102,7 @@ def advance_batch(batch: Ints, layout: Layout, since: Antichain) -> Ints:
         dimensions = len(since.elements[0]) if isinstance(since.elements[0], tuple) else 1
         outer = batch[1 + layout.words : 1 + layout.words + dimensions]
         outer[:] = advance_times(outer, since)
-    return sort_and_consolidate(batch, layout)
+    return sort_and_consolidate(batch)
 
 
 class Spine:
