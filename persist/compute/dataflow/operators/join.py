@@ -161,7 +161,7 @@ class JoinOperator(Operator):
             check_limits()
             target = step.arrangement.layout
             keys = words.take(step.keys, axis=0)
-            if not self._null_equals and _has_null(keys):
+            if not self._null_equals and keys.size and keys.min() == NULL:
                 # A NULL equals nothing, so these rows have no partner.
                 keep = np.flatnonzero((keys != NULL).all(axis=0))
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
@@ -188,13 +188,6 @@ class JoinOperator(Operator):
         joined[len(path.picks) : -1] = times
         joined[-1] = diffs
         return joined
-
-
-def _has_null(keys: Ints) -> bool:
-    """Return whether a word of keys is NULL."""
-    if keys.shape[1] == 1:
-        return NULL in keys[:, 0].tolist()
-    return bool(keys.size and keys.min() == NULL)
 
 
 Place = tuple[int, str]  # A column of an input.

@@ -228,13 +228,8 @@ def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, d
 
 
 def _integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
-    low, high = slots == FIRST_LIMB, slots == FIRST_LIMB + 1
-    if not high.any():
-        totals = np.zeros(len(counts), np.int64)
-        totals[groups[low]] = sums[low]
-    else:
-        limb = low | high
-        totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
+    limb = (slots == FIRST_LIMB) | (slots == FIRST_LIMB + 1)
+    totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
     return np.where(counts == 0, NULL, totals)
 
 

@@ -238,25 +238,16 @@ class StashingOperator(Operator):
         updates = self.shape_input()
         parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
         if updates is not None and updates.shape[1]:
-            if self._are_all_ready(updates):
+            flags = self.ready(updates[self.layout.words : -1])
+            if flags.all():
                 parts.append(updates)
             else:
-                flags = self.ready(updates[self.layout.words : -1])
-                if flags.any():
-                    parts.append(updates[:, flags])
+                parts.append(updates[:, flags])
                 self.stash.add(updates[:, ~flags])
         if not parts:
             return None
         batch = to_batch(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), self.layout)
         return batch if batch.shape[1] else None
-
-    def _are_all_ready(self, updates: Ints) -> bool:
-        """Return whether all updates are ready."""
-        times = updates[self.layout.words : -1]
-        if len(times) > 1 or self.frontier.is_empty:
-            return bool(self.ready(times).all())
-        last = times.item(0) if times.shape[1] == 1 else times.max()
-        return bool(last < self.frontier.time)
 
     def next_round(self, level: int) -> int | None:
         if self.stash.is_empty:

@@ -172,14 +172,10 @@ class TotalReduce(ReduceOperator):
                 numbers, new = rows_of_others(ranked, numbers, new)
                 old_numbers, old = rows_of_others(ranked, old_numbers, old)
         if keys.shape[1]:
-            times = new[-2]
-            is_one = len(times) == 1 or bool((times == times[0]).all())
-            changes += self._change_in_pieces(keys, numbers, new, old_numbers, old, is_one_time=is_one)
+            changes += self._change_in_pieces(keys, numbers, new, old_numbers, old)
         return changes
 
-    def _change_in_pieces(
-        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
-    ) -> list[Ints]:
+    def _change_in_pieces(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
         """Compute the changes for some keys after the other, within bounded memory.
 
         Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides arguments and results.
@@ -187,13 +183,11 @@ class TotalReduce(ReduceOperator):
         count = keys.shape[1]
         check_limits()
         if len(numbers) + len(old_numbers) <= self.costs.piece_rows or count == 1:
-            return [
-                self.shape(self._change_in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])
-            ]
+            return [self.shape(self._change_in_blocks(keys, numbers, new, old_numbers, old)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
             arrived, earlier = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
-            changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier, is_one_time=is_one_time)
+            changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier)
         return changes
 
     def _change_ranked(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
@@ -211,12 +205,8 @@ class TotalReduce(ReduceOperator):
             changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
         return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
 
-    def _change_in_blocks(
-        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
-    ) -> Ints:
+    def _change_in_blocks(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Compute the changes for some times after the other, within bounded memory."""
-        if is_one_time:
-            return self._compute_changes(keys, numbers, new, old_numbers, old, is_one_time=True)
         _, _, sizes, ranks = number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
@@ -225,7 +215,7 @@ class TotalReduce(ReduceOperator):
             cells = int((self._count_distinct_records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
         width = max(1, most * self.costs.cells // max(cells, 1))
         if width >= most:
-            return self._compute_changes(keys, numbers, new, old_numbers, old, is_one_time=False)
+            return self._compute_changes(keys, numbers, new, old_numbers, old)
         changes = []
         for first in range(0, most, width):
             # The rows at times of this block, and the old rows of their keys, which are numbered anew.
@@ -236,7 +226,7 @@ class TotalReduce(ReduceOperator):
             old_places = present[old_numbers].nonzero()[0]
             earlier = (place[old_numbers[old_places]], old[:, old_places])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            changes.append(self._compute_changes(*part, *earlier, is_one_time=False))
+            changes.append(self._compute_changes(*part, *earlier))
             # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
@@ -250,19 +240,12 @@ class TotalReduce(ReduceOperator):
         rows[1:-1] = np.concatenate((layout.value_rows(new), layout.value_rows(old)), axis=1)
         return np.bincount(to_batch(rows, Layout(1, layout.values, 0))[1], minlength=count)
 
-    def _compute_changes(
-        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
-    ) -> Ints:
+    def _compute_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Return the changes of the output of keys, from their old records and the new updates."""
         layout = self.arrangement.layout
-        times = new[-2]
         count = keys.shape[1]
         # Number the times of each key: moments are the pairs (key, time) at which something changes.
-        if is_one_time:
-            moments, firsts, sizes = times[:1].repeat(count), np.arange(count), np.ones(count, np.int64)
-            ranks = np.zeros(len(times), np.int64)
-        else:
-            moments, firsts, sizes, ranks = number_moments(numbers, times)
+        moments, firsts, sizes, ranks = number_moments(numbers, new[-2])
         count_old = len(old_numbers)
         rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
         rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers

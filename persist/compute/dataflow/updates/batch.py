@@ -233,8 +233,6 @@ def multiply_diffs(ones: Ints, others: Ints) -> Ints:
         DiffOverflow: one does not fit int64.
     """
     product = ones * others
-    if len(ones) == 1 and product.item(0) == ones.item(0) * others.item(0):
-        return product
     if len(ones) and largest_magnitude(ones) * largest_magnitude(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
         if (exact != product).any():
@@ -278,24 +276,13 @@ def match_keys(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
     every = batch[0]
     # The upper half of a row's hash is the key's, so the rows of a key lie from its hash to hash | _LOW.
     lower = every.searchsorted(hashes)
-    if len(hashes) == 1:
-        first, greatest = lower[0], hashes[0] | _LOW
-        if first == len(every) or every[first] > greatest:
-            return NONE, NONE
-        last = first + 1
-        if last < len(every) and every[last] <= greatest:
-            last = every.searchsorted(greatest, side="right")
-        places = np.arange(first, last)
-        numbers = np.zeros(len(places), np.int64)
-    else:
-        upper = every.searchsorted(hashes | _LOW, side="right")
-        counts = upper - lower
-        ends = counts.cumsum()
-        if not len(ends) or not ends[-1]:
-            return NONE, NONE
-        # Key i with each of the rows lower[i], lower[i] + 1, … below upper[i].
-        numbers = np.arange(len(hashes)).repeat(counts)
-        places = np.arange(ends[-1]) + (lower - ends + counts).take(numbers)
+    counts = every.searchsorted(hashes | _LOW, side="right") - lower
+    ends = counts.cumsum()
+    if not len(ends) or not ends[-1]:
+        return NONE, NONE
+    # Key i with each of the rows lower[i], lower[i] + 1, … as many as it has.
+    numbers = np.arange(len(hashes)).repeat(counts)
+    places = np.arange(ends[-1]) + (lower - ends + counts).take(numbers)
     # Different keys may have one hash.
     if len(keys):
         same = (keys.take(numbers, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(places, axis=1)).all(axis=0)
