@@ -104,6 +104,7 @@ class QueryResult(ArrowResult):
     Attributes:
         sql: the query.
         names: the collections that it reads as of the common time, and not as of one that it says itself.
+        seqno: a point of the log at or before the one that it reads; -1 if the query says a time itself.
     """
 
     def __init__(
@@ -139,8 +140,8 @@ class QueryResult(ArrowResult):
         duckdb = required(DUCKDB)
         self.sql = sql
         self.times: dict[Path, int] = {}
+        self.seqno = engine.follower.state.seqno
         self._limits = limits
-        self._parameters = [*parameters]
         self._interrupted = ""
         self._busy = threading.Lock()
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
@@ -157,6 +158,7 @@ class QueryResult(ArrowResult):
             collections = {path: resolve_table(path, self._collections) for path in tables}
             read = distinguish_tables({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
+            self.seqno = self.seqno if all(table.as_of is None for table in read.values()) else -1
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
             if pins or changes:  # The latest contents of a transaction are those of its beginning.
@@ -181,18 +183,36 @@ class QueryResult(ArrowResult):
                 register(self._connection, (name,), frame)
             if lists_tables := asks_what_there_is(parsed):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
-            try:
-                # This reads no rows: the first reading of the answer does.
-                self._unread = relation = self._bind()
-                check_arrow_types(relation)
-                types = relation.limit(0).to_arrow_table().schema.types
-            except self._refusals as error:
-                self._refuse(error)
-            self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
+            self._bind_parameters(parameters)
             has_catalogs = any(len(path) > 1 for path in tables)
             lent.is_empty = leaves_nothing(sql) and not (adds_functions or lists_tables or has_catalogs)
             self._close = weakref.finalize(self, opening.pop_all().close)
             self._close.atexit = False
+
+    def _bind_parameters(self, parameters: Sequence[Any]) -> None:
+        self._parameters = [*parameters]
+        try:
+            # This reads no rows: the first reading of the answer does.
+            self._unread = relation = self._bind()
+            check_arrow_types(relation)
+            types = relation.limit(0).to_arrow_table().schema.types
+        except self._refusals as error:
+            self._refuse(error)
+        self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
+
+    def bind(self, parameters: Sequence[Any]) -> None:
+        """Change the parameters; the answer reads the same contents. An error closes it.
+
+        Raises:
+            InvalidUsage: DuckDB refuses the query with them, or the answer was ended.
+        """
+        try:
+            with self._busy:
+                self._check_open()
+                self._bind_parameters(parameters)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def schema(self) -> pa.Schema:
@@ -407,6 +427,12 @@ class Queries:
         """Return the answer of a query, which is read when it is asked for its batches; see `QueryResult`."""
         check_reads(sql)
         return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
+
+    def is_newest(self, answer: QueryResult) -> bool:
+        """Return whether nothing was committed since an answer was bound. Cost: one look at the log."""
+        self._engine.settle()
+        self._engine.follower.refresh()
+        return answer.seqno == self._engine.follower.state.seqno
 
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.
