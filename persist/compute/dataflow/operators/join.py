@@ -47,7 +47,7 @@ from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.compute.dataflow.updates.batch import Keys, key_hashes, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-from persist.core.expression.evaluation import factored_conjuncts, infer_type
+from persist.core.expression.evaluation import factor_conjuncts, infer_type
 from persist.core.expression.term import SQL, Call, Col, Term, calls, list_columns
 from persist.core.progress import check_limits
 
@@ -300,7 +300,7 @@ def find_bound(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | 
             is_left = all(list_columns(term) <= left_names for _, term in stage.outputs)
             return pairs[0] if len(pairs) == 1 and is_left else None
         assert isinstance(stage, Filter)
-        for part in factored_conjuncts(stage.condition):
+        for part in factor_conjuncts(stage.condition):
             if list_columns(part) <= left_names:
                 continue
             if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):

@@ -31,7 +31,7 @@ from persist.codecs.order.ordering import canonical, combined, order_keys
 from persist.codecs.types.arrow_types import is_text
 from persist.compute.dataflow.updates.texts import Texts
 from persist.compute.dataflow.updates.times import Ints
-from persist.core.expression.sql_numbers import of_unscaled, unscaled
+from persist.core.expression.sql_numbers import from_unscaled, to_unscaled
 
 NULL = -(2**63)
 FIRST_WIDE = 2**62
@@ -218,7 +218,7 @@ class WideDecimals(Interner):
             order[np.concatenate((is_large.nonzero()[0], (~is_large).nonzero()[0]))] = np.arange(len(words))
             return pa.concat_arrays([values, small]).take(pa.array(order))
         is_null = words == NULL
-        return of_unscaled(words, self.kind, is_null if is_null.any() else None)
+        return from_unscaled(words, self.kind, is_null if is_null.any() else None)
 
     def value(self, number: int) -> Any:
         if number >= FIRST_WIDE:
@@ -296,7 +296,7 @@ class Domain:
         if pat.is_floating(array.type):
             return _encode_floats(array)
         if is_narrow(array.type):
-            words = unscaled(array)
+            words = to_unscaled(array)
             return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words) if array.null_count else words
         words = _encode_integers(array)
         if not array.null_count and len(words) and words.min() == NULL:
@@ -331,7 +331,7 @@ class Domain:
             mask = words == NULL
             words = np.where(mask, 0, words)
         if is_narrow(kind):
-            return of_unscaled(words, kind, mask)
+            return from_unscaled(words, kind, mask)
         if pat.is_floating(kind):
             # The inverse of `_encode_floats`: flipping the bits of negative words twice restores the bits.
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)

@@ -39,7 +39,7 @@ from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline, format_time, read_timeline
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
-from persist.engine.read.planning.scan import Scan, narrowed_scan
+from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.results.result import ArrowResult
 
 
@@ -76,7 +76,7 @@ def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
         return read_changes(scan, reader)
     return pa.concat_tables(
         [
-            read_changes(scan_slice, reading.checked(reader))
+            read_changes(scan_slice, reading.check(reader))
             for some in slices_by_time(scan, reader.changes_slice_bytes)
             for scan_slice in some
         ]
@@ -191,7 +191,7 @@ class Changes(ArrowResult):
 
     def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
         """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
-        with self._reading.explained():
+        with self._reading.explain_missing():
             for table in self._read_scan(self.scan):
                 yield from to_tuples(table, self.scan.result_schema)
 
@@ -202,18 +202,18 @@ class Changes(ArrowResult):
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
         # A transition needs all updates of its key and time, so none may be filtered out.
-        scan = narrowed_scan(self.scan, filter) if self.transitions is None else None
+        scan = narrow_scan(self.scan, filter) if self.transitions is None else None
         if scan is None:
             yield from super()._read_narrowed(columns, filter)
             return
-        with self._reading.explained():
+        with self._reading.explain_missing():
             yield from (with_moments(updates, self.moments) for updates in self._read_scan(scan))
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
         for slices in slices_by_time(whole, reader.changes_slice_bytes):
             for scan_slice in slices:
-                yield read_changes(scan_slice, self._reading.checked(reader), retractions_first=True)
+                yield read_changes(scan_slice, self._reading.check(reader), retractions_first=True)
 
     def __repr__(self) -> str:
         lower, upper = (format_time(time, read_timeline(self.scan.schema)) for time in (self.lower, self.upper))
