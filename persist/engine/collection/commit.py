@@ -180,7 +180,8 @@ class Commit:
             InvalidUsage: outside of the block, or the collection is of another client.
         """
         self.check(handle)
-        self._names[handle.id] = handle.name
+        if handle.id not in self._names:
+            self._names[handle.id] = handle.name
         self._steps += steps
 
     def add_parts(
