@@ -50,8 +50,8 @@ from persist.engine.collection.reads import snapshots_together
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_together
-from persist.engine.read.results.result import ArrowResult, required
+from persist.engine.location.opening import load_handles
+from persist.engine.read.results.result import ArrowResult, require_package
 from persist.engine.read.results.snapshot import Snapshot
 
 BATCH_ROWS = 100_000
@@ -90,7 +90,7 @@ class _Notes:
             if self.reads is not None:
                 self.reads.append(f"{format_path(path)}: {snapshot.explain_narrowed(names, filter)}")
             try:
-                yield from snapshot.narrowed(names, filter)
+                yield from snapshot.read_narrowed(names, filter)
             except PersistError as error:
                 self.failures.append(error)
                 raise
@@ -137,7 +137,7 @@ class QueryResult(ArrowResult):
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
         """
-        duckdb = required(DUCKDB)
+        duckdb = require_package(DUCKDB)
         self.sql = sql
         self.times: dict[Path, int] = {}
         self.seqno = engine.follower.state.seqno
@@ -356,7 +356,7 @@ def _bound(
         if name and name not in names:
             hint = did_you_mean(name, names) or ","
             raise InvalidUsage(f"as_of={name}=…: the query does not read {name!r}{hint} it reads {names}")
-    handles = dict(zip(read, loaded_together(engine, [table.name for table in read.values()]), strict=True))
+    handles = dict(zip(read, load_handles(engine, [table.name for table in read.values()]), strict=True))
     bound = {}
     for path, handle in handles.items():
         time: int | Moment | None = known.get(path, read[path].as_of)
@@ -398,7 +398,7 @@ class Queries:
     """
 
     def __init__(self, engine: Engine, limits: QueryLimits) -> None:
-        required(DUCKDB)
+        require_package(DUCKDB)
         self._engine = engine
         self._limits = limits
         self._turns = threading.BoundedSemaphore(QUERIES_MAX)
@@ -441,7 +441,7 @@ class Queries:
             InvalidUsage: DuckDB cannot read it, or its parameters have names.
         """
         check_reads(sql)
-        duckdb = required(DUCKDB)
+        duckdb = require_package(DUCKDB)
         with lend_database() as lent:
             lent.is_empty = True
             try:
