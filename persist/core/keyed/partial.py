@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -88,7 +89,7 @@ def to_partial_events(
         bits = "".join("01"[name in columns] for name in schema.value_names)
         texts = pa.chunked_array([pa.repeat(pa.scalar(f"{missing} {bits}"), len(table))])
         marks = events.watermarks if {*form.order_by} <= {*columns} else None
-        pieces.append(replace(events, table=events.table.append_column(GIVEN, texts), watermarks=marks))
+        pieces.append(msgspec.structs.replace(events, table=events.table.append_column(GIVEN, texts), watermarks=marks))
         numbers.append(rows)
     if not pieces:
         nothing = schema.arrow.empty_table().drop_columns(["_diff", "_time"])
@@ -99,7 +100,7 @@ def to_partial_events(
     if len(pieces) == 1:
         return joined
     order = np.argsort(np.concatenate([np.asarray(rows, np.int64) for rows in numbers]))
-    return replace(joined, table=in_order_of_arrival(joined.table.take(int64_array(order))))
+    return msgspec.structs.replace(joined, table=in_order_of_arrival(joined.table.take(int64_array(order))))
 
 
 def _check_columns(

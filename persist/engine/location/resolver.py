@@ -11,11 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -80,7 +80,7 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
             lacks = lacks_column(timely_rows, contents.schema, form.order_by[0])
             ordered_rows = timely_rows.filter(boolean_array(~lacks))
         marks = bound_watermarks(ordered_rows[form.order_by[0]])
-    return replace(events, table=timely_rows, watermarks=marks), late
+    return msgspec.structs.replace(events, table=timely_rows, watermarks=marks), late
 
 
 class KeyedQueue:

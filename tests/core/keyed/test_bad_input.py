@@ -1,10 +1,10 @@
 """What upserts refuse: each with an error of its own, and nothing half applied."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -255,7 +255,7 @@ def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema
     form = users.handle.contents().keyed
     assert form is not None
     events = to_events([(1, (1, "a", None), 0)], users.schema, form, None, None)
-    placed = replace(events, at_commit=True).at(5)
+    placed = msgspec.structs.replace(events, at_commit=True).at(5)
     assert (placed.at_commit, placed.table["_time"].to_pylist()) == (False, [5])
     old = users.schema
     users.evolve(add={"more": pa.string()})
