@@ -22,9 +22,9 @@ such rows of 7 columns in 0.23 ms, and further digits in 0.51.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -50,8 +50,7 @@ _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in ran
 Compute: TypeAlias = Callable[[Rows | None], Bits]
 
 
-@dataclass(frozen=True, slots=True)
-class Digit:
+class Digit(msgspec.Struct, frozen=True):
     """One digit of the column of that number.
 
     `values(rows)` is uint64[len(rows)], None standing for all rows. A digit without values represents the rest of a
@@ -88,7 +87,7 @@ class RowSorter:
             packed = np.zeros(self._rows, dtype=np.uint64)
             if self._rows > 1:
                 if self._rows >= RANKED_ROWS_MIN and repeats(self._columns[0]):
-                    self._columns = [ranked(column) if repeats(column) else column for column in self._columns]
+                    self._columns = [rank_texts(column) if repeats(column) else column for column in self._columns]
                 self._digits = _make_digits(self._columns)
                 packed = _pack(self._digits, None, packed)
             self._packed = packed
@@ -123,7 +122,7 @@ class RowSorter:
         if starts.all():
             return
         digits = list(self._digits)
-        positions = np.flatnonzero(_tied(starts))
+        positions = np.flatnonzero(_mark_ties(starts))
         if digits and 0 < positions.size <= FEW_TIED:
             self._sort_ties_by_acero(self._columns, order, starts, positions)
             return
@@ -142,7 +141,7 @@ class RowSorter:
             within = _stable_order(packed)
             order[positions], packed = rows[within], packed[within]
             starts[positions[1:]] = packed[1:] != packed[:-1]
-            positions = positions[_tied(starts[positions])]
+            positions = positions[_mark_ties(starts[positions])]
 
     def _sort_ties_by_acero(self, columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> None:
         """Sort the rows that tie so far by Arrow's Acero, and note where new values begin."""
@@ -169,7 +168,7 @@ def repeats(column: pa.Array) -> bool:
     return again * 2 * len(column) > _SAMPLE_ROWS * _SAMPLE_ROWS * RANKED_TIMES and again > _SAMPLE_ROWS // 32
 
 
-def ranked(column: pa.Array) -> pa.Array:
+def rank_texts(column: pa.Array) -> pa.Array:
     """Return the ranks of texts among the distinct ones, NULL for NULL: they sort and compare as the texts do."""
     coded = column.dictionary_encode()
     ranks = np.empty(len(coded.dictionary), np.int32)
@@ -189,7 +188,7 @@ def _stable_order(packed: Bits) -> Rows:
     return ordered
 
 
-def _tied(starts: Flags) -> Flags:
+def _mark_ties(starts: Flags) -> Flags:
     """Return which rows, in order, are in a run of several."""
     tied = ~starts
     tied[:-1] |= tied[1:]
@@ -278,7 +277,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
         room = bits - used
         if width > room:
             mask = np.uint64((1 << (width - room)) - 1)
-            digits.insert(0, replace(digit, values=_low_bits(compute, least, mask), costly=False))
+            digits.insert(0, msgspec.structs.replace(digit, values=_low_bits(compute, least, mask), costly=False))
             values >>= np.uint64(width - room)
             width = room
         packed = values if used == 0 else (packed << np.uint64(width)) | values

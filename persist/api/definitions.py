@@ -35,8 +35,7 @@ from persist.compute.query import (
 from persist.core.errors import CollectionExists, InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.log import kinds
-from persist.core.progress import limited
-from persist.core.state_rules.keyed_rules import check_new_names
+from persist.core.progress import limit_work
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -118,7 +117,7 @@ def define(
     statement = Definition.parse(sql)
     name, is_there = statement.find_table(client.engine.names(""))
     rows = 0
-    with limited(*((None, None) if limits is None else (limits.timeout_s, limits.memory_bytes))) as work:
+    with limit_work(*((None, None) if limits is None else (limits.timeout_s, limits.memory_bytes))) as work:
         running(work.cancel)
         if statement.verb == "CREATE":
             rows = _create(client, statement, name, is_there, variables, limits, running)
@@ -171,12 +170,11 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
     """Create a collection with the columns of a table, which can be read from then on, in one commit."""
     columns, key = statement.new_columns(name)
     schema = CollectionSchema.of(*sides_like(columns, key), "ms")
-    check_new_names(schema.names)
     form = build_form(Keyed(), schema) if key else None
     id_ = uuid.uuid4().hex
     create = kinds.Create(id_, name, schema.to_json(), form)
     handle = CollectionHandle(client.engine, id_, name, schema, form, create=create)
-    handle.submit("sql", [handle.at_commit()]).result()
+    handle.submit("sql", [handle.commit_time_step()]).result()
 
 
 def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:

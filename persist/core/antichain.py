@@ -168,6 +168,8 @@ def to_frontier(value: int | Antichain) -> int:
     Raises:
         InvalidUsage: it is not a time, or has several dimensions.
     """
+    if type(value) is int and 0 <= value <= END:
+        return value
     antichain = value if isinstance(value, Antichain) else Antichain(value)
     if antichain.is_empty:
         return END
@@ -176,12 +178,12 @@ def to_frontier(value: int | Antichain) -> int:
     return antichain.time
 
 
-def from_stored(times: Frontier) -> int:
+def decode_frontier(times: Frontier) -> int:
     """Return a stored frontier as an integer."""
     return times[0] if times else END
 
 
-def to_stored(frontier: int) -> Frontier:
+def encode_frontier(frontier: int) -> Frontier:
     """Return a frontier as the log stores it."""
     return () if frontier == END else (frontier,)
 

@@ -15,7 +15,8 @@ Late events of a keyed collection may go to a collection of their own, by the co
     key columns of the keyed collection | columns of its events, late_deleted, late_time, late_reason
 
 It is plain, and made when there is something for it. Each commit adds what it left out at the upper of the moment, and
-seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound.
+seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound; a
+partial event also has the columns that it leaves as they are there, as in "late; unchanged: a, b".
 """
 
 from collections.abc import Callable, Sequence
@@ -30,15 +31,16 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
-from persist.core.antichain import END, Antichain, to_stored
+from persist.core.antichain import END, Antichain, encode_frontier
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.core.keyed.events import event_fields
 from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.names import check_free_name, check_text
+from persist.core.state_rules.keyed_rules import UNCHANGED
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import created_or_loaded
+from persist.engine.location.opening import load_or_create
 from persist.engine.location.resolver import REASON
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
@@ -190,14 +192,19 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
                 f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"
             )
         check_free_name(name)
-        contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
+        contents, columns = load_or_create(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
         upper = contents.upper
         if upper == END:
             raise UpdateNotBeyondUpper(0, Antichain())
+        if UNCHANGED in late.column_names:  # The collection may be older than that column.
+            names = pc.binary_join(late[UNCHANGED], ", ")
+            texts = pc.binary_join_element_wise(late[REASON], "; unchanged: ", names, "")
+            at = late.schema.get_field_index(REASON)
+            late = late.set_column(at, REASON, pc.coalesce(texts, late[REASON])).drop_columns([UNCHANGED])
         rows = late.rename_columns([_RENAMED.get(column, column) for column in late.column_names])
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
         adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper))
         added: list[Step] = [] if adding is None else [adding]
-        return [*added, kinds.Seal(contents.id, to_stored(upper + 1))], {contents.id: name}
+        return [*added, kinds.Seal(contents.id, encode_frontier(upper + 1))], {contents.id: name}
 
     return steps

@@ -15,19 +15,20 @@ from functools import reduce
 from itertools import compress
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array, int64_values
+from persist.codecs.order.arrays import boolean_array, boolean_values, copy_table, int64_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.codecs.updates.tuples import is_named, out_of_place
-from persist.codecs.updates.updates import Stamp, stamped, to_updates
+from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
 from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, marked
 from persist.core.keyed.form import describe_orders, find_machine, is_counted
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
@@ -39,8 +40,7 @@ _BETWEEN = "\t"  # No column of a collection has a control character in its name
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 
 
-@dataclass(frozen=True, slots=True)
-class EventTable:
+class EventTable(msgspec.Struct, frozen=True):
     """Events of one collection, in the order in which they arrived.
 
     Attributes:
@@ -71,7 +71,7 @@ class EventTable:
         column = self.table.schema.get_field_index(TIME)
         times = int64_array(np.full(len(self.table), time, np.int64))
         table = self.table.set_column(column, self.table.schema.field(column), times)
-        return replace(self, table=table, at_commit=False, ready=None)
+        return msgspec.structs.replace(self, table=table, at_commit=False, ready=None)
 
 
 def to_events(
@@ -101,13 +101,13 @@ def to_events(
     """
     fields = event_fields(schema, form)
     if form.fields is None:
-        taken_schema = schema.derived(_with_nullable_values)  # The columns of a deletion are NULL.
+        taken_schema = schema.compute_once(_with_nullable_values)  # The columns of a deletion are NULL.
     else:
         taken_schema = CollectionSchema(schema.key, Side(fields), schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
     if columns is not None:
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
-    data = opened(data)
+    data = open_stream(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else None
     are_tuples = isinstance(first, (list, tuple)) and not is_named(first)
     if isinstance(data, TableStream):
@@ -125,7 +125,7 @@ def to_events(
         stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
         rows, deleted = _of_tuples(listed, taken_schema, stamp, timeline, may_delete=may_delete)
         events = _finish_table(rows, deleted, schema, form, fields, needed)
-    return replace(events, at_commit=stamp is not None and stamp.time is None)
+    return msgspec.structs.replace(events, at_commit=stamp is not None and stamp.time is None)
 
 
 def _missing(is_timeless: bool) -> Stamp | None:
@@ -229,9 +229,9 @@ def _of_tuples(
         if not isinstance(row, (tuple, list)) or len(row) != size:
             shape = _SHAPE if stamp is None else "with time=, an event looks like (key, value)"
             raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
-    if (odd := out_of_place([*rows], ("key", "value", "time"))) is not None:
+    if (odd := out_of_place(rows, ("key", "value", "time"))) is not None:
         raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
-    deleted = np.fromiter((may_delete and row[1] is None for row in rows), np.bool_, len(rows))
+    deleted = np.array([may_delete and row[1] is None for row in rows], np.bool_)
     times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
@@ -290,10 +290,10 @@ def _of_table(
         texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema, form)
         table = table.drop_columns([UNCHANGED])
     if stamp is not None:
-        table = stamped(table, taken, stamp)
+        table = stamp_rows(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
     events = _finish_table(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
-    return events if texts is None else replace(events, table=events.table.append_column(GIVEN, texts))
+    return events if texts is None else msgspec.structs.replace(events, table=events.table.append_column(GIVEN, texts))
 
 
 def _partial_texts(
@@ -380,7 +380,7 @@ def _finish_table(
     numbers = int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
     # A copy, because they wait for others, and the caller may use the buffers again.
-    table = copied(
+    table = copy_table(
         pa.Table.from_arrays([columns[field.name] for field in event_schema.arrow], schema=event_schema.arrow)
     )
     watermarks = None
@@ -455,4 +455,4 @@ def joined_events(tables: Sequence[EventTable]) -> EventTable:
         if known_watermarks
         else None
     )
-    return replace(first, table=table, watermarks=marks, ready=None)
+    return msgspec.structs.replace(first, table=table, watermarks=marks, ready=None)

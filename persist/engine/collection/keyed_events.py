@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -17,8 +18,8 @@ from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import ranges_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.types.schema import TIME, CollectionSchema
-from persist.codecs.updates.inputs import as_table, opened
-from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
+from persist.codecs.updates.inputs import as_table, open_stream
+from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates, with_time
 from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
@@ -62,7 +63,7 @@ class Rewrite:
     def updates(self, schema: CollectionSchema, time: int) -> pa.Table:
         """Return the difference of both, consolidated; before is not None."""
         sides = [(self.after, 1), (self.before, -1)]
-        tables = [to_updates(stamped(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
+        tables = [to_updates(stamp_rows(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
         return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
 
 
@@ -134,7 +135,7 @@ class KeyedChange:
             rewrite = new(reading_rows(partial(snapshot_scan, after, schema, time, None), reader))
             if rewrite is None:
                 raise Unchanged("nothing of it changes")
-            new = to_updates(stamped(rewrite.after, schema, Stamp(time, 1)), schema)
+            new = to_updates(stamp_rows(rewrite.after, schema, Stamp(time, 1)), schema)
             if rewrite.before is not None:
                 yield with_time(self._replace(handle, after, rewrite.before, new), time, schema)
                 return
@@ -143,20 +144,20 @@ class KeyedChange:
         is_delete = not len(new)
         scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
-        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replaced):
+        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replace_keys):
             yield with_time(updates, time, schema)
 
     def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:
         """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
         schema, time = handle.current_schema(after), self.time or 0
-        old = to_updates(stamped(before, schema, Stamp(time, 1)), schema)
+        old = to_updates(stamp_rows(before, schema, Stamp(time, 1)), schema)
         of_keys = KeyReplacement(handle.name, schema, keyed_form(handle), None)
         of_keys.check(new)
         keys = distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
         scan = snapshot_scan(after, schema, time, None, raw=True)
         present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
         of_keys.check_absent(new, old, present)
-        return of_keys.replaced(new, present)
+        return of_keys.replace_keys(new, present)
 
 
 def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
@@ -167,8 +168,7 @@ def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None
     return events
 
 
-@dataclass(frozen=True, slots=True)
-class PlainChange:
+class PlainChange(msgspec.Struct, frozen=True):
     """The difference to what a collection holds that is not keyed, made when it is committed.
 
     Attributes:
@@ -180,8 +180,7 @@ class PlainChange:
     at_commit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AskedEvents:
+class AskedEvents(msgspec.Struct, frozen=True):
     """A request to one collection as one commit: events, a seal, or both, for a keyed one; or a change.
 
     Attributes:
@@ -219,11 +218,15 @@ class AskedEvents:
         """Return the same with events, or the change, at a time, which is sealed."""
         events = None if self.events is None else self.events.at(time)
         change = None if self.change is None else replace(self.change, time=time)
-        return replace(self, events=events, change=change, end=time + 1)
+        return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 
     def against(self, contents: CollectionState) -> "AskedEvents":
         """Return the request against contents as they are."""
-        return replace(self, end=max(self.end, contents.upper)) if self.is_least and self.end is not None else self
+        return (
+            msgspec.structs.replace(self, end=max(self.end, contents.upper))
+            if self.is_least and self.end is not None
+            else self
+        )
 
 
 Asks: TypeAlias = Sequence[tuple[CollectionHandle, AskedEvents]]  # Each collection once.
@@ -280,7 +283,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     columns.
     """
     form = keyed_form(handle)
-    rows = as_table(opened(what), handle.schema)
+    rows = as_table(open_stream(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = distinct_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))

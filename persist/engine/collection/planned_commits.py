@@ -20,7 +20,7 @@ caller's thread plans them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import MissingBlob
 from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain, to_antichain, to_stored
+from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     ClientClosed,
     Conflict,
@@ -90,9 +90,13 @@ def submit_all(
         beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
+    names = dict(names or {})
+    names |= {handle.id: handle.name for handle, _ in asks if handle.id not in names}
+    if asks and all(request.plain is not None for _, request in asks):
+        return _Commit(engine, action, asks, beside, names).run()
     writer, asks = engine.writer(action), [(handle, _prepare_request(handle, request)) for handle, request in asks]
     ids = [handle.id for handle, _ in asks]
-    commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
+    commit = _Commit(engine, action, asks, beside, names)
     if any(request.at_commit and request.end is not None for _, request in asks):
         engine.abandon(beside)
         raise InvalidUsage(
@@ -102,8 +106,6 @@ def submit_all(
     is_decided = not any(request.late is not None or request.is_least for _, request in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
-    if asks and all(request.plain is not None for _, request in asks):
-        return commit.run()
     future = writer.new_future()
     size = sum(request.events.table.nbytes for _, request in asks if request.events is not None)
     try:
@@ -116,7 +118,7 @@ def submit_all(
 def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
-        request = replace(request, events=None)
+        request = msgspec.structs.replace(request, events=None)
     if request.events is not None and request.events.is_partial and not request.events.at_commit:
         last = pc.max(request.events.table["_time"]).as_py()
         if request.end is None or last >= request.end:
@@ -124,7 +126,7 @@ def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEve
                 f"some events of {handle.name!r} leave columns as they are, so they are resolved when they come, and "
                 f"the last is at {last}: seal beyond that in the same commit, or leave out time and seal"
             )
-    return replace(request, marks=tuple(_token_steps(handle, request)))
+    return msgspec.structs.replace(request, marks=tuple(_token_steps(handle, request)))
 
 
 def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
@@ -239,7 +241,7 @@ class _Commit:
         return last
 
     def _with_retry(self, commit: Callable[[], T]) -> T:
-        self.contents = {handle.id: handle.known() for handle, _ in self.asks}
+        self.contents = {handle.id: handle.get_known_state() for handle, _ in self.asks}
         try:
             return commit_with_retry(
                 commit, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=self._drop_what_moved
@@ -273,16 +275,16 @@ class _Commit:
         self.times = self.times or self._times()
         for handle, request in self.asks:
             if handle.id not in self.plans:
-                contents = self.contents.get(handle.id) or handle.known()
+                contents = self.contents.get(handle.id) or handle.get_known_state()
                 self.plans[handle.id] = _plan_commit(handle, contents, request, self.times.get(handle.id))
         return self._submitted()
 
     def _times(self) -> dict[str, int]:
         """Return the times that the commit assigns to requests without one, if some of them are resolved with it."""
-        if not any(request.at_commit and request.plain is None for _, request in self.asks):
+        if not any(request.plain is None and request.at_commit for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
-        asks += [handle.at_commit() for handle, request in self.asks if request.at_commit]
+        asks += [handle.commit_time_step() for handle, request in self.asks if request.at_commit]
         uppers = {request.collection: self._upper(request.collection) for request in asks}
         return times_together({request.collection: request for request in asks}, uppers, self.engine.clock.wall_ms())
 
@@ -309,7 +311,9 @@ class _Commit:
                 for step in steps
             ]
         # Kept when the record is refused: the next attempt may need it again.
-        marked_steps = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
+        marked_steps = [
+            msgspec.structs.replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps
+        ]
         names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
         return self.engine.submit(self.action, marked_steps, names)
 
@@ -356,7 +360,7 @@ def _plan_commit(
     resolves = _resolves(handle, request)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
     if time is not None:
-        steps.append(handle.at_commit(time))
+        steps.append(handle.commit_time_step(time))
     if request.late_steps is None or late is None:
         return _Planned(contents, steps, {}, late)
     more, named = request.late_steps(late)
@@ -380,8 +384,8 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
     check_writable_version(contents, events.schema.version)
     newest = contents.schema
     table = lifted_events(events.table, events.schema, newest)
-    lifted = replace(events, schema=events_schema(newest, newest.value.fields), table=table)
-    return replace(request, events=lifted)
+    lifted = msgspec.structs.replace(events, schema=events_schema(newest, newest.value.fields), table=table)
+    return msgspec.structs.replace(request, events=lifted)
 
 
 def _timely(
@@ -391,7 +395,7 @@ def _timely(
     if request.late is None or request.events is None or handle.remembers(contents, request.token):
         return request, None
     timely_events, late = split_late(request.events, contents, keyed_form(handle))
-    return replace(request, events=timely_events if len(timely_events.table) else None), late
+    return msgspec.structs.replace(request, events=timely_events if len(timely_events.table) else None), late
 
 
 def _resolving_steps(handle: CollectionHandle, contents: CollectionState, request: AskedEvents) -> list[Step]:
@@ -400,7 +404,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
     assert end is not None
     if handle.remembers(contents, request.token):
         return [*request.marks]  # It was done before, which the committer will find.
-    sealing = kinds.Seal(handle.id, to_stored(end))
+    sealing = kinds.Seal(handle.id, encode_frontier(end))
     due_events, after = _split_events(request.events, end)
     first = [] if due_events is None else [pc.min(due_events["_time"]).as_py()]
     if request.change is not None:
@@ -416,21 +420,21 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
         watermarks = None if request.events is None or due_events is None else request.events.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.load_machine(contents)
-        resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
+        resolution = resolver.make_resolution(contents, contents.schema, machine, end, due_events, watermarks, change)
         resolving = [ExpectErasures(handle.id, count_erasures(contents)), resolution]
     pending: list[Step] = []
     if after is not None and request.events is not None:
         # The watermarks of all these events, once.
         watermarks = request.events.watermarks if due_events is None else None
-        pending = [handle.pend_step(replace(request.events, table=after, watermarks=watermarks))]
+        pending = [handle.pend_step(msgspec.structs.replace(request.events, table=after, watermarks=watermarks))]
     return [*request.also, *resolving, *pending, *request.marks]
 
 
 def _plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if request.events is None else [handle.pend_step(request.events)]
-    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, to_stored(request.end))]
+    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, encode_frontier(request.end))]
     if request.at_commit:
-        sealing = [handle.at_commit()]
+        sealing = [handle.commit_time_step()]
     return [*request.also, *pending, *sealing, *request.marks]
 
 

@@ -33,7 +33,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
 from persist.codecs.updates.small import SmallUpdates
-from persist.core.antichain import from_stored, to_stored
+from persist.core.antichain import decode_frontier, encode_frontier
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
 from persist.core.log.kinds import Mutation
@@ -45,8 +45,7 @@ from persist.core.state_rules.state import State
 from persist.engine.write.commit_future import CommitFuture
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Write:
+class Write(msgspec.Struct, frozen=True, eq=False):
     """Updates for one collection: few of them, to be encoded with others, or parts that are being uploaded.
 
     Attributes:
@@ -97,8 +96,7 @@ class Write:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """The digest of a request: its updates, or the rows of an overwrite; None if unknown.
 
     It is not a step of a commit: `with_token` removes it.
@@ -146,8 +144,7 @@ class Submission:
     is_own: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, eq=False):
     """All steps, or none of them.
 
     Attributes:
@@ -193,7 +190,7 @@ class Operation:
     @property
     def is_alone(self) -> bool:
         """Whether it gets a record of its own, because its place among the others matters."""
-        return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
+        return self.renew is not None or not _ALONE.isdisjoint(map(type, self.steps))
 
     @property
     def is_in_order(self) -> bool:
@@ -252,7 +249,7 @@ class Operation:
     def build_seal(self, requested: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""
         end = max(self.sealed_before(requested), times[requested.collection] + 1)
-        return kinds.Seal(requested.collection, to_stored(end))
+        return kinds.Seal(requested.collection, encode_frontier(end))
 
     def sealed_before(self, requested: AtCommit) -> int:
         """Return how far the operation seals a collection before the step that requests the commit time."""
@@ -261,7 +258,7 @@ class Operation:
             if step is requested:
                 break
             if isinstance(step, kinds.Seal) and step.collection == requested.collection:
-                upper = from_stored(step.upper)
+                upper = decode_frontier(step.upper)
         return upper
 
 
@@ -270,6 +267,8 @@ def _may_share_time(step: Step) -> bool:
         return step.at_commit
     return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
 
+
+_ALONE = {kind for kind in kinds.KINDS.values() if kind.is_alone}
 
 # The place of a step in `Change.mutations`, after conditions. No other step depends on tokens, batches and notes.
 # An `AllowCompaction` is missing: a record leaves it out if it changes nothing, also if since would go back.
@@ -312,8 +311,8 @@ class Change:
             self.writes.append(step)
         elif isinstance(step, AtCommit):
             end = times[step.collection] + 1
-            if self.seal is None or from_stored(self.seal.upper) < end:
-                self.seal = kinds.Seal(step.collection, to_stored(end))
+            if self.seal is None or decode_frontier(self.seal.upper) < end:
+                self.seal = kinds.Seal(step.collection, encode_frontier(end))
         elif isinstance(step, kinds.Makes):
             self.create = step
         elif isinstance(step, kinds.Replace):
@@ -334,7 +333,7 @@ class Change:
             self.seal = step
         elif isinstance(step, kinds.AllowCompaction):
             compaction_before = self.allow_compaction
-            if compaction_before is None or from_stored(compaction_before.since) < from_stored(step.since):
+            if compaction_before is None or decode_frontier(compaction_before.since) < decode_frontier(step.since):
                 self.allow_compaction = step
         elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
@@ -374,7 +373,7 @@ class Change:
         if (
             contents is not None
             and self.allow_compaction is not None
-            and from_stored(self.allow_compaction.since) <= contents.allowed
+            and decode_frontier(self.allow_compaction.since) <= contents.allowed
         ):
             net_mutations.remove(self.allow_compaction)
         if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:
@@ -417,7 +416,7 @@ def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
     On one collection, operations share the time of the commit only if they write at that time and do nothing else.
     Operations that name their times share a record only without it.
     """
-    if not any(operation.at_commit for operation in operations):
+    if len(operations) == 1 or not any(operation.at_commit for operation in operations):
         return [[*operations]]
     records: list[list[Operation]] = [[]]
     sharing: dict[str, bool | None] = {}  # For each collection of a record: None excludes other operations.

@@ -250,12 +250,12 @@ def test_an_index_tells_all_times_whether_it_is_behind_or_ahead(client: persist.
 
 def test_an_open_snapshot_uses_no_index_of_times_that_its_state_does_not_know(facts: persist.Collection) -> None:
     facts.index("d")
-    contents = facts.handle.known()
+    contents = facts.handle.get_known_state()
     assert plan_paths(facts.handle, contents, facts.schema, 0, ["id", "d"])
     with facts.snapshot(0, where="d = 7919") as before:
         facts.write([((1_000_000, (7919, 1)), 1, 1)], seal=2).result()
         facts.index("d")
-        assert plan_paths(facts.handle, facts.handle.known(), facts.schema, 0, ["id", "d"])
+        assert plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, 0, ["id", "d"])
         assert not plan_paths(facts.handle, contents, facts.schema, 0, ["id", "d"])
         assert 1_000_000 not in before.to_arrow()["id"].to_pylist()
 
@@ -451,7 +451,7 @@ def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.
 def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection) -> None:
     facts.index("d")
     facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
-    (path,) = plan_paths(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
+    (path,) = plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, 1, ["id", "d"])
     sent = pickle.loads(pickle.dumps(path))
     found = pa.concat_tables(sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
     assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))
@@ -523,16 +523,25 @@ class Overtaken(persist.MemoryBlob):
         return super().create(key, value)
 
 
-def test_an_index_that_another_client_makes_goes_with_a_view_that_is_made_anew() -> None:
+WAYS_TO_DROP: dict[str, Callable[[persist.Client], object]] = {
+    "drop": lambda client: client["late"].drop().result(),
+    "drop both": lambda client: [client[name].drop() for name in ("late", "flights")][-1].result(),
+    "sql": lambda client: client.sql("DROP VIEW late"),
+    "redefine": lambda client: client.view("late").redefine(start="now"),
+}
+
+
+@pytest.mark.parametrize("way", WAYS_TO_DROP)
+def test_an_index_that_another_client_makes_during_a_drop_goes_with_its_collection(way: str) -> None:
     blob = Overtaken()
     with persist.open(blob) as client, persist.open(blob) as other:
         flights = client.create_or_load("flights", key={"id": int}, value={"delay": int})
         flights.write([(1, 30), (2, 0)]).result()
         client.create_view("late", "SELECT id, delay FROM flights WHERE delay > 15")
         blob.before = lambda: other["late"].index("delay")
-        client.view("late").redefine(start="now")
+        WAYS_TO_DROP[way](client)
         assert blob.before is None
         client.engine.follower.refresh()
         names = client.engine.follower.over_all(lambda state: [name for name, _ in state.ids.iterate_prefix(".index.")])
         assert names == []
-        assert "late" in client
+        assert ("late" in client) == (way == "redefine")
