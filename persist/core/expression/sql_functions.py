@@ -342,12 +342,6 @@ def _fits(function: Callable[..., Any]) -> Callable[..., pa.Array]:
     return lambda value, kind: function(value)
 
 
-def _bucket(*arguments: Any) -> pa.Array:
-    *columns, kind = arguments
-    return pa.array(numbers.bucket(tuple(columns), BUCKETS)).cast(kind)
-
-
-BUCKETS = 64
 FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "add": _arithmetic("+", numbers.add),
     "subtract": _arithmetic("-", numbers.subtract),
@@ -355,7 +349,6 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "divide": numbers.divide,
     "divide_whole": numbers.divide_whole,
     "remainder": numbers.remainder,
-    "bucket": _bucket,
     "lower_limb": lambda value, kind: numbers.limb(value, 0),
     "upper_limb": lambda value, kind: numbers.limb(value, 1),
     "joined_limbs": numbers.join_decimal_limbs,

@@ -248,42 +248,6 @@ def mean_of_limbs(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.
     return pa.array(means, pa.float64())
 
 
-def bucket(columns: tuple[pa.Array, ...], buckets: int) -> npt.NDArray[np.int64]:
-    """Return a number below buckets for each record, the same for equal ones."""
-    hashes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        hashes = hashes * np.int64(31) + _small(column)
-    return (hashes ^ (hashes >> 7) ^ (hashes >> 17)) & np.int64(buckets - 1)
-
-
-def _small(column: pa.Array) -> npt.NDArray[np.int64]:
-    kind = column.type
-    if pat.is_list(kind):
-        return pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if pat.is_nested(kind):
-        return np.zeros(len(column), np.int64)
-    if pat.is_string(kind) or pat.is_binary(kind):
-        if column.null_count:
-            column = column.fill_null("" if pat.is_string(kind) else b"")
-        ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-        data = column.buffers()[2]
-        sums = np.concatenate(([0], np.frombuffer(data, np.uint8).cumsum() if data is not None else ()))
-        places = ends.astype(np.int64)
-        byte_sums: npt.NDArray[np.int64] = (sums[places[1:]] - sums[places[:-1]]).astype(np.int64)
-        return byte_sums
-    if pat.is_decimal128(kind):
-        return to_unscaled(column) if column.type.precision <= 18 else limb(column, 0).fill_null(0).to_numpy()
-    if pat.is_floating(kind):
-        return (floats(column) + 0.0).view(np.int64) >> 40
-    if pat.is_boolean(kind):
-        column = column.cast(pa.int8())
-    elif not pat.is_integer(kind):
-        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
-    filled = column.fill_null(pa.scalar(0, column.type)) if column.null_count else column
-    numbers: npt.NDArray[np.int64] = filled.to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
-
-
 def from_unscaled(
     words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array:

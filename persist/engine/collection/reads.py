@@ -257,7 +257,8 @@ def open_listen(
         for slices in slices_by_time(scan, reading().changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
             if is_whole or len(slices) == 1:
-                interval = replace(scan, time_lower=start, time_upper=end).prune()
+                is_one = len(slices) == 1
+                interval = slices[0] if is_one else replace(scan, time_lower=start, time_upper=end).prune()
                 pieces.append(Piece(partial(read, interval), end, interval.updates_memory))
                 continue
             uppers = [*[start] * (len(slices) - 1), end]

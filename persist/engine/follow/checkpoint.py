@@ -25,9 +25,10 @@ which costs 200 PUTs each time when 200 collections are sealed together.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion, InvalidUsage, MissingBlob
@@ -125,7 +126,7 @@ def write_checkpoint(
     rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
         if entry is not None:
-            entry = replace(entry, contents=state.entries[id_].contents)
+            entry = msgspec.structs.replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, replayed, entry, known_levels, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
     reused_levels = list_reusable_levels(levels, replayed.control)
@@ -440,7 +441,7 @@ def load_contents(
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
     try:
-        loaded = replace(entry, pending=pending).with_contents(base)
+        loaded = msgspec.structs.replace(entry, pending=pending).with_contents(base)
     except (ValueError, Conflict) as error:
         raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
     assert loaded.contents is not None
@@ -492,7 +493,7 @@ def _with_new_base(
         and len(entry.pending) <= STORED_PENDING_MAX
         and inline <= STORED_PENDING_BYTES_MAX
     ):
-        return replace(entry, contents=None)
+        return msgspec.structs.replace(entry, contents=None)
     contents = load_contents(blob, state.location, entry, known_levels).contents
     assert contents is not None
     # And what was destroyed must not live on in objects that are taken over.
@@ -507,7 +508,7 @@ def _with_new_base(
     blob.set(levels[-1].pointer.blob, data)
     known_levels.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)
-    return replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
+    return msgspec.structs.replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
 
 
 def _destroys(mutation: CollectionMutation) -> bool:

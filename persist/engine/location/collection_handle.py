@@ -85,7 +85,7 @@ class CollectionHandle(CollectionTimes):
 
     def dating(self, *, allow_future: bool) -> "CollectionHandle":
         """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
-        return replace(self, allow_future=allow_future)
+        return self if allow_future == self.allow_future else replace(self, allow_future=allow_future)
 
     @property
     def name(self) -> str:
@@ -247,7 +247,7 @@ class CollectionHandle(CollectionTimes):
         except BaseException:
             claim.release()
             raise
-        return contents, ClaimedRead(self.engine.reader, claim, self.needs, self.name)
+        return contents, ClaimedRead(self.engine.reader, claim, self.needs, contents.name)
 
     def fold(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
         """Return contents as they are once all sealed events are resolved; as they are, if they are already.
@@ -296,7 +296,7 @@ class CollectionHandle(CollectionTimes):
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
-        if self.is_kept or not (as_of is None or as_of == LATEST or exact_as_of is not None):
+        if exact_as_of is None and (self.is_kept or not (as_of is None or as_of == LATEST)):
             return None
         self.engine.settle()
 
@@ -309,6 +309,9 @@ class CollectionHandle(CollectionTimes):
             return get_last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
+        if time is not None and self.is_kept:
+            contents, reading = self.claim(time, end=time + 1)
+            return contents, time, reading
         claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
         if claim is None:
             return None

@@ -108,7 +108,7 @@ class Outputs:
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        states = [reader.handle.contents() for reader in followed]
+        states = [reader.handle.get_known_state() for reader in followed]  # Loaded just now.
         uppers = [state.upper for state in states]
         sinces = [get_first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:

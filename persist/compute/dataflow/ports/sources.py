@@ -28,7 +28,7 @@ from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import load_schema_version
-from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
+from persist.engine.collection.descriptions import hold_with_schema, take_hold
 from persist.engine.collection.reads import begun_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
 from persist.engine.hold import Hold
@@ -106,7 +106,7 @@ class SourceReader:
         Raises:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
-        contents = self.handle.contents()
+        contents = self.handle.get_known_state()
         holds = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
         own_holds = [hold for hold in holds if hold.columns] or holds
@@ -178,7 +178,8 @@ class SourceReader:
 
     def find_held_time(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
-        return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
+        holds = self.handle.get_known_state().holds
+        return min((holds[name].time for name in self._holders if name in holds), default=None)
 
     def open_input(self) -> InputHandle:
         """Read a source that the program writes; return the input for its updates."""
@@ -198,12 +199,12 @@ class SourceReader:
             return None  # The commit of the program notices other writes.
         with self._explained:
             if listen is None:
-                contents = handle.engine.follower.require(handle.id, handle.name)
+                contents = handle.get_known_state()
                 return contents if contents.upper > self.as_of else None
             listen.check_unclosed()
             if listen.is_finished:
                 return None
-            contents = handle.engine.follower.require(handle.id, handle.name)
+            contents = handle.get_known_state()
             is_ahead = self._unsealed is not None and self._unsealed.have_changed(listen.reached)
             return contents if listen.has_advanced(contents) or is_ahead else None
 

@@ -53,6 +53,8 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
     names = [*scan.columns, "_time", "_diff"]
+    if not scan.parts:
+        return scan.cast_to_result(scan.empty(names))
     keys = [name for name in scan.schema.key_names if name in scan.columns]
     apart = _order_disjoint_parts(scan)
     updates = pa.concat_tables([scan.empty(names), *scan.updates(reader, names, apart)])
@@ -69,9 +71,9 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
 
 def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
     """Return the result of `read_changes`. Memory: the result, and a quarter of the budget meanwhile."""
-    if scan.memory <= reading().changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
-        return read_changes(scan, reading())
     reader = reading()
+    if scan.memory <= reader.changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
+        return read_changes(scan, reader)
     return pa.concat_tables(
         [
             read_changes(scan_slice, reading.check(reader))
@@ -86,7 +88,7 @@ def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 
     An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
     """
-    for scan in whole.time_slices(bytes_max):
+    for scan in [whole] if whole.memory <= bytes_max else whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
         yield scan.slices_within(bytes_max) if is_one_time else [scan]
 
