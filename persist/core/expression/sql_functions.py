@@ -91,8 +91,8 @@ def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 
-def _check_result(made: Any, kind: pa.DataType) -> pa.Array:
-    array = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
+    array = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
