@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
+from persist.codecs.part.printing import print_filter
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql import load_dependents, recreate_views
 from persist.core.closing import note_on_error
@@ -231,7 +232,9 @@ def _texts(keys: pa.Table | None, where: Any) -> list[str]:
     """Return the texts that keys or a condition name; shorter ones than `TEXT_CHARS_MIN` are in too many words."""
     if keys is None:
         # A condition of Arrow has its texts in double quotes.
-        quoted = re.findall(r"'((?:[^']|'')*)'" if isinstance(where, str) else r'"([^"]*)"', str(where))
+        is_text = isinstance(where, str)
+        written = where if is_text else print_filter(where)
+        quoted = re.findall(r"'((?:[^']|'')*)'" if is_text else r'"([^"]*)"', written)
         texts = [text.replace("''", "'") for text in quoted]
     else:
         columns = [column for column in keys.columns if pa.types.is_string(column.type)]
