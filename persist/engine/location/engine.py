@@ -15,6 +15,7 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
+from persist.codecs.part.lending import give_back_freed
 from persist.core.closing import close_after
 from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly
 from persist.core.log import kinds
@@ -69,7 +70,8 @@ class Engine:
         self._counted_also: dict[str, Callable[[], Mapping[str, float]]] = {}
         self._pid = os.getpid()
         poll_s = options.settings.poll_s
-        self.pool = pool = Pool(REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS, "persist-io")
+        threads_max = REMOTE_IO_THREADS if is_remote(blob) else IO_THREADS
+        self.pool = pool = Pool(threads_max, "persist-io", partial(give_back_freed, options.settings.memory_budget // 4))
         self.follower = (
             Follower(blob, clock, poll_s, pool=pool, cache=storage.cache, policy=self.settings.tuning.policy)
             if options.seqno is None
