@@ -19,8 +19,8 @@ from persist.core.log import kinds
 from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import Completed, html_table
-from persist.core.state_rules.contents import Unsealed, unsealed
-from persist.core.timeline import Moment, Timeline, dated, time_text
+from persist.core.state_rules.contents import Unsealed, summarize_unsealed
+from persist.core.timeline import Moment, Timeline, add_timeline, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
@@ -80,17 +80,17 @@ class CollectionBase(Completed):
 
         Where times are moments, `str` shows the moment.
         """
-        return dated(to_antichain(self.handle.contents().upper), self.timeline)
+        return add_timeline(to_antichain(self.handle.contents().upper), self.timeline)
 
     @property
     def since(self) -> Antichain:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
-        return dated(to_antichain(self.handle.contents().since), self.timeline)
+        return add_timeline(to_antichain(self.handle.contents().since), self.timeline)
 
     @property
     def unsealed(self) -> Unsealed | None:
         """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
-        return unsealed(self.handle.contents())
+        return summarize_unsealed(self.handle.contents())
 
     def __eq__(self, other: object) -> bool:
         """Tell whether both are handles on the same collection of the same location, whichever clients they are of."""
@@ -105,7 +105,7 @@ class CollectionBase(Completed):
         """Say what this client knows of the collection, without asking the store for news."""
         told = [("location", self.handle.engine.url)]
         with suppress(PersistError):
-            contents = self.handle.known()
+            contents = self.handle.get_known_state()
             about, schema = about_collection(contents), contents.schema
             told += [("comment", about.comment)] if about.comment else []
             told += [*about.properties.items()]
@@ -121,8 +121,8 @@ class CollectionBase(Completed):
         """Say what this client knows of the collection, without asking the store for news."""
         told = ""
         with suppress(PersistError):
-            contents = self.handle.known()
-            hidden = unsealed(contents)
+            contents = self.handle.get_known_state()
+            hidden = summarize_unsealed(contents)
             upper = contents.upper
             sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"
             if upper == END:

@@ -20,10 +20,10 @@ from persist.compute.sql.view import LiveView, ViewsTogether, load_view_by_name
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
 from persist.core.names import check_free_name
-from persist.core.state_rules.collection_rules import ExpectDerived, derived_holds
+from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, loaded, to_engine
+from persist.engine.location.opening import OnEngine, load_handle, to_engine
 from persist.engine.write.operations import Step
 
 Found = TypeVar("Found")
@@ -120,7 +120,7 @@ class _Planner:
         self._check_readers()
         gone = {name: view.handle.contents() for name, view in self._gone.items()}
         steps, names = steps_to_drop(self._engine, [*gone.values()])
-        holds = {view.id: derived_holds(view) for view in gone.values()}
+        holds = {view.id: list_derived_holds(view) for view in gone.values()}
         ids = [step.collection for step in steps if isinstance(step, kinds.Destroy)]
         steps = [*(ExpectDerived(id_, holds[id_]) for id_ in ids if id_ in holds), *steps]  # Readers come first.
         for draft in self._drafts:
@@ -134,7 +134,7 @@ class _Planner:
         check_free_name(name)
         if name not in self._engine.names():
             return None
-        handle = loaded(self._engine, name)
+        handle = load_handle(self._engine, name)
         definition = load_definition(handle)
         if definition is None:
             raise InvalidUsage(
@@ -145,7 +145,7 @@ class _Planner:
     def _find_unwanted(self) -> dict[str, LiveView]:
         unwanted = {}
         for name in self._engine.names():
-            handle = loaded(self._engine, name)
+            handle = load_handle(self._engine, name)
             definition = None if name in self._wanted else load_definition(handle)
             if definition is not None:
                 unwanted[name] = LiveView(handle, definition)

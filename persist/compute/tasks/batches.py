@@ -43,9 +43,9 @@ from persist.core.errors import (
     UpdateNotBeyondUpper,
 )
 from persist.core.log import kinds
-from persist.core.state_rules.annotations import is_repeated
+from persist.core.state_rules.annotations import is_batch_repeated
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.keyed_rules import due
+from persist.core.state_rules.keyed_rules import list_due_parts
 from persist.engine.collection.commit import Commit
 from persist.engine.location.engine import Engine
 from persist.engine.location.resolver import REASON
@@ -73,7 +73,7 @@ class Mark:
         Raises:
             QueryMismatch: it cannot be the next one of the query here.
         """
-        done = [is_repeated(state.queries, self.of(state.id)) for state in contents]
+        done = [is_batch_repeated(state.queries, self.of(state.id)) for state in contents]
         is_known = any(self.query in state.queries for state in contents)
         if not is_known and self.batch not in (0, self.first):
             raise QueryMismatch(self.query, self.batch, None, None)
@@ -293,7 +293,7 @@ def resume_batch(engine: Engine, mark: Mark, work: KeyedWork, contents: Collecti
     if not mark.is_done([contents]):
         return False
     commit_batch(engine, mark, [Share(work.target, [])], BatchTimes(is_plain=True))
-    if times.is_plain and contents.upper != END and due(contents, contents.upper + 1):
+    if times.is_plain and contents.upper != END and list_due_parts(contents, contents.upper + 1):
         seal_done(engine, replace(work, end=contents.upper + 1))
     return True
 

@@ -23,7 +23,7 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, check_times, digests_added, log_written, upload
-from persist.core.antichain import to_antichain, to_stored
+from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import find_machine
@@ -33,8 +33,8 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, TokenMark, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import PlannedPend, due, load_form
+from persist.core.state_rules.erasures import count_erasures
+from persist.core.state_rules.keyed_rules import PlannedPend, list_due_parts, load_form
 from persist.engine.collection.keyed_events import AskedEvents, check_event_times, digest_events
 from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
@@ -84,7 +84,7 @@ class KeyedWork:
     def can_resolve(self) -> bool:
         """Whether tasks can compute the updates: sealing resolves events, and none are pending."""
         form = self.form
-        return self.end is not None and form.resolve == "seal" and not due(self.contents, self.end)
+        return self.end is not None and form.resolve == "seal" and not list_due_parts(self.contents, self.end)
 
     @property
     def needs_order(self) -> bool:
@@ -237,12 +237,12 @@ def commit_resolved(
         TokenReused: the token names other events.
     """
     assert work.end is not None
-    contents, id_, end = work.contents, work.target.id, to_stored(work.end)
+    contents, id_, end = work.contents, work.target.id, encode_frontier(work.end)
     steps: list[Step] = [kinds.Seal(id_, end)]
     marks, pending_marks = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
     if stored.resolved:
-        resolve = kinds.Resolve(id_, to_stored(contents.resolved), end, (), stored.parts, watermarks=marks)
-        steps = [ExpectErasures(id_, erasure_number(contents)), resolve]
+        resolve = kinds.Resolve(id_, encode_frontier(contents.resolved), end, (), stored.parts, watermarks=marks)
+        steps = [ExpectErasures(id_, count_erasures(contents)), resolve]
     steps += _pending(work, stored, pending_marks)
     return _commit_parts(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)
 

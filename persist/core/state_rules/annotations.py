@@ -66,8 +66,8 @@ class About(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaul
     version: int = 0
 
 
-def described(about: About, words: Words, columns: Mapping[str, Words], version: int | None) -> About:
-    """Return about with changed words.
+def apply_description(about: About, words: Words, columns: Mapping[str, Words], version: int | None) -> About:
+    """Return a description with a step's changed comments and properties.
 
     Raises:
         DescriptionMoved: a version was expected, and it is another one now.
@@ -75,25 +75,25 @@ def described(about: About, words: Words, columns: Mapping[str, Words], version:
     """
     if version not in (None, about.version):
         raise DescriptionMoved(version, about.version)
-    of_columns = dict(about.columns)
+    column_abouts = dict(about.columns)
     for id_, column_words in columns.items():
-        about_before = of_columns.pop(id_, ColumnAbout())
+        about_before = column_abouts.pop(id_, ColumnAbout())
         after = ColumnAbout(*_merge_words(about_before.comment, about_before.properties, column_words))
         if after != ColumnAbout():
-            of_columns[id_] = after
+            column_abouts[id_] = after
     comment, properties = _merge_words(about.comment, about.properties, words)
-    described_about = About(comment, properties, of_columns, about.version + 1)
-    size = len(msgspec.json.encode(described_about))
+    about_after = About(comment, properties, column_abouts, about.version + 1)
+    size = len(msgspec.json.encode(about_after))
     if size > ABOUT_BYTES_MAX:
         raise InvalidUsage(
             f"comment and properties, those of columns included, would take {size} bytes as JSON, and at most "
             f"{ABOUT_BYTES_MAX} are kept: put what is large into a collection, and its name into a property"
         )
-    return described_about
+    return about_after
 
 
-def without_columns(about: About, ids: Container[str]) -> About:
-    """Return about without columns of these ids; if it had any, that is a change."""
+def drop_columns(about: About, ids: Container[str]) -> About:
+    """Return about without the descriptions of some columns. The version grows if there were any."""
     remaining = {id_: about_column for id_, about_column in about.columns.items() if id_ not in ids}
     if len(remaining) == len(about.columns):
         return about
@@ -102,7 +102,7 @@ def without_columns(about: About, ids: Container[str]) -> About:
 
 def _merge_words(comment: str, properties: Mapping[str, str], words: Words) -> tuple[str, dict[str, str]]:
     if "" in words.properties:
-        raise InvalidUsage("a property has a name: '' is none")
+        raise InvalidUsage("the name of a property is empty: give it a name")
     changed = {**properties, **words.properties}
     remaining = {name: value for name, value in changed.items() if value is not None}
     return comment if words.comment is None else words.comment, dict(sorted(remaining.items()))
@@ -119,23 +119,23 @@ def check_note(note: kinds.Note) -> None:
 
 
 class Remembered(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """A write that had a token: the least time of its updates, and the digest of what it was of, unless unknown."""
+    """A write that had a token: its least time and digest. The digest is None if it is unknown."""
 
     time_min: int
     digest: Digest | None = None
 
 
 class Archives(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """The archives of a collection's older tokens, the newest last, and how many tokens are forgotten."""
+    """The archives of older tokens, newest last, and how many are forgotten."""
 
     stored: tuple[TokenArchive, ...] = ()
     forgotten: int = 0
 
 
-def with_tokens(
+def add_tokens(
     before: Mapping[str, Remembered], step: kinds.Tokens, upper: int, archives: Archives | None
 ) -> dict[str, Remembered]:
-    """Return the tokens in the contents after a commit.
+    """Return the tokens of a collection after a commit.
 
     Args:
         upper: times before it are sealed.
@@ -153,8 +153,8 @@ def with_tokens(
     return tokens
 
 
-def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | None:
-    """Return the archives of a collection after a commit.
+def update_archives(archives: Archives | None, step: kinds.Tokens) -> Archives | None:
+    """Return the token archives of a collection after a commit.
 
     Raises:
         ValueError: `plan_archiving` does not make such a step.
@@ -179,7 +179,7 @@ def with_archive(archives: Archives | None, step: kinds.Tokens) -> Archives | No
 
 
 def check_archives(collection: str, archives: Archives | None) -> None:
-    """Raise ValueError if archives that were read do not belong to a collection."""
+    """Raise ValueError if a token archive lies outside the collection's folder."""
     for archive in () if archives is None else archives.stored:
         if not is_upload(archive.stored.blob, collection):
             raise ValueError(f"{archive.stored.blob!r:.200} does not name an archive of collection {collection}")
@@ -188,7 +188,7 @@ def check_archives(collection: str, archives: Archives | None) -> None:
 def plan_archiving(
     tokens: Mapping[str, Remembered], archives: Archives | None, step: kinds.Tokens
 ) -> tuple[list[TokenMark], int, int] | None:
-    """Return the tokens to archive with a commit, how many archives to merge them with, and how many to forget.
+    """Return the tokens to archive, and how many archives to merge and forget.
 
     None if the contents have room for its tokens.
     """
@@ -208,22 +208,25 @@ def plan_archiving(
     return marks, merged, dropped
 
 
-def archiving_step(
+def build_archiving_step(
     step: kinds.Tokens, archives: Archives | None, archive: TokenArchive, moved: int, merged: int, dropped: int
 ) -> kinds.Tokens:
-    """Return the step that moves tokens into an archive that is stored; see `plan_archiving`."""
+    """Return the step that replaces tokens by a stored archive.
+
+    `moved`, `merged` and `dropped` are those of `plan_archiving`.
+    """
     stored = () if archives is None else archives.stored
     replaced_archives = (*stored[:dropped], *stored[len(stored) - merged :])
     unused = tuple(sorted({a.stored.blob for a in replaced_archives} - {archive.stored.blob}))
     return msgspec.structs.replace(step, archiving=Archiving(archive, moved, merged, dropped), unused=unused)
 
 
-def were_used(
+def are_tokens_used(
     tokens: Mapping[Used, str | None],
-    before: Mapping[Used, str | None],
-    remembered: Callable[[Used], tuple[str, Remembered | None, int]],
+    draft_tokens: Mapping[Used, str | None],
+    find_token: Callable[[Used], tuple[str, Remembered | None, int]],
 ) -> bool:
-    """Tell whether a commit was done, by the digests of its tokens.
+    """Return whether a commit was done before, by the digests of its tokens.
 
     Args:
         before: tokens of commits that are not in the log yet.
@@ -235,39 +238,39 @@ def were_used(
         InvalidUsage: some of the collections know the token, and others do not.
     """
 
-    def was_used(used: Used, digest: str | None) -> bool:
+    def is_token_used(used: Used, digest: str | None) -> bool:
         """Return whether a token was used before, with an equal digest."""
-        name, write, forgotten = (used[0], None, 0) if used in before else remembered(used)
-        if write is None and used not in before:
+        name, write, forgotten = (used[0], None, 0) if used in draft_tokens else find_token(used)
+        if write is None and used not in draft_tokens:
             if forgotten:
                 raise TokenForgotten(used[1], name, forgotten)
             return False
-        earlier_digest = before[used] if write is None else write.digest
+        earlier_digest = draft_tokens[used] if write is None else write.digest
         if digest != earlier_digest and digest is not None and earlier_digest is not None:
-            raise TokenReused(used[1], remembered(used)[0])
+            raise TokenReused(used[1], find_token(used)[0])
         return True
 
-    known_digest = [used[1] for used, digest in tokens.items() if was_used(used, digest)]
-    if known_digest and len(known_digest) < len(tokens):
+    used_tokens = [used[1] for used, digest in tokens.items() if is_token_used(used, digest)]
+    if used_tokens and len(used_tokens) < len(tokens):
         raise InvalidUsage(
-            f"the token {known_digest[0]!r} was used before for some of these collections and not for the others, so "
+            f"the token {used_tokens[0]!r} was used before for some of these collections and not for the others, so "
             "this is not a repetition of that commit. Use a token of its own for each commit; nothing was applied."
         )
-    return bool(known_digest)
+    return bool(used_tokens)
 
 
 class LastBatch(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last batch that was committed, and the runs that committed, the present one last."""
+    """The last committed batch of a streaming query, and its runs, newest last."""
 
     batch: int
     runs: tuple[str, ...]
 
 
-def is_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
-    """Return whether a batch was committed before.
+def is_batch_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
+    """Return whether a batch of a streaming query was committed before.
 
     Raises:
-        QueryMismatch: it is none that its query may commit now.
+        QueryMismatch: its query may not commit this batch now.
     """
     last = queries.get(step.query)
     if last is None:
@@ -281,13 +284,13 @@ def is_repeated(queries: Mapping[str, LastBatch], step: kinds.Batch) -> bool:
     return step.batch == last.batch
 
 
-def with_batch(queries: Mapping[str, LastBatch], step: kinds.Batch) -> dict[str, LastBatch]:
-    """Return the last batch of each query, with this one among them.
+def record_batch(queries: Mapping[str, LastBatch], step: kinds.Batch) -> dict[str, LastBatch]:
+    """Return the last batch of each query after a step.
 
     Raises:
-        QueryMismatch: as `is_repeated`; or it is not to be done again and was done.
+        QueryMismatch: as `is_batch_repeated`; or the batch was committed and `again` is not set.
     """
-    if is_repeated(queries, step) != step.again:
+    if is_batch_repeated(queries, step) != step.again:
         raise QueryMismatch(step.query, step.batch, step.batch, None)
     last = queries.get(step.query)
     runs = () if last is None else last.runs

@@ -36,7 +36,7 @@ import msgspec
 from persist.codecs.evolution import versions
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END, from_stored, to_antichain
+from persist.core.antichain import END, decode_frontier, to_antichain
 from persist.core.errors import (
     AsOfCompacted,
     BeforeViewBegan,
@@ -173,13 +173,13 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def allowed(self) -> int:
-        """The value of since without holds."""
-        return from_stored(self.allowed_times)
+        """The time up to which compaction is allowed; holds may keep since behind it."""
+        return decode_frontier(self.allowed_times)
 
     @property
     def resolved(self) -> int:
-        """Up to where all events of a keyed collection have become updates; upper, if it is not keyed."""
-        return self.upper if self.resolved_times is None else from_stored(self.resolved_times)
+        """The time before which all events are resolved; upper, if not keyed."""
+        return self.upper if self.resolved_times is None else decode_frontier(self.resolved_times)
 
     @property
     def timeline(self) -> str | None:
@@ -191,7 +191,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The newest version, which knows those before it; see `persist.core.state_rules.schemas`."""
         if not self.earlier:
             return CollectionSchema.from_json(self.schema_json)
-        return _versions(msgspec.json.encode([*self.earlier, self.schema_json]))
+        return _load_versions(msgspec.json.encode([*self.earlier, self.schema_json]))
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -239,38 +239,38 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @lru_cache(maxsize=64)
-def _versions(written: bytes) -> CollectionSchema:
-    return versions([bytes(version) for version in msgspec.json.decode(written, type=list[msgspec.Raw])])
+def _load_versions(schema_json: bytes) -> CollectionSchema:
+    return versions([bytes(version) for version in msgspec.json.decode(schema_json, type=list[msgspec.Raw])])
 
 
-def definition_number(contents: CollectionState) -> int:
-    """Return the number of the definition of a view; 0 of a collection that is none."""
+def get_definition_number(contents: CollectionState) -> int:
+    """Return the number of a view's definition; 0 if it is not a view."""
     return 0 if contents.view is None else int(contents.view.get("number", 1))
 
 
-def last_sealed(contents: CollectionState) -> int:
-    """Return the last sealed time of contents, which has one."""
+def get_last_sealed(contents: CollectionState) -> int:
+    """Return the last sealed time; there must be one."""
     return contents.upper - 1
 
 
-def first_time(contents: CollectionState) -> int:
-    """Return the first readable time; 0 if there is none, so that the read at 0 raises the error."""
+def get_first_time(contents: CollectionState) -> int:
+    """Return the first readable time; 0 if there is none. So a read at 0 raises the error."""
     return 0 if contents.since == END else contents.since
 
 
-def view_start(contents: CollectionState) -> int:
-    """Return the time at which a view begins; 0 of a collection that is none."""
+def get_view_start(contents: CollectionState) -> int:
+    """Return the time at which a view begins; 0 if it is not a view."""
     return 0 if contents.view is None else int(contents.view.get("start", 0))
 
 
 def check_readable(contents: CollectionState, as_of: int) -> None:
-    """Raise AsOfCompacted if since has passed as_of, as `BeforeViewBegan` if there never was an answer."""
+    """Raise AsOfCompacted if `as_of` is before since. Raises BeforeViewBegan if the view had no answer yet."""
     if as_of < contents.since:
-        raise _unreadable(contents, as_of, None)
+        raise _build_unreadable_error(contents, as_of, None)
 
 
-def _unreadable(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
-    start, since = view_start(contents), to_antichain(contents.since)
+def _build_unreadable_error(contents: CollectionState, as_of: int, lower: int | None) -> AsOfCompacted:
+    start, since = get_view_start(contents), to_antichain(contents.since)
     error = AsOfCompacted(as_of, since, lower)
     if as_of < start and start > 0:  # There is no time before 0.
         error = BeforeViewBegan(as_of, since, lower, start, contents.name)
@@ -285,11 +285,11 @@ def check_changes_readable(contents: CollectionState, lower: int) -> None:
     if lower == 0 and contents.since == 0:
         return
     if lower - 1 < contents.since:
-        raise _unreadable(contents, lower - 1, lower)
+        raise _build_unreadable_error(contents, lower - 1, lower)
 
 
-def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:
-    """Return contents with more parts in the history, each a run by itself."""
+def append_parts(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionState:
+    """Return contents with more parts in the history, each its own run."""
     # One commit may hold batches that overlap in key, so nothing is known of its parts but each by itself.
     numbered = dict(enumerate(parts, contents.next_number))
     return msgspec.structs.replace(
@@ -302,20 +302,20 @@ def appended(contents: CollectionState, parts: tuple[Part, ...]) -> CollectionSt
 
 
 def apply_replacement(contents: CollectionState, step: kinds.Replace) -> CollectionState:
-    """Return contents after a compaction.
+    """Return contents after a compaction whose list of unused blobs is right.
 
     Raises:
         Superseded: something that it replaces, or builds on, is gone, or other blobs become unused than it names.
         ValueError: it breaks an invariant, which no compaction that was planned on these contents does.
     """
-    after, unused = with_replaced(contents, step)
+    after, unused = compute_replacement(contents, step)
     if set(unused) != set(step.unused):
         raise Superseded("other blobs fall out of use than this compaction expected: another one came first")
     return after
 
 
-def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[CollectionState, tuple[str, ...]]:
-    """Return contents after a compaction, and the blobs that become unused, whatever it names.
+def compute_replacement(contents: CollectionState, step: kinds.Replace) -> tuple[CollectionState, tuple[str, ...]]:
+    """Return contents after a compaction, and the blobs that become unused.
 
     Raises:
         Superseded: something that it replaces, or builds on, is not there any more.
@@ -323,25 +323,25 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
     """
     numbered = {**contents.numbered, **dict(enumerate(step.parts, contents.next_number))}
 
-    def resolved(numbers: Numbers) -> Numbers:
+    def resolve(numbers: Numbers) -> Numbers:
         final_numbers = tuple(number if number >= 0 else contents.next_number - 1 - number for number in numbers)
         if not final_numbers or not all(number in numbered for number in final_numbers):
             raise Superseded("a part that this compaction builds on is not there any more: another one came first")
         return final_numbers
 
     history, keyframes = list(contents.history), {keyframe.as_of: keyframe for keyframe in contents.keyframes}
-    firsts = {run[0] for run in history}
-    if not firsts.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
+    first_numbers = {run[0] for run in history}
+    if not first_numbers.issuperset(step.removed_runs) or not keyframes.keys() >= set(step.removed_keyframes):
         raise Superseded("what this compaction replaces is not there any more: another one came first")
     removed_runs = [run for run in history if run[0] in step.removed_runs]
-    runs = tuple(map(resolved, step.runs))
+    runs = tuple(map(resolve, step.runs))
     history = [run for run in history if run[0] not in step.removed_runs]
     for as_of in step.removed_keyframes:
         del keyframes[as_of]
     for keyframe in step.keyframes:
         if keyframe.as_of in keyframes:
             raise Superseded(f"there is a keyframe as of {keyframe.as_of} already")
-        keyframes[keyframe.as_of] = Keyframe(keyframe.as_of, resolved(keyframe.parts) if keyframe.parts else ())
+        keyframes[keyframe.as_of] = Keyframe(keyframe.as_of, resolve(keyframe.parts) if keyframe.parts else ())
     history_from = contents.history_from if step.history_from is None else step.history_from
     # Other compactors may have forgotten more, or dropped that keyframe, since this was planned.
     if history_from < contents.history_from or (history_from and min(keyframes, default=None) != history_from - 1):
@@ -374,7 +374,7 @@ def with_replaced(contents: CollectionState, step: kinds.Replace) -> tuple[Colle
 
 
 def check_runs(contents: CollectionState) -> None:
-    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors show."""
+    """Raise ValueError if runs, keyframes and numbers of parts contradict each other."""
     listed = [*chain.from_iterable(contents.history)]
     in_keyframes = {*chain.from_iterable(keyframe.parts for keyframe in contents.keyframes)}
     if len(set(listed)) != len(listed) or not in_keyframes.isdisjoint(listed) or not all(contents.history):
@@ -440,8 +440,8 @@ class Unsealed:
         return f"{'' if self.is_exact else 'at most '}{many} at {at}"
 
 
-def unsealed(contents: CollectionState) -> Unsealed | None:
-    """Return what contents hold at times that are not sealed; None if that is nothing."""
+def summarize_unsealed(contents: CollectionState) -> Unsealed | None:
+    """Return the number and times of unsealed updates; None if none."""
     upper = contents.upper
     candidates = contents.history_parts if contents.keyed is None else contents.pending.values()
     parts = [part for part in candidates if part.time_max >= upper]

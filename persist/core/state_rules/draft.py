@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from persist.core.antichain import from_stored, to_antichain
+from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
 from persist.core.log import kinds
 from persist.core.log.kinds import Mutation
-from persist.core.state_rules.annotations import Remembered, Used, is_repeated, were_used
+from persist.core.state_rules.annotations import Remembered, Used, are_tokens_used, is_batch_repeated
 from persist.core.state_rules.collection_rules import (
     CollectionStep,
     Condition,
@@ -17,12 +17,12 @@ from persist.core.state_rules.collection_rules import (
     Planned,
     PlannedAppend,
     apply_step,
-    gathered,
+    merge_holds,
 )
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import MapChanges
 from persist.core.state_rules.location import check_writer
-from persist.core.state_rules.state import Changing, CollectionEntry, State
+from persist.core.state_rules.state import CollectionEntry, State, StateChanges
 
 DraftStep: TypeAlias = Mutation | Planned | Condition
 
@@ -55,7 +55,7 @@ class Draft:
         self._appended: set[str] = set()  # Collections that operations before this one add updates to.
         # For valid planned appends, by collection and schema: the first time at which an append is valid.
         self._valid_from: dict[tuple[str, int], int] = {}
-        self._now = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
+        self._now = StateChanges(MapChanges(state.entries), MapChanges(state.ids), state.control, _with_step)
 
     def extend(self, steps: Sequence[DraftStep]) -> bool:
         """Add all steps of one operation, or none of them if one is not valid.
@@ -77,11 +77,11 @@ class Draft:
         tokens = _list_tokens(steps)
         if self._is_done(steps, tokens):
             return False
-        draft = Changing(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
+        draft = StateChanges(MapChanges(now.entries), MapChanges(now.ids), now.control, _with_step)
         self._check_views(steps)
-        for gathered_step in gathered(steps):
+        for gathered_step in merge_holds(steps):
             if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
-                raise UpdatesBeyondUpper(to_antichain(from_stored(gathered_step.upper)), None)
+                raise UpdatesBeyondUpper(to_antichain(decode_frontier(gathered_step.upper)), None)
             draft.add(gathered_step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)
@@ -108,7 +108,7 @@ class Draft:
         return True
 
     def _check(self, step: PlannedAppend) -> None:
-        """Check one append. Further appends to the same collection only compare their times."""
+        """Check one append. Later appends to the collection only compare their times."""
         alike = step.collection, step.schema
         valid_from = self._valid_from.get(alike)
         if valid_from is None or step.time_min < valid_from:
@@ -131,13 +131,16 @@ class Draft:
         return self._repeats_batch(steps) or (bool(tokens) and self._are_used(tokens))
 
     def _repeats_batch(self, steps: Sequence[DraftStep]) -> bool:
-        """Return whether some collection has the batch of these steps: one record adds it to all."""
+        """Return whether a collection has the batch of these steps already.
+
+        One record adds a batch to all collections.
+        """
         repeated = False
         for mark in steps:
             if isinstance(mark, kinds.Batch) and not mark.again:
                 contents = self._load_contents(mark.collection)
                 if contents is not None:
-                    repeated |= is_repeated(contents.queries, mark)
+                    repeated |= is_batch_repeated(contents.queries, mark)
         return repeated
 
     def _load_contents(self, collection: str) -> CollectionState | None:
@@ -145,6 +148,8 @@ class Draft:
         return None if entry is None else entry.contents
 
     def _are_used(self, tokens: dict[Used, str | None]) -> bool:
+        """Return whether all tokens were used before, in the log or in this draft."""
+
         def remembered(used: Used) -> tuple[str, Remembered | None, int]:
             """Look up a token: the collection's name, the earlier write, and the number of forgotten tokens."""
             # As the log has them: what operations before this one have added is in `_new_tokens`.
@@ -156,7 +161,7 @@ class Draft:
             write = contents.tokens.get(token) or self._find_token(contents, token)
             return contents.name, write, 0 if contents.archives is None else contents.archives.forgotten
 
-        return were_used(tokens, self._new_tokens, remembered)
+        return are_tokens_used(tokens, self._new_tokens, remembered)
 
 
 def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
@@ -166,7 +171,7 @@ def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
 
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
-    """Return entry with only its contents changed, for a draft."""
+    """Return entry with contents after a step of a draft."""
     if entry.contents is None and isinstance(step, kinds.ReleaseHold):
         return entry
     contents = apply_step(entry.contents, step)

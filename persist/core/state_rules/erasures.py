@@ -31,13 +31,13 @@ ERASURES_KEPT = 1000
 REASON_CHARS_MAX = 1000
 
 
-def erasure_number(contents: CollectionState) -> int:
+def count_erasures(contents: CollectionState) -> int:
     """Return how often something was erased from a collection."""
     return contents.erasures[-1].number if contents.erasures else 0
 
 
 def check_reason(reason: str) -> None:
-    """Raise InvalidUsage unless a reason is a text of fair length."""
+    """Raise InvalidUsage unless a reason has 1 to `REASON_CHARS_MAX` characters."""
     if not (isinstance(reason, str) and len(reason.strip()) > 0 and len(reason) <= REASON_CHARS_MAX):
         raise InvalidUsage(
             f"reason={str(reason)[:80]!r} is not a text of 1 to {REASON_CHARS_MAX} characters: say why records are "
@@ -45,28 +45,28 @@ def check_reason(reason: str) -> None:
         )
 
 
-def erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
-    """Return contents after an erasure.
+def apply_erasure(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+    """Return contents after an erasure whose list of unused blobs is right.
 
     Raises:
         Superseded: a part that it replaces is gone, or it leaves other blobs unused than it lists.
         ValueError: no writer makes such a step.
     """
-    after = with_erased(contents, step)
+    after = replace_erased_parts(contents, step)
     if contents.named_blobs - after.named_blobs != set(step.unused):
         raise Superseded("other blobs fall out of use than this erasure expected: a compaction came first")
     return after
 
 
 def list_blobs_unused_after_erasure(contents: CollectionState, step: kinds.Erase) -> tuple[str, ...]:
-    """Return the blobs that an erasure leaves unused, without a check of `step.unused`; raises as `erased`."""
-    return tuple(sorted(contents.named_blobs - with_erased(contents, step).named_blobs))
+    """Return the blobs that an erasure leaves unused; raises as `apply_erasure`. It does not check `step.unused`."""
+    return tuple(sorted(contents.named_blobs - replace_erased_parts(contents, step).named_blobs))
 
 
-def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState:
+def replace_erased_parts(contents: CollectionState, step: kinds.Erase) -> CollectionState:
     """Return contents after an erasure, without a check of `step.unused`.
 
-    Raises: as `erased`.
+    Raises: as `apply_erasure`.
     """
     check_reason(step.reason)
     if step.updates < 0 or not 0 <= step.events <= len(step.parts):
@@ -94,6 +94,7 @@ def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState
     if any(part.time_max < contents.resolved for part in waiting):
         raise Superseded("events that this erasure keeps pending have been resolved meanwhile")
     pending = dict(enumerate(waiting, contents.next_number + len(step.parts)))
+    erasure = Erasure(count_erasures(contents) + 1, step.at_ms, step.by, step.updates, step.reason)
     result = msgspec.structs.replace(
         contents,
         numbered=numbered,
@@ -104,18 +105,14 @@ def with_erased(contents: CollectionState, step: kinds.Erase) -> CollectionState
         inline_bytes=sum(len(part.inline) for parts in (numbered, pending) for part in parts.values()),
         published={},
         kept={},
-        erasures=(*contents.erasures, _erasure(contents, step))[-ERASURES_KEPT:],
+        erasures=(*contents.erasures, erasure)[-ERASURES_KEPT:],
     )
     check_runs(result)
     return result
 
 
 def _resolve_part_numbers(contents: CollectionState, names: Numbers) -> Numbers:
-    """Return the numbers of parts that come with the record."""
+    """Return the numbers of new parts; -1, -2, … count from `next_number`."""
     if any(name >= 0 for name in names):
         raise ValueError("it puts parts that are there in the place of others")
     return tuple(contents.next_number - 1 - name for name in names)
-
-
-def _erasure(contents: CollectionState, step: kinds.Erase) -> Erasure:
-    return Erasure(erasure_number(contents) + 1, step.at_ms, step.by, step.updates, step.reason)

@@ -24,7 +24,7 @@ from persist.codecs.nested import all_ids
 from persist.codecs.part.part import Footer, Part
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END, from_stored, to_antichain
+from persist.core.antichain import END, decode_frontier, to_antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
@@ -38,7 +38,7 @@ from persist.core.errors import (
 )
 from persist.core.log import kinds
 from persist.core.log.fields import Frontier, GroupForm, KeyedForm, Watermarks
-from persist.core.state_rules.contents import CollectionState, appended, check_beyond_upper
+from persist.core.state_rules.contents import CollectionState, append_parts, check_beyond_upper
 
 WATERMARK_OF_NULL = -(2**63)
 RESERVED = ("_deleted", "_seq")  # Columns of events, see `persist.core.keyed.events`.
@@ -56,8 +56,8 @@ class PlannedPend:
     schema: int = 1
 
 
-def created(step: kinds.Create) -> CollectionState:
-    """Return the contents of a new collection; raises ValueError if its declaration cannot be understood."""
+def create_contents(step: kinds.Create) -> CollectionState:
+    """Return the contents of a new collection. Raises ValueError if its declaration is not valid."""
     contents = CollectionState(step.collection, step.name, step.schema, view=step.view)
     if step.keyed is None:
         return contents
@@ -72,7 +72,7 @@ def created(step: kinds.Create) -> CollectionState:
 
 
 def check_new_names(names: Iterable[str]) -> None:
-    """Raise SchemaMismatch if a column to be added has a name that means something else in events."""
+    """Raise SchemaMismatch if a new column has a name reserved in events."""
     if UNCHANGED in names:
         raise SchemaMismatch(
             f"column {UNCHANGED!r} means something else: in events, it lists columns that stay as they are. Rename it, "
@@ -114,7 +114,7 @@ def check_form(keyed: KeyedForm, schema: CollectionSchema) -> None:
 
 
 def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: bool = True) -> KeyedForm | None:
-    """Return how contents resolve events, with the names that columns have in a version of their schema.
+    """Return how contents resolve events, with the column names of a schema.
 
     Args:
         resolves: whether events are to be resolved. A reader needs no watermarks.
@@ -125,10 +125,11 @@ def load_form(contents: CollectionState, schema: CollectionSchema, *, resolves: 
     if contents.keyed is None or schema.version == len(contents.earlier) + 1:
         return contents.keyed
     form = contents.keyed if resolves else msgspec.structs.replace(contents.keyed, order_by=(), groups=())
-    return _form_under(form, contents.schema, schema)
+    return _rename_form_columns(form, contents.schema, schema)
 
 
-def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSchema) -> KeyedForm:
+def _rename_form_columns(form: KeyedForm, before: CollectionSchema, after: CollectionSchema) -> KeyedForm:
+    """Return a declaration with the names that its columns have in another version."""
     if form.fields is not None:
         return form  # Its events have columns of their own.
     named = dict(zip(after.ids, after.names, strict=True))
@@ -154,8 +155,8 @@ def _form_under(form: KeyedForm, before: CollectionSchema, after: CollectionSche
     return msgspec.structs.replace(form, order_by=order_by, tombstone=tombstone, groups=groups)
 
 
-def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:
-    """Return how contents resolve events when their schema is another version.
+def evolve_form(contents: CollectionState, after: CollectionSchema) -> KeyedForm | None:
+    """Return how contents resolve events under another version of their schema.
 
     Raises:
         SchemaMismatch: the declaration does not fit it.
@@ -174,18 +175,25 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
     if reserved := [name for name in after.names if name in RESERVED]:
         raise SchemaMismatch(f"column {reserved[0]!r} means something else in events of a keyed collection. Rename it.")
     schema_before = contents.schema
-    if form.ties == "greatest" and not all_ids(schema_before) <= all_ids(after) and due(contents, contents.upper):
+    if (
+        form.ties == "greatest"
+        and not all_ids(schema_before) <= all_ids(after)
+        and list_due_parts(contents, contents.upper)
+    ):
         raise InvalidUsage(
             f"events of {contents.name!r} are sealed and not resolved yet, and their values say which of them count "
             "(ties is 'greatest'): no column can be dropped before."
         ).with_remedy("Use {compact:call}, then {evolve:call} again.")
-    evolved = _form_under(form, schema_before, after)
+    evolved = _rename_form_columns(form, schema_before, after)
     if form.order_by and (form.late_by is not None or contents.late_bound is not None):
-        was, is_ = schema_before.arrow.field(form.order_by[0]).type, after.arrow.field(evolved.order_by[0]).type
-        if was != is_ and not (pat.is_integer(was) and pat.is_integer(is_)):
+        type_before, type_after = (
+            schema_before.arrow.field(form.order_by[0]).type,
+            after.arrow.field(evolved.order_by[0]).type,
+        )
+        if type_before != type_after and not (pat.is_integer(type_before) and pat.is_integer(type_after)):
             raise SchemaMismatch(
-                f"column {evolved.order_by[0]!r} is what the late bound is of, a number of {was}, and would mean "
-                f"something else as {is_}: of such a column, only integers can be widened"
+                f"column {evolved.order_by[0]!r} has the late bound, which is {type_before} and cannot become "
+                f"{type_after}: only integers can be widened in such a column"
             )
     try:
         check_form(evolved, after)
@@ -195,7 +203,7 @@ def evolved_form(contents: CollectionState, after: CollectionSchema) -> KeyedFor
 
 
 def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
-    """Make plain contents those of a keyed collection, with their newest schema.
+    """Return plain contents as those of a keyed collection.
 
     The rows are not checked here: the caller has checked them (`persist.engine.collection.evolution`).
 
@@ -220,7 +228,7 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
         late_bound=form.late_bound,
         resolved_times=contents.upper_times if is_background else None,
     )
-    if contents.since > since_max(after):
+    if contents.since > compute_since_max(after):
         raise InvalidUsage(
             f"since={contents.since} of {contents.name!r} is not before upper={contents.upper}, and a keyed collection "
             "needs what was sealed last: seal it further first"
@@ -228,7 +236,7 @@ def make_keyed(contents: CollectionState, form: KeyedForm) -> CollectionState:
     return after
 
 
-def keyed_form(contents: CollectionState) -> KeyedForm:
+def get_keyed_form(contents: CollectionState) -> KeyedForm:
     """Return how contents resolve events.
 
     Raises:
@@ -239,8 +247,11 @@ def keyed_form(contents: CollectionState) -> KeyedForm:
     return contents.keyed
 
 
-def planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
-    """Return contents with a placeholder for a draft's events, so that commits that do not know of them lose."""
+def add_planned_events(contents: CollectionState, step: PlannedPend) -> CollectionState:
+    """Return contents with a placeholder part for events not encoded yet.
+
+    Commits that do not know of these events lose.
+    """
     part = Part(
         bytes=0,
         rows=1,
@@ -252,25 +263,27 @@ def planned(contents: CollectionState, step: PlannedPend) -> CollectionState:
         negatives=0,
         diff_sum=1,
     )
-    return pended(contents, kinds.Pend(step.collection, (part,), watermarks=step.watermarks))
+    return add_events(contents, kinds.Pend(step.collection, (part,), watermarks=step.watermarks))
 
 
-def pended(contents: CollectionState, step: kinds.Pend) -> CollectionState:
-    """Return contents with more events."""
-    keyed_form(contents)
+def add_events(contents: CollectionState, step: kinds.Pend) -> CollectionState:
+    """Return contents with more pending events."""
+    get_keyed_form(contents)
     for part in step.parts:
         check_beyond_upper(contents, part.time_min)
     numbered = dict(enumerate(step.parts, contents.next_number))
     return msgspec.structs.replace(
-        _with_watermarks(contents, step.watermarks),
+        _apply_watermarks(contents, step.watermarks),
         pending={**contents.pending, **numbered},
         next_number=contents.next_number + len(step.parts),
         inline_bytes=contents.inline_bytes + sum(len(part.inline) for part in step.parts),
     )
 
 
-def due(contents: CollectionState, end: int) -> tuple[int, ...]:
-    """Return the numbers of the pending parts that hold an event before end, in order of arrival; none are resolved.
+def list_due_parts(contents: CollectionState, end: int) -> tuple[int, ...]:
+    """Return the pending parts with an unresolved event before end.
+
+    They are numbers of parts, in order of arrival.
 
     In a part on both sides of the resolved times, the later events count, whose times are not known exactly.
     """
@@ -279,18 +292,18 @@ def due(contents: CollectionState, end: int) -> tuple[int, ...]:
     return tuple(number for number, part in contents.pending.items() if part.time_min < end)
 
 
-def pending_after(contents: CollectionState, end: int) -> dict[int, Part]:
-    """Return the pending parts that still hold an event when all before end are resolved."""
+def list_still_pending(contents: CollectionState, end: int) -> dict[int, Part]:
+    """Return the parts that stay pending after a resolution up to end."""
     return {number: part for number, part in contents.pending.items() if part.time_max >= end}
 
 
-def unused_after(contents: CollectionState, end: int) -> tuple[str, ...]:
-    """Return the blobs that contents do not refer to any more when all events before end are resolved."""
-    after = {part.blob for part in (*contents.numbered.values(), *pending_after(contents, end).values())}
+def list_unused_after_resolve(contents: CollectionState, end: int) -> tuple[str, ...]:
+    """Return the blobs that a resolution up to end leaves unused."""
+    after = {part.blob for part in (*contents.numbered.values(), *list_still_pending(contents, end).values())}
     return tuple(dict.fromkeys(p.blob for p in contents.pending.values() if p.blob and p.blob not in after))
 
 
-def resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
+def resolve_events(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
     """Return contents after a resolution.
 
     Raises:
@@ -298,20 +311,22 @@ def resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
         FrontierRegression: it ends before upper, with the policy "seal", or before what is resolved.
         ValueError: its updates are at times that it does not resolve.
     """
-    keyed = keyed_form(contents)
-    start, end = from_stored(step.start), from_stored(step.end)
+    keyed = get_keyed_form(contents)
+    start, end = decode_frontier(step.start), decode_frontier(step.end)
     if contents.resolved != start:
         raise Superseded(f"events up to {contents.resolved} are resolved already, and this began at {start}")
     if end < start or (keyed.resolve == "seal" and start == end):
         raise FrontierRegression("upper", to_antichain(end), to_antichain(start))
-    if due(contents, end) != step.pending or set(unused_after(contents, end)) != set(step.unused):
+    if list_due_parts(contents, end) != step.pending or set(list_unused_after_resolve(contents, end)) != set(
+        step.unused
+    ):
         raise Superseded(f"other events before {end} are pending than this resolution was made of")
     for part in step.parts:
         if part.time_min < start or part.time_max >= end:
             raise ValueError(f"a part has times from {part.time_min} to {part.time_max}, and {start} to {end} resolve")
-    pending = pending_after(contents, end)
+    pending = list_still_pending(contents, end)
     resolved_bytes = sum(len(part.inline) for number, part in contents.pending.items() if number not in pending)
-    after = appended(_with_watermarks(contents, step.watermarks), step.parts)
+    after = append_parts(_apply_watermarks(contents, step.watermarks), step.parts)
     return msgspec.structs.replace(
         after,
         pending=pending,
@@ -321,7 +336,7 @@ def resolved(contents: CollectionState, step: kinds.Resolve) -> CollectionState:
     )
 
 
-def sealed(contents: CollectionState, upper: Frontier) -> CollectionState:
+def seal_contents(contents: CollectionState, upper: Frontier) -> CollectionState:
     """Return contents sealed to upper, which is not behind the present one.
 
     Raises:
@@ -330,7 +345,7 @@ def sealed(contents: CollectionState, upper: Frontier) -> CollectionState:
     after = msgspec.structs.replace(contents, upper_times=upper)
     if contents.keyed is None:
         return after
-    waiting = due(contents, after.upper)
+    waiting = list_due_parts(contents, after.upper)
     if contents.keyed.resolve == "seal":
         if waiting:
             first = min(contents.pending[number].time_min for number in waiting)
@@ -340,14 +355,14 @@ def sealed(contents: CollectionState, upper: Frontier) -> CollectionState:
     return after if waiting else msgspec.structs.replace(after, resolved_times=upper)
 
 
-def since_max(contents: CollectionState) -> int:
-    """Return how far since may go: of a keyed collection to the last resolved time, of others anywhere."""
+def compute_since_max(contents: CollectionState) -> int:
+    """Return the greatest possible since: the last resolved time, if keyed."""
     return END if contents.keyed is None else max(0, contents.resolved - 1)
 
 
-def with_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> CollectionState:
-    """Return contents with the late bound of step, unless it is farther already."""
-    if not keyed_form(contents).order_by:
+def apply_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> CollectionState:
+    """Return contents with a later late bound; it never goes back."""
+    if not get_keyed_form(contents).order_by:
         raise KeyedCollection(contents.name, "late_bound")
     known_bound = contents.late_bound
     return msgspec.structs.replace(
@@ -355,8 +370,8 @@ def with_late_bound(contents: CollectionState, step: kinds.AdvanceLateBound) -> 
     )
 
 
-def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -> CollectionState:
-    """Return contents after events with these watermarks came.
+def _apply_watermarks(contents: CollectionState, watermarks: Watermarks | None) -> CollectionState:
+    """Return contents with the late bound that the watermarks of events imply.
 
     Raises:
         LateEvents: the least of them is below the late bound.
@@ -366,15 +381,15 @@ def _with_watermarks(contents: CollectionState, watermarks: Watermarks | None) -
     least, greatest = watermarks
     if contents.late_bound is not None and least < contents.late_bound:
         raise LateEvents(least, contents.late_bound)
-    late_by = keyed_form(contents).late_by
+    late_by = get_keyed_form(contents).late_by
     if late_by is None or greatest == WATERMARK_OF_NULL:
         return contents
     bound = max(greatest - late_by, WATERMARK_OF_NULL)
-    return with_late_bound(contents, kinds.AdvanceLateBound(contents.id, bound))
+    return apply_late_bound(contents, kinds.AdvanceLateBound(contents.id, bound))
 
 
 def check_pending(contents: CollectionState) -> None:
-    """Raise ValueError if contents break an invariant of the module's docstring, as far as descriptors show."""
+    """Raise ValueError if pending events contradict the other contents."""
     if contents.keyed is None:
         if contents.pending or contents.resolved_times is not None or contents.late_bound is not None:
             raise ValueError("it is not keyed, and has pending events, a late bound or something to resolve")
@@ -392,5 +407,5 @@ def check_pending(contents: CollectionState) -> None:
         raise ValueError("a pending part holds no events that are not resolved")
     if any(part.time_max >= contents.resolved for part in contents.numbered.values()):
         raise ValueError(f"it has updates at times that are not resolved, beyond {contents.resolved}")
-    if contents.since > since_max(contents):
+    if contents.since > compute_since_max(contents):
         raise ValueError(f"since is {contents.since}, and only {contents.resolved} is resolved")

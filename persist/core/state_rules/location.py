@@ -31,7 +31,7 @@ from persist.core.log.framing import BlobRef
 from persist.core.log.keys import check_keys, checkpoint_seqno, uploaded_seqno
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.names import check_holder, is_id
-from persist.core.state_rules.annotations import About, described
+from persist.core.state_rules.annotations import About, apply_description
 from persist.core.state_rules.collection_rules import Condition
 from persist.core.state_rules.policies import Policies
 
@@ -83,7 +83,7 @@ class TakenOver(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     checkpoint: BlobRef
 
     def allows(self, checkpoint: BlobRef) -> bool:
-        """Return whether a checkpoint at `seqno` or later may be based on this one."""
+        """Return whether a later checkpoint may replace this one as the basis."""
         return checkpoint == self.checkpoint or (checkpoint_seqno(checkpoint.blob) or 0) >= self.seqno
 
 
@@ -102,21 +102,26 @@ class LocationState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     erasures: tuple[tuple[int, str], ...] = ()
     policies: Policies | msgspec.UnsetType = msgspec.UNSET
 
-    def destroyed_before(self, floor: int) -> int:
-        """Return the seqno from which on nothing holds what was destroyed at or before a floor of the log."""
+    def get_destroyed_before(self, floor: int) -> int:
+        """Return the newest seqno up to floor at which data was destroyed; or 0.
+
+        Records from before it may hold data that was compacted away or erased.
+        """
         return max((seqno for seqno in (self.erased, *(at for at, _ in self.erasures)) if seqno <= floor), default=0)
 
 
-def check_uploaded(control: LocationState, append: BringsParts) -> None:
-    """Check that everything that append brings lies where the collection's blobs lie, and cannot have been deleted.
+def check_uploaded(control: LocationState, mutation: BringsParts) -> None:
+    """Check that new blobs lie in their collection's folder, and still exist.
 
     Raises:
         UploadExpired: it was uploaded before the floor, or it was dropped and waits to be deleted.
         ValueError: no writer makes such a name.
     """
-    keys = check_keys(append)
-    ours = (entry.blobs for entry in control.dropped if append.collection in (entry.collection, *entry.folders))
-    dropped = {key for blobs in ours for key in blobs} if keys else set()
+    keys = check_keys(mutation)
+    waiting_blobs = (
+        entry.blobs for entry in control.dropped if mutation.collection in (entry.collection, *entry.folders)
+    )
+    dropped = {key for blobs in waiting_blobs for key in blobs} if keys else set()
     for key in keys:
         if (uploaded_seqno(key) or 0) < control.upload_floor or key in dropped:
             raise UploadExpired(key)
@@ -163,7 +168,7 @@ def _grant_lease(control: LocationState, mutation: kinds.GrantLease, _: int) -> 
 
 
 def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> LocationState:
-    """Return control without a lease, which may have ended before. The caller releases its holds.
+    """Return control without a lease, if it is there. The caller releases its holds.
 
     Raises:
         Conflict: it was renewed meanwhile.
@@ -178,6 +183,7 @@ def _end_lease(control: LocationState, mutation: kinds.EndLease, _: int) -> Loca
 
 
 def _open_writer(control: LocationState, mutation: kinds.OpenWriter, seqno: int) -> LocationState:
+    """Return control with the exclusive writer of a record; its seqno is the epoch."""
     check_holder(mutation.holder)
     writer_before = control.writer
     if writer_before is not None and writer_before.reentrance_id != mutation.reentrance_id and not mutation.force:
@@ -191,6 +197,7 @@ def _close_writer(control: LocationState, _: kinds.CloseWriter, __: int) -> Loca
 
 
 def _truncate_log(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
+    """Return control with a higher log floor; older erasures than it are forgotten."""
     floor = max(control.log_floor, min(mutation.floor, seqno))
     passed = [erasure for erasure in control.erasures if erasure[0] <= floor]
     erasures = (*passed[-1:], *control.erasures[len(passed) :])
@@ -202,14 +209,14 @@ def _void_uploads(control: LocationState, mutation: kinds.VoidUploads, seqno: in
 
 
 def _take_over(control: LocationState, mutation: kinds.TakeOver, seqno: int) -> LocationState:
-    """Return control after a `TakeOver`; it changes nothing if an earlier one does not allow it.
+    """Return control after a `TakeOver`; nothing changes if an earlier one refuses.
 
     Raises:
         ValueError: it names no checkpoint before its own record.
     """
     checkpoint = mutation.checkpoint
-    of = checkpoint_seqno(checkpoint.blob)
-    if of is None or of >= seqno:
+    checkpoint_at = checkpoint_seqno(checkpoint.blob)
+    if checkpoint_at is None or checkpoint_at >= seqno:
         raise ValueError(f"{checkpoint.blob[:200]!r} is not the name of a checkpoint before seqno {seqno}")
     if control.taken_over is not None and not control.taken_over.allows(checkpoint):
         return control
@@ -223,7 +230,9 @@ def _forget_dropped(control: LocationState, mutation: kinds.Collected, _: int) -
 
 
 def _describe(control: LocationState, mutation: kinds.DescribeLocation, _: int) -> LocationState:
-    return msgspec.structs.replace(control, about=described(control.about, mutation.words, {}, mutation.version))
+    return msgspec.structs.replace(
+        control, about=apply_description(control.about, mutation.words, {}, mutation.version)
+    )
 
 
 def _set_policy(control: LocationState, mutation: kinds.SetPolicy, seqno: int) -> LocationState:
@@ -256,7 +265,7 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
 }
 
 
-def with_destroyed(
+def add_destroyed(
     control: LocationState,
     collection: str,
     readers: tuple[str, ...],
@@ -264,12 +273,12 @@ def with_destroyed(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a collection was destroyed: its blobs wait for the leases of its readers."""
+    """Return control after a collection was destroyed. Its blobs wait for the leases of its readers."""
     dropped = Dropped(seqno, written_ms, collection, readers, folders=folders)
     return msgspec.structs.replace(control, dropped=(*control.dropped, dropped))
 
 
-def with_unused(
+def add_unused(
     control: LocationState,
     mutation: LeavesUnused,
     readers: tuple[str, ...],
@@ -277,7 +286,7 @@ def with_unused(
     seqno: int,
     written_ms: int,
 ) -> LocationState:
-    """Return control after a mutation: its unused blobs wait for the leases of their readers."""
+    """Return control after a mutation that leaves blobs unused. These wait for the leases of their readers."""
     is_kept = not isinstance(mutation, kinds.Replace) or mutation.history_from is None
     erased = control.erased if is_kept else seqno
     dropped = control.dropped
@@ -289,6 +298,6 @@ def with_unused(
     return msgspec.structs.replace(control, dropped=dropped, erased=erased, erasures=erasures)
 
 
-def may_be_read(control: LocationState, dropped: Dropped) -> bool:
+def is_still_readable(control: LocationState, dropped: Dropped) -> bool:
     """Return whether the holder of a lease may still read dropped blobs."""
     return any(control.leases[id_].reads_from < dropped.seqno for id_ in dropped.leases if id_ in control.leases)

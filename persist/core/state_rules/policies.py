@@ -35,17 +35,19 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     before: tuple[tuple[Seqno, Policy], ...] = ()
 
     def with_policy(self, policy: Policy, seqno: int, *, at_once: bool) -> "Policies":
-        """Return the policies after a record."""
+        """Return the policies after a record that sets one."""
         if at_once or seqno == 0:
             return Policies(policy)
         earlier = (*self.before, (seqno, self.newest))
         if len(earlier) > BEFORE_MAX:
             (_, first), (end, second) = earlier[:2]
-            earlier = ((end, _longer(first, second)), *earlier[2:])
+            earlier = ((end, _keep_longer_times(first, second)), *earlier[2:])
         return Policies(policy, earlier)
 
-    def in_force(self, log_floor: int, is_old: Callable[[int, float], bool]) -> Policy:
-        """Return the policy by which something may be deleted now, but for uploads.
+    def get_policy_in_force(self, log_floor: int, is_old: Callable[[int, float], bool]) -> Policy:
+        """Return the policy that decides now what may be deleted.
+
+        Uploads have `orphan_grace_s`.
 
         Args:
             log_floor: the first record of the log.
@@ -60,11 +62,12 @@ class Policies(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
         return msgspec.structs.replace(self.newest, **times)
 
     def orphan_grace_s(self, seqno: int) -> int:
-        """Return how long an upload may take that began when seqno was next."""
+        """Return the seconds that an upload may take which began at a seqno."""
         earlier = (policy.orphan_grace_s for replaced_at, policy in self.before if seqno <= replaced_at)
         return max(self.newest.orphan_grace_s, *earlier, 0)
 
 
-def _longer(first: Policy, second: Policy) -> Policy:
+def _keep_longer_times(first: Policy, second: Policy) -> Policy:
+    """Return the second policy, with the longer times of both."""
     times = (*AGES, "orphan_grace_s")
     return msgspec.structs.replace(second, **{name: max(getattr(first, name), getattr(second, name)) for name in times})

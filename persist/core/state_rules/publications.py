@@ -29,8 +29,8 @@ from persist.core.names import is_id
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 
 
-def published(contents: CollectionState, step: kinds.Publish) -> CollectionState:
-    """Return contents with the next version of a table.
+def add_table_version(contents: CollectionState, step: kinds.Publish) -> CollectionState:
+    """Return contents with the next version of a published table.
 
     Raises:
         Superseded: another client has published, or compacted, since it was planned.
@@ -55,7 +55,7 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
     old = {} if publication_before is None else publication_before.files
     if not old.keys() >= set(step.removed):
         raise ValueError("the version before does not have what it removes")
-    numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
+    numbers = resolve_numbers(tuple(file.number for file in step.files), contents.next_number)
     if not available.keys() >= set(numbers):
         raise Superseded("a part that the table was to name is not there any more: a compaction came first")
     changed = {n: PublishedFile(step.version, file.deletes) for n, file in zip(numbers, step.files, strict=True)}
@@ -80,12 +80,12 @@ def published(contents: CollectionState, step: kinds.Publish) -> CollectionState
         raise ValueError("it names blobs that neither the version before has nor this one brings")
     if not set(new_parts) <= set(numbers):
         raise ValueError("it brings parts that the table does not name")
-    after = _with_published(contents, {**contents.published, step.table: publication}, new_parts)
+    after = _replace_tables(contents, {**contents.published, step.table: publication}, new_parts)
     return _check_unused(after, contents, step)
 
 
-def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionState:
-    """Return contents without a table.
+def remove_table(contents: CollectionState, step: kinds.Unpublish) -> CollectionState:
+    """Return contents without a published table.
 
     Raises:
         Superseded: it has another version, or is gone, by now.
@@ -95,20 +95,20 @@ def unpublished(contents: CollectionState, step: kinds.Unpublish) -> CollectionS
     if present_publication is None or present_publication.version != step.version:
         raise Superseded(f"the {step.table} table of {contents.name!r} has another version by now, or is gone")
     remaining = {table: publication for table, publication in contents.published.items() if table != step.table}
-    return _check_unused(_with_published(contents, remaining, {}), contents, step)
+    return _check_unused(_replace_tables(contents, remaining, {}), contents, step)
 
 
 def list_unused_blobs(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> tuple[str, ...]:
-    """Return the blobs that a step leaves unused, without a check of `step.unused`; raises as the step."""
-    rule: Any = published if isinstance(step, kinds.Publish) else unpublished
+    """Return the blobs that a step leaves unused; raises as the step."""
+    rule: Any = add_table_version if isinstance(step, kinds.Publish) else remove_table
     try:
         rule(contents, msgspec.structs.replace(step, unused=()))
-    except OtherUnused as error:
+    except UnusedBlobsDiffer as error:
         return error.blobs
     return ()
 
 
-class OtherUnused(Superseded):
+class UnusedBlobsDiffer(Superseded):
     """A step lists other unused blobs than it leaves."""
 
     def __init__(self, blobs: tuple[str, ...]) -> None:
@@ -116,32 +116,33 @@ class OtherUnused(Superseded):
         self.blobs = blobs
 
 
-def _with_published(
-    contents: CollectionState, tables: dict[str, Publication], brought: dict[int, Part]
+def _replace_tables(
+    contents: CollectionState, tables: dict[str, Publication], new_parts: dict[int, Part]
 ) -> CollectionState:
-    parts = {**contents.kept, **contents.numbered, **brought}
+    """Return contents with other published tables, and the parts that they need."""
+    parts = {**contents.kept, **contents.numbered, **new_parts}
     numbers = {number for publication in tables.values() for number in publication.numbers}
     return msgspec.structs.replace(
         contents,
         published=dict(sorted(tables.items())),
         kept={number: parts[number] for number in sorted(numbers) if number not in contents.numbered},
-        next_number=contents.next_number + len(brought),
+        next_number=contents.next_number + len(new_parts),
     )
 
 
 def _check_unused(
     after: CollectionState, before: CollectionState, step: kinds.Publish | kinds.Unpublish
 ) -> CollectionState:
-    """Return after, if a step lists the blobs that it leaves unused."""
+    """Return after, if the step lists exactly the blobs that become unused."""
     check_published(after)
     unused = tuple(sorted(before.named_blobs - after.named_blobs))
     if set(unused) != set(step.unused):
-        raise OtherUnused(unused)
+        raise UnusedBlobsDiffer(unused)
     return after
 
 
 def check_published(contents: CollectionState) -> None:
-    """Raise ValueError if contents break an invariant of the module's docstring, by the descriptors of parts."""
+    """Raise ValueError if published tables contradict the other contents."""
     numbers = {number for publication in contents.published.values() for number in publication.numbers}
     if not contents.kept.keys() == numbers - contents.numbered.keys():
         raise ValueError("a published table names a part that is not there, or a part is kept that none names")
@@ -156,6 +157,6 @@ def check_published(contents: CollectionState) -> None:
             raise ValueError(f"a published table leaves out more rows than {part.name} has")
 
 
-def resolved_numbers(numbers: Numbers, next_number: int) -> Numbers:
-    """Return the numbers of parts; -1, -2, … are new parts, numbered from next_number on."""
+def resolve_numbers(numbers: Numbers, next_number: int) -> Numbers:
+    """Return the numbers of parts; -1, -2, … count from `next_number`."""
     return tuple(number if number >= 0 else next_number - 1 - number for number in numbers)

@@ -17,12 +17,12 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import check_next, only_adds
 from persist.codecs.nested import Node, all_ids, changes_between, column_node, find_differences
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import from_stored, to_antichain
+from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
 from persist.core.log import kinds
-from persist.core.state_rules.annotations import without_columns
-from persist.core.state_rules.contents import CollectionState, definition_number
-from persist.core.state_rules.keyed_rules import evolved_form, make_keyed
+from persist.core.state_rules.annotations import drop_columns
+from persist.core.state_rules.contents import CollectionState, get_definition_number
+from persist.core.state_rules.keyed_rules import evolve_form, make_keyed
 
 
 def load_schema_version(contents: CollectionState, version: int) -> CollectionSchema:
@@ -40,8 +40,10 @@ def load_schema_version(contents: CollectionState, version: int) -> CollectionSc
     return newest if schema is newest else replace(schema, known=newest.known)
 
 
-def among_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
-    """Return a version of a collection's schema with what parts of other versions need to be read under it.
+def attach_versions(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
+    """Return a schema that knows the other versions of a collection's.
+
+    Parts of other versions need that. The codecs of the schema stay.
 
     The codecs of the schema stay.
     """
@@ -50,18 +52,18 @@ def among_versions(schema: CollectionSchema, contents: CollectionState) -> Colle
     return replace(schema, known=contents.schema.known)
 
 
-def newest_like(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
-    """Return the newest version of a collection's schema, with the codecs of another version."""
+def load_newest_schema(schema: CollectionSchema, contents: CollectionState) -> CollectionSchema:
+    """Return the newest version of a collection's schema, with a schema's codecs."""
     if schema.version == len(contents.earlier) + 1:
-        return among_versions(schema, contents)
+        return attach_versions(schema, contents)
     newest = contents.schema
     key = replace(newest.key, codec=schema.key.codec if newest.key.codec_name else None)
     value = replace(newest.value, codec=schema.value.codec if newest.value.codec_name else None)
     return replace(newest, key=key, value=value)
 
 
-def reconciled(given: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
-    """Return the version of a collection's schema that a caller passes, with its codec objects.
+def reconcile_schema(caller_schema: CollectionSchema, contents: CollectionState, collection: str) -> CollectionSchema:
+    """Return the stored version of a caller's schema, with the caller's codecs.
 
     That is the newest, or an older one if columns were only added since: such a caller writes with the older one.
 
@@ -70,33 +72,33 @@ def reconciled(given: CollectionSchema, contents: CollectionState, collection: s
     """
     newest = contents.schema
     try:
-        return replace(given.reconcile(newest, collection), known=newest.known)
+        return replace(caller_schema.reconcile(newest, collection), known=newest.known)
     except SchemaMismatch:
         for older in reversed(newest.known[:-1]):
             if only_adds(older, newest):
                 with suppress(SchemaMismatch):
-                    return replace(given.reconcile(older, collection), known=newest.known)
+                    return replace(caller_schema.reconcile(older, collection), known=newest.known)
         raise
 
 
-def evolved(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
+def apply_evolve(contents: CollectionState, step: kinds.Evolve) -> CollectionState:
     """Return contents with the next version of their schema.
 
     Raises:
         SchemaMoved: it is based on another version than the newest: another client was first.
         SchemaMismatch: it may not follow the newest.
-        InvalidUsage: it is a view; or what `evolved_form` and `make_keyed` raise.
+        InvalidUsage: it is a view; or what `evolve_form` and `make_keyed` raise.
         ValueError: it is not a valid schema.
     """
     if contents.view is not None:
         raise InvalidUsage(
             f"collection {contents.name!r} is a view, whose columns are those of its definition."
         ).with_remedy("{redefine:call} gives it another definition.")
-    evolved = with_version(contents, step.schema, becomes_keyed=step.keyed is not None)
-    return evolved if step.keyed is None else make_keyed(evolved, step.keyed)
+    apply_evolve = add_schema_version(contents, step.schema, becomes_keyed=step.keyed is not None)
+    return apply_evolve if step.keyed is None else make_keyed(apply_evolve, step.keyed)
 
 
-def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionState:
+def apply_redefine(contents: CollectionState, step: kinds.Redefine) -> CollectionState:
     """Return contents of a view with its next definition.
 
     Raises:
@@ -106,29 +108,31 @@ def redefined(contents: CollectionState, step: kinds.Redefine) -> CollectionStat
     """
     if contents.view is None:
         raise InvalidUsage(f"collection {contents.name!r} is not a view: it is written by its users")
-    if not step.start or from_stored(step.start) != contents.upper:
-        raise UpperMismatch(to_antichain(from_stored(step.start)), to_antichain(contents.upper))
-    number = definition_number(contents)
+    if not step.start or decode_frontier(step.start) != contents.upper:
+        raise UpperMismatch(to_antichain(decode_frontier(step.start)), to_antichain(contents.upper))
+    number = get_definition_number(contents)
     if step.view.get("number") != number + 1:
         raise ViewRedefined(contents.name, int(step.view.get("number", 1)) - 1, number)
     if step.schema is not None:
-        contents = with_version(contents, step.schema)
+        contents = add_schema_version(contents, step.schema)
     return msgspec.structs.replace(contents, view=step.view)
 
 
-def with_version(contents: CollectionState, schema: dict[str, Any], *, becomes_keyed: bool = False) -> CollectionState:
-    """Return contents with the next version of their schema; errors as of `evolved`."""
+def add_schema_version(
+    contents: CollectionState, schema: dict[str, Any], *, becomes_keyed: bool = False
+) -> CollectionState:
+    """Return contents with the next version of their schema. Raises as `apply_evolve`."""
     after, schema_before = CollectionSchema.from_json(schema), contents.schema
-    check_follows(contents, after, becomes_keyed=becomes_keyed)
+    check_made_from_newest(contents, after, becomes_keyed=becomes_keyed)
     check_next(replace(schema_before, known=schema_before.known or (schema_before,)), after)
-    form = evolved_form(contents, after)
+    form = evolve_form(contents, after)
     earlier = (*contents.earlier, contents.schema_json)
-    about = without_columns(contents.about, {str(id_) for id_ in {*schema_before.ids} - {*after.ids}})
+    about = drop_columns(contents.about, {str(id_) for id_ in {*schema_before.ids} - {*after.ids}})
     return msgspec.structs.replace(contents, schema_json=schema, earlier=earlier, keyed=form, about=about)
 
 
-def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
-    """Raise SchemaMoved unless a schema was made from the newest version, whatever else may be wrong with it."""
+def check_made_from_newest(contents: CollectionState, after: CollectionSchema, *, becomes_keyed: bool = False) -> None:
+    """Raise SchemaMoved unless a schema was made from the newest version."""
     if after.version != len(contents.earlier) + 2:
         base = next(
             (known_schema for known_schema in contents.schema.known if known_schema.version == after.version - 1), None
@@ -136,38 +140,38 @@ def check_follows(contents: CollectionState, after: CollectionSchema, *, becomes
         own_changes = [] if base is None else changes_between(base, after)
         if becomes_keyed:
             own_changes = [*(change for change in own_changes if change != "nothing"), "it becomes keyed"]
-        raise moved(contents, after.version - 1, own_changes)
+        raise build_schema_moved(contents, after.version - 1, own_changes)
 
 
-def moved(contents: CollectionState, base: int, mine: Sequence[str]) -> SchemaMoved:
-    """Return the error that a change was made from a version of the schema that is not the newest any more."""
+def build_schema_moved(contents: CollectionState, base_version: int, own_changes: Sequence[str]) -> SchemaMoved:
+    """Return the error for a change that is based on an old version. It lists the changes of both sides."""
     newest = contents.schema
-    base_schema = next((schema for schema in newest.known if schema.version == base), None)
+    base_schema = next((schema for schema in newest.known if schema.version == base_version), None)
     other_changes = () if base_schema is None else tuple(changes_between(base_schema, newest))
-    return SchemaMoved(base, newest.version, tuple(mine), other_changes)
+    return SchemaMoved(base_version, newest.version, tuple(own_changes), other_changes)
 
 
-def check_written(contents: CollectionState, written: int) -> None:
-    """Check that updates that were written with a version of the schema may be added.
+def check_writable_version(contents: CollectionState, version: int) -> None:
+    """Check that updates of a schema version may still be written.
 
     Raises:
         SchemaMismatch: they mean something else under the newest version, or nothing.
     """
-    if written == len(contents.earlier) + 1:
+    if version == len(contents.earlier) + 1:
         return
     newest = contents.schema
-    base = next((known_schema for known_schema in newest.known if known_schema.version == written), None)
+    base = next((known_schema for known_schema in newest.known if known_schema.version == version), None)
     if base is None:
-        raise ValueError(f"it has schema version {written}, and the collection has 1 to {newest.version}")
+        raise ValueError(f"it has schema version {version}, and the collection has 1 to {newest.version}")
     if not only_adds(base, newest):
         raise SchemaMismatch(
-            f"this was written with version {written} of the schema of collection {contents.name!r}, which has version "
+            f"this was written with version {version} of the schema of collection {contents.name!r}, which has version "
             f"{newest.version} by now: {'; '.join(changes_between(base, newest))}. Load the collection again, and "
             "write with its schema; nothing was applied."
         )
 
 
-def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
+def check_columns_exist(contents: CollectionState, ids: Sequence[int]) -> None:
     """Raise SchemaMismatch if a column to be read was dropped."""
     newest = contents.schema
     dropped_ids = [id_ for id_ in ids if id_ not in newest.ids]
@@ -179,8 +183,10 @@ def check_columns_there(contents: CollectionState, ids: Sequence[int]) -> None:
         )
 
 
-def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
-    """Return the columns that a version of the schema drops although they are held, and the holds on each by name.
+def find_columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[str, list[str]]:
+    """Return held columns that a schema drops, with the names of holds.
+
+    A column that loses an inner field counts as dropped.
 
     A column of which only fields inside are dropped counts, too.
     """
@@ -202,11 +208,11 @@ def columns_in_use(contents: CollectionState, schema: dict[str, Any]) -> dict[st
 
 
 def _loses_fields(before: Node, after: Node) -> bool:
-    return any(there is None for _, _, there in find_differences(before, after))
+    return any(field_after is None for _, _, field_after in find_differences(before, after))
 
 
 def check_versions(contents: CollectionState) -> None:
-    """Raise ValueError if the versions of the schema do not follow each other, or a part has none of them."""
+    """Raise ValueError if schema versions are inconsistent, or a part has none."""
     used: set[int | tuple[int, int]] = set()
     for earlier_schema, after in pairwise(contents.schema.known if contents.earlier else ()):
         used.update(all_ids(earlier_schema))

@@ -52,18 +52,25 @@ from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.log.records import Record
 from persist.core.names import check_name, find_owner, find_reader, is_id
 from persist.core.state_rules.annotations import check_note
-from persist.core.state_rules.collection_rules import CollectionStep, Condition, Holds, Planned, apply_step, gathered
+from persist.core.state_rules.collection_rules import (
+    CollectionStep,
+    Condition,
+    Planned,
+    SetHolds,
+    apply_step,
+    merge_holds,
+)
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap, MapChanges
 from persist.core.state_rules.location import (
     LOCATION_RULES,
     LocationState,
+    add_destroyed,
+    add_unused,
     check_uploaded,
     check_writer,
-    with_destroyed,
-    with_unused,
 )
-from persist.core.state_rules.schemas import columns_in_use
+from persist.core.state_rules.schemas import find_columns_in_use
 
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
 
@@ -100,14 +107,14 @@ class CollectionEntry:
         return tuple(dict.fromkeys(lease for _, lease in self.leased))
 
     def with_contents(self, base: CollectionState | None) -> "CollectionEntry":
-        """Return this entry with its contents, computed from its stored base (None when it has none)."""
+        """Return this entry with its contents, replayed over its stored base. The base is None if there is none."""
         contents = base
-        for step in gathered(self.pending):
+        for step in merge_holds(self.pending):
             contents = apply_step(contents, step)
         return replace(self, contents=contents)
 
-    def replayed(self, contents: CollectionState) -> "CollectionEntry":
-        """Return this entry with its contents, which are known, as its base."""
+    def rebase(self, contents: CollectionState) -> "CollectionEntry":
+        """Return this entry with its present contents as its base."""
         return replace(self, base=contents, levels=(), pending=(), contents=contents)
 
 
@@ -131,7 +138,7 @@ class State:
         return tuple(sorted(self.ids))
 
     def names_in_memory(self) -> tuple[str, ...]:
-        """Return the names of collections that are known without reading any, sorted, for errors that show a few."""
+        """Return the sorted names that are known without reading. Errors show a few of them."""
         return tuple(sorted(name for name, _ in self.ids.in_memory()))
 
     def stored_parts(self) -> Iterator[Part]:
@@ -146,12 +153,15 @@ class State:
         return {key for contents in known_contents for key in contents.named_blobs}
 
     def with_entry(self, entry: CollectionEntry) -> "State":
-        """Return this state with an equivalent form of one entry (contents filled in, or another base)."""
+        """Return this state with an equivalent form of one entry.
+
+        For example with its contents loaded, or with another base.
+        """
         return replace(self, entries=self.entries.with_changes({entry.id: entry}))
 
 
 class DoesNotFollow(ValueError):
-    """A record names another predecessor than the known one: one of the two does not belong to this log."""
+    """A record names another predecessor than the last known one. One of the two does not belong to this log."""
 
 
 def apply(state: State, record: Record) -> State:
@@ -177,26 +187,26 @@ def apply(state: State, record: Record) -> State:
     if record.previous != state.commit:
         raise DoesNotFollow(f"it follows the commit {record.previous}, and the record before it is {state.commit}")
     if record.submitted is not UNSET and any(submitted.first > submitted.last + 1 for submitted in record.submitted):
-        raise ValueError("it says of operations that were submitted that the first comes long after the last")
+        raise ValueError("a submitted range of operations begins more than one after its end")
     number = max(record.format, FORMAT_MIN)
-    if number < format_after(state, record.mutations):
-        raise ValueError(f"it has format {record.format}, and {format_after(state, record.mutations)} is needed here")
+    if number < compute_format(state, record.mutations):
+        raise ValueError(f"it has format {record.format}, and {compute_format(state, record.mutations)} is needed here")
     check_writer(state.control.writer, state.control.epoch, record.epoch, record.mutations)
-    after = Changing(MapChanges(state.entries), MapChanges(state.ids), state.control, _extended)
-    for step in gathered(record.mutations):
+    after = StateChanges(MapChanges(state.entries), MapChanges(state.ids), state.control, _extend_entry)
+    for step in merge_holds(record.mutations):
         after.add(step, record.seqno, record.written_ms)
     entries, ids = state.entries.with_changes(after.entries), state.ids.with_changes(after.ids)
     return State(record.location, record.seqno, entries, ids, after.control, record.commit, number)
 
 
-def format_after(state: State, mutations: Iterable[Mutation]) -> int:
-    """Return the least number that a record with these mutations may have after state; it never goes back."""
+def compute_format(state: State, mutations: Iterable[Mutation]) -> int:
+    """Return the least format number that a record with these mutations may have. It never goes back."""
     least = FORMAT_MIN if state.seqno < 0 else state.format
     return max([least, *[mutation.format_needed for mutation in mutations]])
 
 
-class Changing:
-    """A state to which mutations are applied one after the other; extend adds one to an entry."""
+class StateChanges:
+    """A state to which mutations are applied one by one. `extend` adds a step to an entry."""
 
     def __init__(
         self,
@@ -215,14 +225,14 @@ class Changing:
         if isinstance(step, LocationMutation):
             control_before, self.control = self.control, LOCATION_RULES[type(step)](self.control, step, seqno)
             if isinstance(step, kinds.EndLease) and step.lease in control_before.leases:
-                self._release_all(step.lease)
+                self._release_lease(step.lease)
             return
         if isinstance(step, BringsParts):
             check_uploaded(self.control, step)
         entry = self.load_entry(step)
         if isinstance(step, kinds.Destroy):
             self._check_not_needed(entry)
-            control = with_destroyed(self.control, entry.id, entry.readers, entry.folders, seqno, written_ms)
+            control = add_destroyed(self.control, entry.id, entry.readers, entry.folders, seqno, written_ms)
             self.control = control
             self.entries[entry.id] = None
             self.ids[entry.name] = None
@@ -230,12 +240,12 @@ class Changing:
         if isinstance(step, kinds.SetHold) and step.lease is not None:
             if step.lease not in self.control.leases:
                 raise LeaseExpired("the lease this hold lives by has ended, so since may have passed it")
-            entry = _with_leased(entry, step.hold, step.lease)
+            entry = _add_leased_hold(entry, step.hold, step.lease)
         elif isinstance(step, kinds.ReleaseHold):
-            entry = _without_leased(entry, step.hold)
+            entry = _remove_leased_hold(entry, step.hold)
         elif isinstance(step, LeavesUnused):
             check_unused(step, entry.folders)
-            self.control = with_unused(self.control, step, entry.readers, entry.folders, seqno, written_ms)
+            self.control = add_unused(self.control, step, entry.readers, entry.folders, seqno, written_ms)
         if isinstance(step, kinds.Rename):
             entry = self._rename_entry(entry, step.name)
         elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
@@ -244,7 +254,7 @@ class Changing:
         self.ids[entry.name] = entry.id
 
     def _rename_entry(self, entry: CollectionEntry, name: str) -> CollectionEntry:
-        """Return entry with another name, which must be free; the one before becomes free."""
+        """Return entry with another, free name."""
         check_name(name)
         if name != entry.name and self.ids.now(name) is not None:
             raise CollectionExists(name)
@@ -252,7 +262,9 @@ class Changing:
         return replace(entry, name=name)
 
     def _check_not_needed(self, entry: CollectionEntry) -> None:
-        """Raise CollectionNeeded if views read the collection: each has a permanent hold on it, called after its id.
+        """Raise CollectionNeeded if views read the collection.
+
+        Each view has a permanent hold on it, which is named by the view's id.
 
         If the contents are not known, this is a replay of a record whose writer knew them.
         """
@@ -262,8 +274,8 @@ class Changing:
             raise CollectionNeeded(entry.name, sorted(views))
 
     def _check_columns_not_needed(self, entry: CollectionEntry, schema: dict[str, Any]) -> None:
-        """Raise ColumnsNeeded if a version of the schema drops a column that a view reads; as `_check_not_needed`."""
-        in_use = {} if entry.contents is None else columns_in_use(entry.contents, schema)
+        """Raise ColumnsNeeded if a schema drops a column that a view reads."""
+        in_use = {} if entry.contents is None else find_columns_in_use(entry.contents, schema)
         readers = {
             column: sorted({reader.name for hold in holds if (reader := self._find_reader(hold)) is not None})
             for column, holds in sorted(in_use.items())
@@ -278,17 +290,17 @@ class Changing:
         owner = None if entry is None else find_owner(entry.name)
         return entry if owner is None else self.entries.now(owner)
 
-    def _release_all(self, lease: str) -> None:
+    def _release_lease(self, lease: str) -> None:
         """Release all holds that live by a lease."""
         concerned = [entry for _, entry in self.entries.marked(lease) if entry.leased and lease in entry.readers]
         for entry in concerned:
             for hold, by in entry.leased:
                 if by == lease:
-                    entry = self._extend(_without_leased(entry, hold), kinds.ReleaseHold(entry.id, hold))
+                    entry = self._extend(_remove_leased_hold(entry, hold), kinds.ReleaseHold(entry.id, hold))
             self.entries[entry.id] = entry
 
     def load_entry(self, step: CollectionStep) -> CollectionEntry:
-        """Return the entry that step is about, a new one for `Create`, if there may be one."""
+        """Return the entry of a step's collection; a new one for `Create` and `Clone`."""
         entry = self.entries.now(step.collection)
         if isinstance(step, kinds.Makes):
             if not is_id(step.collection):
@@ -299,14 +311,14 @@ class Changing:
             if self.ids.now(step.name) is not None or entry is not None:
                 raise CollectionExists(step.name)
             if isinstance(step, kinds.Clone):
-                return CollectionEntry(step.collection, step.name, folders=self._load_clone_folders(step))
+                return CollectionEntry(step.collection, step.name, folders=self._check_clone_folders(step))
             return CollectionEntry(step.collection, step.name)
         if entry is None:
             raise CollectionNotFound(step.collection, "this location", tuple(n for n, _ in self.ids.in_memory()))
         return entry
 
-    def _load_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
-        """Return the folders of others in which the parts of a clone may lie, after checking that its source has these.
+    def _check_clone_folders(self, step: kinds.Clone) -> tuple[str, ...]:
+        """Check a clone against its source; return the folders that have its parts.
 
         The source is among them also if the clone has no part there: what is erased from one is erased from the others.
         A blob that nothing names is never named again. If the contents are not known, see `_check_not_needed`.
@@ -329,7 +341,7 @@ class Changing:
         return tuple(sorted({source.id, *source.folders}))
 
 
-def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:
+def _add_leased_hold(entry: CollectionEntry, hold: str, lease: str) -> CollectionEntry:
     for leased_hold, by in entry.leased:
         if leased_hold == hold and by != lease:
             raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
@@ -338,22 +350,22 @@ def _with_leased(entry: CollectionEntry, hold: str, lease: str) -> CollectionEnt
     return replace(entry, leased=(*entry.leased, (hold, lease)))
 
 
-def _without_leased(entry: CollectionEntry, hold: str) -> CollectionEntry:
+def _remove_leased_hold(entry: CollectionEntry, hold: str) -> CollectionEntry:
     if all(leased_hold != hold for leased_hold, _ in entry.leased):
         return entry
     return replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
 
 
-def _extended(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
-    """Return entry with the mutations of a step pending, and in its contents if it has them."""
+def _extend_entry(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
+    """Return entry with a step's mutations pending, and applied to known contents."""
     assert not isinstance(step, Planned | Condition)
     if isinstance(step, kinds.Note):
         check_note(step)
         return entry  # It changes nothing, so it need not be kept to be replayed.
-    mutations = step.steps if isinstance(step, Holds) else (step,)
+    mutations = step.steps if isinstance(step, SetHolds) else (step,)
     contents = entry.contents
     if contents is not None or isinstance(step, kinds.Makes):
         contents = apply_step(contents, step)
     if contents is not None and len(entry.pending) + len(mutations) > PENDING_MAX:
-        return entry.replayed(contents)
+        return entry.rebase(contents)
     return replace(entry, pending=(*entry.pending, *mutations), contents=contents)

@@ -37,9 +37,9 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, Numbers, Words
 from persist.core.names import DERIVED_FROM, check_free_name
 from persist.core.state_rules.collection_rules import ExpectErasures
-from persist.core.state_rules.contents import CollectionState, check_readable, first_time
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.schemas import newest_like
+from persist.core.state_rules.contents import CollectionState, check_readable, get_first_time
+from persist.core.state_rules.erasures import count_erasures
+from persist.core.state_rules.schemas import load_newest_schema
 from persist.core.timeline import Moment
 from persist.engine.collection.failures import is_of_failures
 from persist.engine.compact import Rewrite
@@ -56,20 +56,20 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
     engine = source.engine
     writer = engine.writer("clone")
     check_free_name(name)
-    contents, time = source.sealed(as_of, 0.0)
+    contents, time = source.wait_sealed(as_of, 0.0)
     if as_of in (None, LATEST) and contents.upper == END:
         # So that the clone can be written, although its source is complete for ever.
         if contents.keyed is not None:
             writer.resolver.resolve(source.id, source.name, source.machine)
-        time = _last_change(source.known())
+        time = _last_change(source.get_known_state())
 
     def plan() -> CollectionHandle:
         """Plan the steps of the clone from the newest state, and rewrite parts if needed."""
         if engine.find_newest_id(name) is not None:
             raise CollectionExists(name)
-        if time >= source.known().resolved:
+        if time >= source.get_known_state().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)
-        contents = source.known()
+        contents = source.get_known_state()
         check_readable(contents, time)
         id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
         new_parts: Sequence[Part] = ()
@@ -81,8 +81,8 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 writer.part_writer().discard(new_parts)
             raise
-        clone_contents = engine.follower.known(id_, name)
-        return open_handle(engine, clone_contents, newest_like(source.schema, clone_contents), source.machine)
+        clone_contents = engine.follower.require(id_, name)
+        return open_handle(engine, clone_contents, load_newest_schema(source.schema, clone_contents), source.machine)
 
     def raise_if_needed(error: PersistError) -> None:
         if isinstance(error, MissingBlob) and source.needs(error.key):
@@ -95,7 +95,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
 
 def _last_change(contents: CollectionState) -> int:
     times = [part.time_max for part in contents.numbered.values()]
-    return max([*times, first_time(contents), *(keyframe.as_of for keyframe in contents.keyframes)])
+    return max([*times, get_first_time(contents), *(keyframe.as_of for keyframe in contents.keyframes)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def _steps(contents: CollectionState, id_: str, name: str, shares: _Shares, made
     new = tuple(range(len(numbers), len(numbers) + len(made)))
     keyframe = None if shares.keyframe is None else Keyframe(shares.keyframe.as_of, tuple(numbers[n] for n in base))
     steps: list[Step] = [
-        ExpectErasures(contents.id, erasure_number(contents)),
+        ExpectErasures(contents.id, count_erasures(contents)),
         kinds.Clone(
             id_,
             name,

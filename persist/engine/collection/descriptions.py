@@ -7,7 +7,7 @@ from typing import Any
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import changes_between
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain, to_antichain, to_stored
+from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -15,7 +15,7 @@ from persist.core.names import check_hold_name, check_tag_name, is_text
 from persist.core.rendering import Shown
 from persist.core.state_rules.annotations import About as StoredAbout
 from persist.core.state_rules.contents import CollectionState, check_readable
-from persist.core.state_rules.keyed_rules import since_max
+from persist.core.state_rules.keyed_rules import compute_since_max
 from persist.core.timeline import Moment, Retention, Timeline, format_time, is_moment, retention_text, retention_times
 from persist.engine.hold import Hold, HoldInfo, LeasedHold, NamedHold
 from persist.engine.location.collection_handle import CollectionHandle
@@ -48,7 +48,7 @@ def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) 
     """Let since advance as far as no hold needs what is before; see `Collection.allow_compaction`."""
     # A moment stays readable: the last time that is not after it does.
     reach = handle.as_time("since", since) if is_moment(since) else since
-    step = kinds.AllowCompaction(handle.id, to_stored(handle.frontier("since", reach)))
+    step = kinds.AllowCompaction(handle.id, encode_frontier(handle.frontier("since", reach)))
     return handle.engine.writer("allow_compaction").allow_compaction(step, handle.name)
 
 
@@ -240,7 +240,7 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
     """Make or move a tag, durably; return its time. Arguments and errors as of `Collection.tag`."""
     handle.engine.writer("tag")
     check_tag_name(name)
-    contents, at = handle.sealed(time, 0.0)
+    contents, at = handle.wait_sealed(time, 0.0)
     present = contents.tags.get(name)
     if present != at:
         expected = present if move else None
@@ -265,7 +265,7 @@ def retained(handle: CollectionHandle, holds: list[HoldInfo]) -> Retained | None
     if contents.retention is None:
         return None
     late = tuple(hold for hold in holds if hold.time < contents.allowed)
-    waits = since_max(contents) < contents.allowed
+    waits = compute_since_max(contents) < contents.allowed
     first = min((part.time_min for part in contents.pending.values()), default=None) if waits else None
     since, upper = to_antichain(contents.since), to_antichain(contents.upper)
     return Retained(contents.retention, since, upper, late, handle.timeline, first)

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.nested import Node, column_node, reshape_column, split_changes, split_names
 from persist.codecs.types.python_types import field_types
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.codecs.types.widening import may_overflow, widened_column
+from persist.codecs.types.widening import may_overflow, widen_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import Keyed, build_form, find_machine
@@ -31,7 +31,7 @@ from persist.core.names import is_text
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper, ExpectParts, apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.keyed_rules import check_new_names
-from persist.core.state_rules.schemas import among_versions, check_follows, moved
+from persist.core.state_rules.schemas import attach_versions, build_schema_moved, check_made_from_newest
 from persist.engine.collection.descriptions import ids_as_seen
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
@@ -118,10 +118,10 @@ def _evolve(
         ids_as_seen(handle, contents.schema, contents.schema.distinct("comments", [*comments]))
         return _only_commented(handle, contents.schema, comments, beside)
     # From the user's version: a name may belong to another column now.
-    schema_before = among_versions(handle.schema, contents)
+    schema_before = attach_versions(handle.schema, contents)
     after = _evolve_schema(schema_before, evolution, contents)
     check_new_names({*after.names} - {*schema_before.names})
-    check_follows(contents, after, becomes_keyed=evolution.keyed is not None)
+    check_made_from_newest(contents, after, becomes_keyed=evolution.keyed is not None)
     if evolution.keyed is None and replace(after, version=schema_before.version) == schema_before:
         return _only_commented(handle, schema_before, comments, beside)
     _check_machine(handle, contents, after)
@@ -158,7 +158,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
         add, drop, rename, widen, inner = split_changes(
             known, evolution.add, evolution.drop, evolution.rename, evolution.widen
         )
-        return evolved(
+        return evolve_schema(
             known,
             add=add,
             defaults=split_names(evolution.defaults),
@@ -172,7 +172,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
         if before.version == len(contents.earlier) + 1:
             raise
         # Another client may have changed the collection so that it does not apply: the user must look first.
-        raise moved(contents, before.version, [str(error)]) from error
+        raise build_schema_moved(contents, before.version, [str(error)]) from error
 
 
 def _check_machine(handle: CollectionHandle, contents: CollectionState, after: CollectionSchema) -> None:
@@ -255,7 +255,7 @@ def _check_fits(
     for table in (*scan.base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
         for name, pair in shapes.items():
             try:
-                reshape_column(table[name], *pair, widened_column)
+                reshape_column(table[name], *pair, widen_column)
             except pa.ArrowException as error:
                 raise SchemaMismatch(
                     f"column {name!r} holds times that {pair[1].kind} cannot hold: {error}. Keep its unit, or correct "

@@ -35,8 +35,8 @@ from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Tuning
 from persist.core.state_rules.collection_rules import ExpectErasures, ExpectRuns, apply_step
-from persist.core.state_rules.contents import CollectionState, with_replaced
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.contents import CollectionState, compute_replacement
+from persist.core.state_rules.erasures import count_erasures
 from persist.engine.compact.planner import Forget, MakeKeyframe, MergeRuns, Thin, Work, next_work
 from persist.engine.compact.rewriter import WHOLE_FRACTION, MadeRun, PartMaker, Rewrite, RunPiece, keyframe_pieces
 from persist.engine.follow.follower import Follower
@@ -110,7 +110,7 @@ def with_read(parts: Sequence[Part], report: CompactionReport) -> CompactionRepo
     )
 
 
-def with_written(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+def add_written_parts(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
     """Return report with parts added to what it wrote."""
     return report + CompactionReport(
         parts_written=len(parts),
@@ -214,7 +214,7 @@ class Compactor:
     def _contents(self, id_: str, name: str) -> CollectionState:
         if self._stop.is_set():
             raise ClientClosed("compaction")
-        return self._follower.current(id_, name)
+        return self._follower.refresh_and_require(id_, name)
 
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
         attempt = _Attempt(contents)
@@ -236,11 +236,11 @@ class Compactor:
             if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
                 raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
             raise
-        return with_written(attempt.parts, report)
+        return add_written_parts(attempt.parts, report)
 
     def _needs(self, contents: CollectionState, blob: str) -> bool:
         try:
-            contents_now = self._follower.current(contents.id, contents.name)
+            contents_now = self._follower.refresh_and_require(contents.id, contents.name)
         except CollectionNotFound:
             return False
         return any(part.blob == blob for part in contents_now.stored_parts)
@@ -254,7 +254,7 @@ class Compactor:
             newest = self._contents(contents.id, contents.name)
             for condition in conditions:
                 apply_step(newest, condition)
-            _, unused = with_replaced(newest, step)
+            _, unused = compute_replacement(newest, step)
             return msgspec.structs.replace(step, unused=unused)
 
         def plan() -> None:
@@ -328,7 +328,7 @@ class Compactor:
         """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
         schema = contents.schema
         parts = [contents.list_parts(run) for run in runs]
-        scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
+        scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).prune() for run_parts in parts]
         rewritten = []
         for old, maker_output in zip(
             parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True
@@ -380,7 +380,7 @@ class _Attempt:
         """
         runs = tuple(run for run in self._contents.history if run[0] in step.removed_runs)
         id_ = self._contents.id
-        return ExpectErasures(id_, erasure_number(self._contents)), ExpectRuns(id_, runs)
+        return ExpectErasures(id_, count_erasures(self._contents)), ExpectRuns(id_, runs)
 
     def numbers(self, run: MadeRun) -> Numbers:
         """Return the numbers and names of the parts of a run that was made."""

@@ -35,7 +35,7 @@ from persist.blob.protocol import Blob
 from persist.core.log.framing import MADE_AGAIN
 from persist.core.log.keys import pages_key, pages_seqno
 from persist.core.names import is_id
-from persist.core.state_rules.frozen_map import FrozenMap, merged
+from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
 
 V = TypeVar("V")
 
@@ -109,7 +109,9 @@ class Table(Generic[V]):
     def iterate_prefix(self, prefix: str) -> Iterator[tuple[str, V]]:
         """Yield the keys that start with prefix, ascending, with their values."""
         ours = ((key, value) for key, value in self._items(prefix))
-        return ((key, value) for key, value in merged(ours, self.before.iterate_prefix(prefix)) if value is not None)
+        return (
+            (key, value) for key, value in merge_sorted(ours, self.before.iterate_prefix(prefix)) if value is not None
+        )
 
     def marked(self, mark: str) -> Iterator[str]:
         """Yield the ids of entries that may have a hold which lives by a lease."""
@@ -268,7 +270,7 @@ def rewritten(
             writing.take_over(pages)
         else:
             assert oldest is not None
-            add(merged(take_newer(end), oldest.iterate_raw(pages)))
+            add(merge_sorted(take_newer(end), oldest.iterate_raw(pages)))
     add(take_newer(None))
     return writing.objects()
 

@@ -25,7 +25,7 @@ from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import to_stored
+from persist.core.antichain import encode_frontier
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.core.keyed.events import lacks_column
 from persist.core.keyed.form import find_machine
@@ -35,8 +35,8 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures, apply_step
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.keyed_rules import due, keyed_form, unused_after
+from persist.core.state_rules.erasures import count_erasures
+from persist.core.state_rules.keyed_rules import get_keyed_form, list_due_parts, list_unused_after_resolve
 from persist.engine.follow.follower import Follower
 from persist.engine.read.keyed.resolution import Purging, require_machine, resolve_events
 from persist.engine.read.parts.reader import PartReader
@@ -231,7 +231,7 @@ class Resolver:
         """Remember the machine that a user gave for a collection, for maintenance."""
         self._given[collection] = machine
 
-    def made(
+    def make_resolution(
         self,
         contents: CollectionState,
         schema: CollectionSchema,
@@ -255,10 +255,10 @@ class Resolver:
         on_keys = (lambda keys: None) if purged is None else purged.touched
         updates = resolve_events(contents, schema, machine, end, reader, own_events, on_keys)
         purged_tables = iter(()) if purged is None else (purged.updates(schema) for _ in range(1))
-        pending, unused = due(contents, end), unused_after(contents, end)
+        pending, unused = list_due_parts(contents, end), list_unused_after_resolve(contents, end)
 
         def resolution() -> kinds.Resolve:
-            start, until = to_stored(contents.resolved), to_stored(end)
+            start, until = encode_frontier(contents.resolved), encode_frontier(end)
             return kinds.Resolve(
                 contents.id, start, until, pending, tuple(stored), watermarks=watermarks, unused=unused
             )
@@ -296,21 +296,23 @@ class Resolver:
 
         def plan() -> bool:
             """Resolve once, with the newest contents; return whether there was anything to do."""
-            contents = self._follower.current(id_, name)
-            if not due(contents, contents.upper):
+            contents = self._follower.refresh_and_require(id_, name)
+            if not list_due_parts(contents, contents.upper):
                 return False
-            machine = require_machine(find_machine(keyed_form(contents), given, name), keyed_form(contents), name)
+            machine = require_machine(
+                find_machine(get_keyed_form(contents), given, name), get_keyed_form(contents), name
+            )
             resolution_parts: tuple[Part, ...] = ()
             try:
-                step = self.made(contents, contents.schema, machine, contents.upper)
+                step = self.make_resolution(contents, contents.schema, machine, contents.upper)
                 resolution_parts = step.parts
-                self._submit([ExpectErasures(id_, erasure_number(contents)), step], {id_: name}).result()
+                self._submit([ExpectErasures(id_, count_erasures(contents)), step], {id_: name}).result()
                 return True
             except (InvalidUsage, Conflict):
                 self.discard(resolution_parts)
                 raise
             except MissingBlob as error:
-                if self._follower.current(id_, name) == contents:
+                if self._follower.refresh_and_require(id_, name) == contents:
                     raise
                 raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
 
@@ -322,7 +324,11 @@ class Resolver:
         If another client has the location exclusively, that one resolves. Return whether work remains. Return whether
         something is left.
         """
-        if contents.keyed is None or contents.keyed.resolve != "background" or not due(contents, contents.upper):
+        if (
+            contents.keyed is None
+            or contents.keyed.resolve != "background"
+            or not list_due_parts(contents, contents.upper)
+        ):
             return False
         machine = self._given.get(contents.id)
         if find_machine(contents.keyed, machine, contents.name) is not None:

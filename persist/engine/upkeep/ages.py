@@ -58,7 +58,7 @@ class Ages:
     @cached_property
     def policy(self) -> Policy:
         """The policy by which something may be deleted now; see `persist.core.state_rules.policies`."""
-        return self.policies.in_force(
+        return self.policies.get_policy_in_force(
             self.state.control.log_floor, lambda seqno, age_s: self.seqno_before(age_s) >= seqno
         )
 
@@ -85,7 +85,7 @@ class Ages:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
         That is after the last upload that has taken too long, and not after any other. A writer may have read the log
-        before an old upload began, and store its first part only now; see `_first_unpassed`.
+        before an old upload began, and store its first part only now; see `_find_first_pending`.
 
         Args:
             uploads: the seqno in the name and the age in seconds of each part that nothing names.
@@ -97,9 +97,9 @@ class Ages:
                 floor = max(floor, seqno + 1)
             else:
                 young.append(seqno)
-        return min(floor, self._first_unpassed(uploads), *young)
+        return min(floor, self._find_first_pending(uploads), *young)
 
-    def _first_unpassed(self, uploads: Sequence[tuple[int, float]]) -> int:
+    def _find_first_pending(self, uploads: Sequence[tuple[int, float]]) -> int:
         """Return the first seqno that an upload may have whose writer still has time, though no part is stored yet.
 
         Nobody plans an upload of a seqno once the record at it is known. So that record must be as old as an upload may
@@ -135,7 +135,7 @@ class Ages:
         covered = _last_before(self.now_s - 2 * STALE_AFTER_S, *self.checkpoints)
         floor = min(old, self.state.seqno + 1 - policy.log_retention_records, covered + 1)
         least = max(1, policy.log_retention_records // 10)
-        destroyed = control.destroyed_before(least_old)
+        destroyed = control.get_destroyed_before(least_old)
         if destroyed > floor:
             floor, least = destroyed, 1
         return floor if floor - control.log_floor >= least else None

@@ -9,7 +9,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Archiving
 from persist.core.log.kinds import Mutation
 from persist.core.log.token_archives import ArchivedTokens, store_archive
-from persist.core.state_rules.annotations import archiving_step, plan_archiving
+from persist.core.state_rules.annotations import build_archiving_step, plan_archiving
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
@@ -35,4 +35,4 @@ def with_archiving(
     format = max(state.format, Archiving.came_with)
     archive = store_archive(blob, state.location, contents.id, state.seqno + 1, moved, format=format)
     follower.tokens.keep(archive, moved)
-    return archiving_step(mutation, contents.archives, archive, len(marks), merged, dropped)
+    return build_archiving_step(mutation, contents.archives, archive, len(marks), merged, dropped)

@@ -12,11 +12,11 @@ from persist.core.names import OWN_PREFIX
 from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
 from persist.core.settings import Location, Settings
-from persist.core.state_rules.contents import last_sealed
+from persist.core.state_rules.contents import get_last_sealed
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, loaded_by_id, open_engine
+from persist.engine.location.opening import load_handle, load_handle_by_id, open_engine
 from persist.engine.location.writer import OpenOptions
 from persist.services.fsck import Problem, fsck
 
@@ -87,8 +87,8 @@ def verify(
         done = ends.enter_context(task("verify", engine.url, total=len(names), unit="collections"))
         for name in names:
             try:
-                handle = loaded(engine, name)
-                time, version = last_sealed(handle.contents()), handle.schema.version
+                handle = load_handle(engine, name)
+                time, version = get_last_sealed(handle.contents()), handle.schema.version
                 if time >= 0:
                     digests[name] = (time, _digest(handle, time, version))
                     if original is not None and (why := _difference(original, handle, digests[name])):
@@ -108,7 +108,7 @@ def _difference(other: Engine, handle: CollectionHandle, proved: tuple[int, str]
     """Return the difference of a collection from another copy; None if equal, or if unknown."""
     time, digest = proved
     try:
-        original = loaded_by_id(other, handle.id, handle.name)
+        original = load_handle_by_id(other, handle.id, handle.name)
         original_digest = _digest(original, time, handle.schema.version)
     except (CollectionNotFound, AsOfCompacted):
         return None

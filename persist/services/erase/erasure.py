@@ -44,9 +44,9 @@ from persist.core.log import kinds
 from persist.core.names import INDEX_PREFIX, published_hold
 from persist.core.progress import task
 from persist.core.rendering import Shown, format_count
-from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, derived_holds
+from persist.core.state_rules.collection_rules import ExpectDerived, ExpectErasures, list_derived_holds
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.erasures import check_reason, erasure_number
+from persist.core.state_rules.erasures import check_reason, count_erasures
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, PartEraser
 from persist.engine.follow.checkpoint import write_checkpoint
@@ -54,7 +54,7 @@ from persist.engine.location.arrangements import list_arrangements, steps_to_dro
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.read.lookups.requested_keys import distinct_keys
-from persist.engine.read.results.snapshot import checked_filter
+from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 from persist.services.erase.derived import find_relatives, longer_views, related, unfollowed
@@ -135,7 +135,7 @@ def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRec
         if not schema.key_names:
             raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
         return ErasedRecords(distinct_keys(keys, schema), None)
-    return ErasedRecords.matching(checked_filter(schema, where), schema)
+    return ErasedRecords.matching(build_filter(schema, where), schema)
 
 
 def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reason: str) -> ErasureReport:
@@ -203,11 +203,11 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
 
     Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
     """
-    texts = _texts(None if keys is None else distinct_keys(keys, handle.known().schema), where)
+    texts = _texts(None if keys is None else distinct_keys(keys, handle.get_known_state().schema), where)
     family = related(handle) if texts else []
     views = {view.id: view for relative in family for view in load_dependents(handle.engine, relative)}
     places: list[str] = []
-    for contents in (collection.known() for collection in (*family, *views.values())):
+    for contents in (collection.get_known_state() for collection in (*family, *views.values())):
         about, name = contents.about, contents.name
         texts_by_place = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
         texts_by_place |= {f"the property {key!r}": value for key, value in about.properties.items()}
@@ -288,7 +288,7 @@ class _Erasing:
         for handle in relatives:
             step, contents = self._step(handle)
             names[handle.id] = contents.name
-            steps.append(ExpectErasures(handle.id, erasure_number(contents)))
+            steps.append(ExpectErasures(handle.id, count_erasures(contents)))
             if step is not None:
                 concerned.append((handle, contents, step))
         if not concerned:
@@ -298,7 +298,7 @@ class _Erasing:
         indexed: dict[str, Sequence[tuple[str, ...]]] = {**views.indexed}
         tables: dict[str, Mapping[str, Publication]] = {**views.published}
         for handle, contents, step in concerned:
-            steps.append(ExpectDerived(handle.id, derived_holds(contents)))
+            steps.append(ExpectDerived(handle.id, list_derived_holds(contents)))
             steps.append(step)
             tables[contents.name] = contents.tables
             hold_names = (name for name in map(published_hold, contents.published) if name in contents.holds)
@@ -390,7 +390,7 @@ class _Erasing:
     def committed(self) -> Mapping[str, kinds.Erase]:
         """Note that the record is there; return what it erased, by the id of each collection."""
         for id_, eraser in self._erasers.items():
-            eraser.committed(self._erased.get(id_))
+            eraser.note_commit(self._erased.get(id_))
         return self._erased
 
     def _discard(self) -> None:

@@ -55,13 +55,13 @@ from persist.core.log.keys import (
     state_seqno,
     uploaded_seqno,
 )
-from persist.core.rendering import Shown, aligned, format_count, moment_text, plain
+from persist.core.rendering import Shown, align_columns, format_count, moment_text, plain
 from persist.core.state_rules.contents import CollectionState, Erasure
-from persist.core.state_rules.erasures import erasure_number
-from persist.core.state_rules.location import Dropped, may_be_read
+from persist.core.state_rules.erasures import count_erasures
+from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, load_events_schema, without_deletions
-from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
+from persist.engine.follow.checkpoint import iterate_checkpoints, list_directory_blobs
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.upkeep import Ages, checkpoint_marks
 from persist.services.erase.derived import WHY, related, unfollowed
@@ -146,7 +146,7 @@ class Traces(Shown):
             until = "-" if trace.until is None else moment_text(trace.until)
             alike.setdefault((until, trace.why), []).append(trace)
         rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
-        table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
+        table = align_columns([("objects", "until", "such as", "why"), *rows], right={0})
         some = f"{len(self.found):,} of {format_count(self.objects, 'object')}"
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 
@@ -175,7 +175,7 @@ class _Search:
         self._blob: Blob = handle.engine.blob
         self._texts = texts
         self._state: State = self._engine.follower.refresh()
-        self._family = {relative.id: relative.known() for relative in related(handle)}
+        self._family = {relative.id: relative.get_known_state() for relative in related(handle)}
         self._records = {
             id_: None if records is None else records.of(contents.schema) for id_, contents in self._family.items()
         }
@@ -188,8 +188,8 @@ class _Search:
         self._named = {key for contents in self._family.values() for key in contents.named_blobs}
         self._ages = Ages(self._state, self._engine.follower.policies, 0.0, ())
         # Those that the newest checkpoint names hold nothing that is gone, however old they are.
-        newest = next(stored_checkpoints(self._blob), None)
-        named = set() if newest is None else directory_blobs(self._blob, newest.checkpoint)
+        newest = next(iterate_checkpoints(self._blob), None)
+        named = set() if newest is None else list_directory_blobs(self._blob, newest.checkpoint)
         self._pages = {key for key in named if pages_seqno(key) is not None}
 
     def run(self) -> Traces:
@@ -205,10 +205,10 @@ class _Search:
                 traces.append(trace)
         if not self._texts:  # They are searched for texts, like everything, and for nothing else.
             traces += [Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in unfollowed(self._handle)]
-        return Traces(self._handle.known().name, objects, size, tuple(traces), self._facts())
+        return Traces(self._handle.get_known_state().name, objects, size, tuple(traces), self._facts())
 
     def _facts(self) -> dict[str, Any]:
-        state = self._handle.known()
+        state = self._handle.get_known_state()
         return {
             "location": self._blob.url,
             "location_id": self._state.location,
@@ -256,7 +256,7 @@ class _Search:
         if contents is None or not key.startswith(STATES):
             return False
         state = msgspec.json.decode(self._blob.get(key) or b"{}", type=_StateObject)
-        return bool(state.collection.erasures) and state.collection.erasures[-1].number == erasure_number(contents)
+        return bool(state.collection.erasures) and state.collection.erasures[-1].number == count_erasures(contents)
 
     def _part(self, entry: BlobEntry) -> Trace | None:
         key, collection = entry.key, collection_part(entry.key)
@@ -300,7 +300,7 @@ class _Search:
             return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
         until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
-        if may_be_read(control, dropped):
+        if is_still_readable(control, dropped):
             leases = [control.leases[id_] for id_ in dropped.leases if id_ in control.leases]
             holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
             until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])

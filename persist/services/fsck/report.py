@@ -32,7 +32,7 @@ from persist.blob.errors import (
 from persist.blob.protocol import Blob, BlobEntry, get_at_most
 from persist.core.log.framing import intact_kind
 from persist.core.log.keys import LOG
-from persist.core.rendering import Shown, aligned, format_count
+from persist.core.rendering import Shown, align_columns, format_count
 
 ProblemKind = Literal[
     "beyond",
@@ -197,7 +197,7 @@ def _problems(title: str, problems: Sequence[Problem]) -> list[str]:
 def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
     """Return the lines of a table under a title; none without rows."""
     cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
-    return ["", title, *(f"  {line}" for line in aligned(cells, right))] if rows else []
+    return ["", title, *(f"  {line}" for line in align_columns(cells, right))] if rows else []
 
 
 def _age(age_s: float) -> str:

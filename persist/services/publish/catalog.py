@@ -30,11 +30,11 @@ from typing import Any, Protocol
 
 from persist.core.antichain import to_antichain
 from persist.core.errors import AsOfCompacted, AsOfNotSealed, InvalidUsage, PersistError, Superseded
-from persist.core.state_rules.contents import CollectionState, Publication, last_sealed
+from persist.core.state_rules.contents import CollectionState, Publication, get_last_sealed
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 from persist.services.publish.iceberg import IcebergTable, moment_ms
 from persist.services.publish.iceberg_files import DataFiles, schema_json, snapshot_id, snapshot_json, table_json
 from persist.services.publish.planning import FORMAT_VERSION, read_format_version
@@ -99,7 +99,7 @@ class IcebergCatalog:
         Args:
             format_version: the least one of the tables; a table that was published with a newer one keeps it.
         """
-        required("pyiceberg[pyarrow]>=0.12")
+        require_package("pyiceberg[pyarrow]>=0.12")
         self._client = client
         self._interval_s = publish_interval_s
         self._options = {FORMAT_VERSION: str(format_version)} if format_version > 2 else {}
@@ -165,7 +165,7 @@ class IcebergCatalog:
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
         if handle.contents().upper == 0:
-            return _make_empty_table(handle, handle.known(), read_format_version(self._options))
+            return _make_empty_table(handle, handle.get_known_state(), read_format_version(self._options))
         requested = None if as_of is None else handle.as_time("as_of", as_of)
         if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
             raise Superseded(f"{handle.name!r} is being published: load it again")
@@ -239,21 +239,21 @@ class IcebergCatalog:
     ) -> CollectionState:
         """Publish the newest sealed time, unless that is done, or was done a moment ago and serves the request."""
         known = contents.published.get("iceberg")
-        is_current = known is not None and known.as_of >= last_sealed(contents)
+        is_current = known is not None and known.as_of >= get_last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.load_schema(contents, None).version
         keeps = known is not None and "identifier" in known.options  # Catalogs of pyiceberg take version 2 alone.
         raised = {} if keeps else self._options
         if known is not None and read_format_version(known.options) < read_format_version(raised):
             is_current = False
         now_s = time.monotonic()
-        is_behind = known is None or (requested is not None and known.as_of < requested <= last_sealed(contents))
+        is_behind = known is None or (requested is not None and known.as_of < requested <= get_last_sealed(contents))
         if is_current or (not is_behind and now_s - slot.published_s < self._interval_s):
             return contents
         options = {"deletes": "vectors"} if known is None else dict(known.options)
         options |= raised
         publish(handle, IcebergTable(handle, options), None, options=options)
         slot.published_s = now_s
-        return handle.known()
+        return handle.get_known_state()
 
     def _pin(self, handle: CollectionHandle, contents: CollectionState, requested: int | None) -> CollectionState:
         """Pin tagged times and the requested one, and give up pins that nobody needs; return the contents then."""
@@ -263,26 +263,26 @@ class IcebergCatalog:
             until_ms = int(publication.options.get("until_ms", "0"))
             if time_ not in tagged and time_ != requested and until_ms < now_ms:
                 unpin(handle, time_)
-        pinned = handle.known().pins.keys()
+        pinned = handle.get_known_state().pins.keys()
         missing = sorted(tagged - pinned, reverse=True)[: max(0, PINS_MAX - len(pinned))]
         until_s = time.monotonic() + PINNING_S  # The next loads pin the others.
         for time_ in missing:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, {"at_ms": str(now_ms), **self._format(handle.known())})
+                pin(handle, time_, {"at_ms": str(now_ms), **self._format(handle.get_known_state())})
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
-        if requested is not None and requested != newest and requested not in handle.known().pins:
+        if requested is not None and requested != newest and requested not in handle.get_known_state().pins:
             if requested > newest:
                 raise AsOfNotSealed(requested, to_antichain(contents.upper), 0.0)
-            pins = handle.known().pins.values()
+            pins = handle.get_known_state().pins.values()
             requests = sum("until_ms" in pinned_.options for pinned_ in pins)
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
-            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._format(handle.known())})
-        return handle.known()
+            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._format(handle.get_known_state())})
+        return handle.get_known_state()
 
     def _describe_table(
         self, slot: _Slot, handle: CollectionHandle, contents: CollectionState, requested: int | None
@@ -317,7 +317,7 @@ class IcebergCatalog:
         return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _compute_tag(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
-        contents = handle.known()
+        contents = handle.get_known_state()
         IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._format(contents))
 
     def _format(self, contents: CollectionState) -> dict[str, str]:

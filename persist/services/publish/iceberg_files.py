@@ -26,7 +26,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Deletes
 from persist.core.log.keys import manifest_key, size_of_vectors
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
-from persist.core.state_rules.publications import resolved_numbers
+from persist.core.state_rules.publications import resolve_numbers
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.services.publish.bitmaps import frame_vector
@@ -238,7 +238,7 @@ class Manifests:
         publication = contents.published.get(step.table)
         old_files = publication.files if publication is not None else {}
         files = {n: file for n, file in old_files.items() if n not in step.removed}
-        numbers = resolved_numbers(tuple(file.number for file in step.files), contents.next_number)
+        numbers = resolve_numbers(tuple(file.number for file in step.files), contents.next_number)
         came = zip(numbers, step.files, strict=True)
         files |= {number: PublishedFile(step.version, file.deletes) for number, file in came}
         new_parts = dict(enumerate(step.parts, contents.next_number))

@@ -40,7 +40,7 @@ from persist.core.errors import InvalidUsage, Superseded
 from persist.core.keyed.events import dead_filter
 from persist.core.log.keys import table_root
 from persist.core.state_rules.contents import CollectionState, Publication
-from persist.core.state_rules.erasures import erasure_number
+from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.lookup import Lookup
@@ -126,13 +126,13 @@ class Planner:
             NegativeMultiplicity: a record of that time cannot be shown as rows.
             Superseded: the table has another version by now, or is gone, or the collection has other columns.
         """
-        contents, _, reading = self._handle.sealed_and_claimed(as_of, 0.0)
+        contents, _, reading = self._handle.wait_and_claim(as_of, 0.0)
         try:
-            with reading.explained():
+            with reading.explain_missing():
                 reader = reading()
                 scan = snapshot_scan(contents, self._handle.load_schema(contents, None), as_of, None)
                 # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
-                newest = self._handle.known()
+                newest = self._handle.get_known_state()
                 is_moved = newest.published.get(self._table) != publication
                 if is_moved or len(newest.earlier) + 1 != scan.schema.version:
                     raise Superseded(f"the {self._table} table of {newest.name!r} was changed meanwhile: try again")
@@ -171,7 +171,7 @@ class Planner:
         removed = (
             [] if publication is None else [number for number in publication.files if number not in listed_numbers]
         )
-        return Plan(newest, erasure_number(contents), scan.as_of, [*files, *new], removed, is_anew=True)
+        return Plan(newest, count_erasures(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
     def _following(
         self,
@@ -212,7 +212,7 @@ class Planner:
                 lookup = Lookup(scan)
                 current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
             files += self._stored([current], scan)
-        return Plan(newest, erasure_number(contents), scan.as_of, files, [], is_anew=False)
+        return Plan(newest, count_erasures(contents), scan.as_of, files, [], is_anew=False)
 
     def _lying(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
         """Return the parts that can be named as they lie, each blob once."""

@@ -28,8 +28,8 @@ from persist.core.log.records import read_record
 from persist.core.names import read_release
 from persist.core.rendering import moment_text
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.keyed_rules import due as events_due
-from persist.core.state_rules.location import Dropped, LocationState, may_be_read
+from persist.core.state_rules.keyed_rules import list_due_parts as events_due
+from persist.core.state_rules.location import Dropped, LocationState, is_still_readable
 from persist.engine.collection.failures import load_failures
 from persist.engine.compact import must_destroy, next_work
 from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
@@ -442,7 +442,7 @@ def _waiting(dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None
     until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
     if until_s <= now_s:
         waits_for = "the next gc"
-    if may_be_read(control, dropped):
+    if is_still_readable(control, dropped):
         lease = max(
             (control.leases[id_] for id_ in dropped.leases if id_ in control.leases), key=lambda lease: lease.expires_ms
         )

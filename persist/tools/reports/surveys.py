@@ -14,7 +14,13 @@ import persist
 from persist.blob.errors import MissingBlob
 from persist.core.antichain import END, to_time
 from persist.core.names import find_owner, find_reader
-from persist.core.state_rules.contents import CollectionState, Unsealed, definition_number, last_sealed, unsealed
+from persist.core.state_rules.contents import (
+    CollectionState,
+    Unsealed,
+    get_definition_number,
+    get_last_sealed,
+    summarize_unsealed,
+)
 from persist.core.state_rules.state import CollectionEntry, State
 from persist.core.timeline import Timeline
 from persist.engine.follow.checkpoint import load_contents
@@ -80,13 +86,13 @@ class Facts:
         if contents.upper == END:  # Complete: nothing happens after its last update.
             last = max((part.time_max for part in contents.history_parts), default=0)
             return max(last, contents.since, *(keyframe.as_of for keyframe in contents.keyframes))
-        latest = last_sealed(contents)
+        latest = get_last_sealed(contents)
         return latest if latest >= contents.since else None
 
     @property
     def unsealed(self) -> Unsealed | None:
         """Updates beyond upper, which are not readable yet."""
-        return unsealed(self.contents)
+        return summarize_unsealed(self.contents)
 
     def moment(self, time: int | None) -> str | None:
         """Return the moment of a time, if times are moments."""
@@ -251,7 +257,7 @@ class Portrait:
             return None
         inputs = [self.names.get(id_, "a collection that is gone") for id_ in view["inputs"]]
         query = view.get("sql") or f"an index by {', '.join(self.schema.key_names)}"
-        return {"sql": query, "inputs": inputs, "definition": definition_number(self.facts.contents)}
+        return {"sql": query, "inputs": inputs, "definition": get_definition_number(self.facts.contents)}
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:

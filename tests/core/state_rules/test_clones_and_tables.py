@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.errors import Superseded
@@ -16,13 +16,13 @@ from persist.core.log.framing import BlobRef
 from persist.core.log.keys import checkpoint_key, part_key
 from persist.core.log.kinds import Mutation
 from persist.core.names import INDEX_HOLD, VIEW_HOLD
-from persist.core.state_rules.collection_rules import ExpectDerived, cloned
-from persist.core.state_rules.contents import CollectionState, Unsealed, unsealed
+from persist.core.state_rules.collection_rules import ExpectDerived, create_clone
+from persist.core.state_rules.contents import CollectionState, Unsealed, summarize_unsealed
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.erasures import REASON_CHARS_MAX, check_reason
 from persist.core.state_rules.location import LOCATION_RULES, LocationState
-from persist.core.state_rules.publications import OtherUnused, published, unpublished
-from persist.core.state_rules.schemas import newest_like
+from persist.core.state_rules.publications import UnusedBlobsDiffer, add_table_version, remove_table
+from persist.core.state_rules.schemas import load_newest_schema
 from persist.core.state_rules.state import State, apply
 from persist.errors import AsOfNotSealed, CollectionNotFound, InvalidUsage
 from tests.core.state_rules.test_refusals import CREATED, ID, OTHER, SCHEMA, contents_after, part, record
@@ -71,16 +71,16 @@ def test_a_clone_of_a_clone_may_share_what_lies_with_the_first() -> None:
 
 @pytest.mark.parametrize("as_of", [0, 3, TIME_MAX])
 def test_a_clone_begins_at_its_time_with_what_was_before_it(as_of: int) -> None:
-    contents = cloned(clone(FIRST, as_of=as_of))
+    contents = create_clone(clone(FIRST, as_of=as_of))
     assert (contents.since, contents.upper) == (as_of, as_of + 1)
     assert (contents.history, contents.history_from, contents.next_number) == (((0,),), 0, 1)
     if as_of < TIME_MAX:
         with pytest.raises(ValueError, match=f"a part has times after {as_of}"):
-            cloned(clone(FIRST, part(2, as_of + 1), as_of=as_of))
-    assert len(cloned(clone(FIRST, part(2, as_of), as_of=as_of)).numbered) == 2
+            create_clone(clone(FIRST, part(2, as_of + 1), as_of=as_of))
+    assert len(create_clone(clone(FIRST, part(2, as_of), as_of=as_of)).numbered) == 2
     later = clone(FIRST, part(2, as_of), as_of=as_of, runs=((1,),), keyframe=Keyframe(0, (0,)))
     if as_of > 0:
-        assert cloned(later).history_from == 1
+        assert create_clone(later).history_from == 1
 
 
 class Tables:
@@ -115,9 +115,9 @@ class Tables:
         )
         step = msgspec.structs.replace(step, **changed)
         try:
-            after = published(self.contents, step)
-        except OtherUnused as error:
-            after = published(self.contents, msgspec.structs.replace(step, unused=error.blobs))
+            after = add_table_version(self.contents, step)
+        except UnusedBlobsDiffer as error:
+            after = add_table_version(self.contents, msgspec.structs.replace(step, unused=error.blobs))
         number = self.contents.next_number
         self.files[table] = (had - less) | more | ({number} if brought else set())
         before = self.contents.published.get(table)
@@ -147,9 +147,9 @@ def test_a_published_table_has_what_its_versions_brought_and_did_not_remove(seed
         if tables.chance.random() < 0.15:
             step = kinds.Unpublish(ID, table, tables.versions[table])
             try:
-                tables.contents = unpublished(tables.contents, step)
-            except OtherUnused as error:
-                tables.contents = unpublished(tables.contents, msgspec.structs.replace(step, unused=error.blobs))
+                tables.contents = remove_table(tables.contents, step)
+            except UnusedBlobsDiffer as error:
+                tables.contents = remove_table(tables.contents, msgspec.structs.replace(step, unused=error.blobs))
             del tables.files[table], tables.versions[table]
         tables.check()
 
@@ -185,11 +185,11 @@ def test_a_table_leaves_out_no_more_rows_than_a_part_has(left_out: int, is_refus
     step = kinds.Publish(ID, "delta", TABLE, 0, 4, files=(file,), blobs=(vectors,))
     if is_refused:
         with pytest.raises(ValueError, match="leaves out more rows than"):
-            published(contents, step)
+            add_table_version(contents, step)
     else:
-        assert published(contents, step).published["delta"].files[0].deletes == file.deletes
+        assert add_table_version(contents, step).published["delta"].files[0].deletes == file.deletes
     with pytest.raises(ValueError, match="neither the version before has nor this one brings"):
-        published(contents, msgspec.structs.replace(step, blobs=()))
+        add_table_version(contents, msgspec.structs.replace(step, blobs=()))
 
 
 def test_a_condition_on_views_and_indexes_holds_until_one_comes_or_goes() -> None:
@@ -239,7 +239,7 @@ def test_checkpoints_are_made_of_the_first_that_was_named_or_of_later_ones() -> 
 
 @pytest.mark.parametrize(("floor", "since"), [(4, 0), (5, 5), (6, 5), (7, 7), (8, 7), (9, 9), (100, 9)])
 def test_what_was_destroyed_lives_on_up_to_the_last_erasure_that_the_log_has_passed(floor: int, since: int) -> None:
-    assert LocationState(erased=5, erasures=((7, ID), (9, OTHER))).destroyed_before(floor) == since
+    assert LocationState(erased=5, erasures=((7, ID), (9, OTHER))).get_destroyed_before(floor) == since
 
 
 @pytest.mark.parametrize(
@@ -259,9 +259,9 @@ def test_what_is_not_sealed_is_counted() -> None:
     def after(*steps: Mutation) -> CollectionState:
         return contents_after(kinds.Append(ID, (FIRST, SECOND)), *steps)
 
-    assert unsealed(after()) == Unsealed(2, 0, 3, True)
-    assert unsealed(after(kinds.Seal(ID, (1,)))) == Unsealed(1, 3, 3, True)
-    assert unsealed(after(kinds.Seal(ID, (4,)))) is None
+    assert summarize_unsealed(after()) == Unsealed(2, 0, 3, True)
+    assert summarize_unsealed(after(kinds.Seal(ID, (1,)))) == Unsealed(1, 3, 3, True)
+    assert summarize_unsealed(after(kinds.Seal(ID, (4,)))) is None
 
 
 def test_the_newest_schema_is_that_of_the_collection_whichever_is_known() -> None:
@@ -269,8 +269,8 @@ def test_the_newest_schema_is_that_of_the_collection_whichever_is_known() -> Non
     for name in ("a", "b", "c"):
         field = {name: SCHEMA.arrow.field("k").type}
         known = versions[-1]
-        versions.append(evolved(known, add=field, defaults={}, drop=[], rename={}, widen={}, reorder=None))
+        versions.append(evolve_schema(known, add=field, defaults={}, drop=[], rename={}, widen={}, reorder=None))
     contents = contents_after(*(kinds.Evolve(ID, each.to_json()) for each in versions[1:]))
     for each in versions:
-        newest = newest_like(each, contents)
+        newest = load_newest_schema(each, contents)
         assert (newest.version, newest.names) == (4, versions[-1].names)

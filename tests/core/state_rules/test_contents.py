@@ -9,9 +9,9 @@ from persist.core.errors import Superseded
 from persist.core.log import kinds
 from persist.core.log.fields import Keyframe, TableFile
 from persist.core.log.keys import part_key
-from persist.core.state_rules.contents import CollectionState, check_runs, with_replaced
+from persist.core.state_rules.contents import CollectionState, check_runs, compute_replacement
 from persist.core.state_rules.location import ExclusiveWriter, check_writer
-from persist.core.state_rules.publications import check_published, published
+from persist.core.state_rules.publications import add_table_version, check_published
 from persist.errors import Locked, WriterFenced
 from tests.core.state_rules.test_refusals import ID, contents_after, part
 
@@ -33,7 +33,7 @@ def compacted() -> CollectionState:
         keyframes=(Keyframe(3, (-1, -2)),),
         history_from=4,
     )
-    after, unused = with_replaced(contents, step)
+    after, unused = compute_replacement(contents, step)
     assert unused == (part(1, 0).blob, part(2, 3).blob)
     assert (after.history, after.keyframes) == (((4,), (5,)), (Keyframe(3, (2, 3)),))
     return after
@@ -77,7 +77,7 @@ def test_what_breaks_an_invariant_of_runs_is_refused(changed: dict[str, Any], wo
 @pytest.mark.parametrize("gone", [{"removed_runs": (4, 99)}, {"removed_keyframes": (3, 9)}])
 def test_a_compaction_of_what_another_one_has_replaced_loses(gone: dict[str, tuple[int, ...]]) -> None:
     with pytest.raises(Superseded, match="another one came first"):
-        with_replaced(compacted(), msgspec.structs.replace(kinds.Replace(ID), **gone))
+        compute_replacement(compacted(), msgspec.structs.replace(kinds.Replace(ID), **gone))
 
 
 def test_whoever_opened_exclusively_after_another_is_named_by_its_epoch() -> None:
@@ -92,7 +92,7 @@ def test_whoever_opened_exclusively_after_another_is_named_by_its_epoch() -> Non
 
 def test_what_breaks_an_invariant_of_published_tables_is_refused() -> None:
     step = kinds.Publish(ID, "delta", "8" * 32, 0, 4, parts=(part(7, 4),), files=(TableFile(4), TableFile(-1)))
-    contents = published(compacted(), step)
+    contents = add_table_version(compacted(), step)
     assert [*contents.kept] == [6]
     check_published(contents)
     inline = msgspec.structs.replace(part(7, 4), blob="", inline=b"x")

@@ -13,10 +13,10 @@ from persist.core.log.fields import KeyedForm, MachineForm
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import (
     ERASURES_KEPT,
-    erased,
-    erasure_number,
+    apply_erasure,
+    count_erasures,
     list_blobs_unused_after_erasure,
-    with_erased,
+    replace_erased_parts,
 )
 from persist.core.state_rules.state import State, apply
 from persist.errors import InvalidUsage
@@ -64,15 +64,15 @@ def test_each_part_that_held_a_record_makes_room_for_those_without_it(seed: int)
         assert list_blobs_unused_after_erasure(contents, step) == unused
         if unused:
             with pytest.raises(Superseded, match="other blobs fall out of use"):
-                erased(contents, step)
-        contents = erased(contents, msgspec.structs.replace(step, unused=unused))
+                apply_erasure(contents, step)
+        contents = apply_erasure(contents, msgspec.structs.replace(step, unused=unused))
         runs = [run for run in ([m for n in run for m in places.get(n, [n])] for run in runs) if run]
         held = {n: each for n, each in held.items() if n not in places}
         held |= {number + n: each for n, each in enumerate(step_parts)}
         assert [list(run) for run in contents.history] == runs
         assert contents.numbered == held
         assert contents.next_number == number + len(step_parts)
-        assert erasure_number(contents) == turn + 1
+        assert count_erasures(contents) == turn + 1
     assert {each.reason for each in contents.erasures} == {"request 17"}
 
 
@@ -80,14 +80,14 @@ def test_events_that_wait_make_room_for_events_in_their_order() -> None:
     contents = pending(3)
     first, second, third = contents.pending
     step = erase(part(50, 0), part(51, 0), replaced={first: (-1, -2), third: ()}, events=2)
-    after = with_erased(contents, step)
+    after = replace_erased_parts(contents, step)
     assert [each.blob for each in after.pending.values()] == [part(50, 0).blob, part(51, 0).blob, part(1, 1).blob]
     assert [*after.pending] == [n + contents.next_number + 2 for n in range(3)]
     assert after.next_number == contents.next_number + 5
     assert not after.numbered
     for events in (0, 1):
         with pytest.raises(ValueError, match="it puts events in the place of updates"):
-            with_erased(contents, msgspec.structs.replace(step, events=events))
+            replace_erased_parts(contents, msgspec.structs.replace(step, events=events))
     assert second in contents.pending
 
 
@@ -108,15 +108,15 @@ def test_an_erasure_that_no_writer_would_make_is_refused(
     changed: dict[str, Any], error: type[Exception], words: str
 ) -> None:
     step = erase(part(50, 0), replaced={0: (-1,)})
-    with_erased(plain(2), step)
-    with_erased(plain(2), msgspec.structs.replace(step, updates=0))
+    replace_erased_parts(plain(2), step)
+    replace_erased_parts(plain(2), msgspec.structs.replace(step, updates=0))
     with pytest.raises(error, match=words):
-        with_erased(plain(2), msgspec.structs.replace(step, **changed))
+        replace_erased_parts(plain(2), msgspec.structs.replace(step, **changed))
 
 
 def test_so_many_erasures_are_remembered_and_all_are_counted() -> None:
     contents = plain(1)
     for _ in range(ERASURES_KEPT + 3):
-        contents = with_erased(contents, erase(replaced={}))
+        contents = replace_erased_parts(contents, erase(replaced={}))
     assert len(contents.erasures) == ERASURES_KEPT
-    assert (contents.erasures[0].number, erasure_number(contents)) == (4, ERASURES_KEPT + 3)
+    assert (contents.erasures[0].number, count_erasures(contents)) == (4, ERASURES_KEPT + 3)

@@ -13,7 +13,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm, MachineForm
 from persist.core.state_rules.collection_rules import CollectionStep, apply_step, check_contents
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.keyed_rules import PlannedPend, due
+from persist.core.state_rules.keyed_rules import PlannedPend, list_due_parts
 from persist.errors import (
     FrontierRegression,
     KeyedCollection,
@@ -86,8 +86,8 @@ def test_a_seal_never_passes_events_that_are_pending() -> None:
 def test_a_seal_to_the_present_upper_does_nothing_though_a_pending_part_lies_on_both_sides_of_it() -> None:
     state = keyed(kinds.Pend(ID, (part(1, 8),)), kinds.Resolve(ID, (0,), (5,), (0,)))
     assert after(state, kinds.Seal(ID, (5,))) == state
-    assert due(state, 5) == ()
-    assert due(state, 6) == (0,)
+    assert list_due_parts(state, 5) == ()
+    assert list_due_parts(state, 6) == (0,)
 
 
 def test_plain_updates_to_a_keyed_collection_and_events_to_another_are_refused() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
@@ -19,8 +19,8 @@ from persist.core.log.fields import KeyedForm, Keyframe, MachineForm
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, Submitted
 from persist.core.names import VIEW_HOLD
-from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectParts, Holds, apply_step
-from persist.core.state_rules.contents import CollectionState, check_runs, last_sealed, with_replaced
+from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectParts, SetHolds, apply_step
+from persist.core.state_rules.contents import CollectionState, check_runs, compute_replacement, get_last_sealed
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import Dropped, LocationState, check_uploaded
 from persist.core.state_rules.state import State, apply
@@ -94,13 +94,13 @@ def test_a_hold_lives_by_one_lease_which_is_there() -> None:
 def test_a_record_holds_no_operations_of_a_submitter_after_a_gap() -> None:
     for first in (1, 4, 5):
         apply(State(), record(submitted=(Submitted(OTHER, first, 4),)))
-    with pytest.raises(ValueError, match="the first comes long after the last"):
+    with pytest.raises(ValueError, match="begins more than one after its end"):
         apply(State(), record(submitted=(Submitted(OTHER, 1, 4), Submitted(ID, 6, 4))))
 
 
 def test_the_last_sealed_time_lies_before_upper_and_is_the_last_of_all_where_that_is_empty() -> None:
-    assert last_sealed(contents_after(kinds.Seal(ID, (5,)))) == 4
-    assert last_sealed(contents_after(kinds.Seal(ID, ()))) == TIME_MAX
+    assert get_last_sealed(contents_after(kinds.Seal(ID, (5,)))) == 4
+    assert get_last_sealed(contents_after(kinds.Seal(ID, ()))) == TIME_MAX
 
 
 def test_a_compaction_uses_all_that_it_brings() -> None:
@@ -110,11 +110,11 @@ def test_a_compaction_uses_all_that_it_brings() -> None:
     fitting = kinds.Replace(
         ID, (merged,), removed_runs=firsts, runs=((-1,),), unused=(part(1, 0).blob, part(2, 1).blob)
     )
-    after, unused = with_replaced(contents, fitting)
+    after, unused = compute_replacement(contents, fitting)
     assert after.history == ((contents.next_number,),)
     assert unused == fitting.unused
     with pytest.raises(ValueError, match="it brings parts that it does not use"):
-        with_replaced(contents, msgspec.structs.replace(fitting, parts=(merged, part(4, 0))))
+        compute_replacement(contents, msgspec.structs.replace(fitting, parts=(merged, part(4, 0))))
 
 
 def test_a_condition_on_parts_holds_until_another_part_comes() -> None:
@@ -160,7 +160,7 @@ def test_a_part_of_a_keyframe_has_no_later_times() -> None:
     one, other = part(1, 0), part(2, 3)
     contents = contents_after(kinds.Append(ID, (one, other)), kinds.Seal(ID, (5,)))
     keyframe = Keyframe(3, (-1, -2))
-    after, _ = with_replaced(contents, kinds.Replace(ID, (part(3, 0), part(4, 3)), keyframes=(keyframe,)))
+    after, _ = compute_replacement(contents, kinds.Replace(ID, (part(3, 0), part(4, 3)), keyframes=(keyframe,)))
     check_runs(after)
     with pytest.raises(ValueError, match="a part of the keyframe as of 2 has later times"):
         check_runs(msgspec.structs.replace(after, keyframes=(msgspec.structs.replace(after.keyframes[0], as_of=2),)))
@@ -196,7 +196,7 @@ def test_a_column_that_a_view_reads_is_not_dropped() -> None:
         kinds.SetHold(ID, VIEW_HOLD + OTHER, 0, columns=(column,)),
     ]
     without = kinds.Evolve(
-        ID, evolved(two, add={}, defaults={}, drop=["b"], rename={}, widen={}, reorder=None).to_json()
+        ID, evolve_schema(two, add={}, defaults={}, drop=["b"], rename={}, widen={}, reorder=None).to_json()
     )
     free = apply(State(), record(table, view, holds[0]))
     assert Draft(free).extend([without])
@@ -221,7 +221,7 @@ def test_holds_of_one_record_are_set_as_one_after_the_other(
         known[name] = time
     together, one_by_one = contents_after(*allowed), contents_after(*allowed)
     refused: list[tuple[type, str] | None] = []
-    for groups in ([Holds(ID, tuple(steps))], steps):
+    for groups in ([SetHolds(ID, tuple(steps))], steps):
         try:
             for step in groups:
                 one_by_one = apply_step(one_by_one, step)

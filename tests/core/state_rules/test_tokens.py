@@ -11,7 +11,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Archiving, TokenArchive, TokenMark
 from persist.core.log.framing import BlobRef
 from persist.core.settings import Tuning
-from persist.core.state_rules.annotations import Archives, Remembered, archiving_step, with_archive, with_tokens
+from persist.core.state_rules.annotations import Archives, Remembered, add_tokens, build_archiving_step, update_archives
 from persist.engine.write.part_writer import PartWriter
 from tests.support.parts import commit_parts
 
@@ -30,10 +30,10 @@ def test_a_record_of_a_format_without_archives_drops_the_oldest_tokens_of_sealed
     monkeypatch.setattr("persist.core.state_rules.annotations.TOKENS_KEPT", 3)
     before = {f"t{n}": Remembered(n) for n in range(6)}
     step = kinds.Tokens("c", (TokenMark("later", 9),))
-    assert [*with_tokens(before, step, 3, None)] == [f"t{n}" for n in range(6)] + ["later"], "three are sealed"
-    assert [*with_tokens(before, step, 4, None)] == ["t1", "t2", "t3", "t4", "t5", "later"]
-    assert [*with_tokens(before, step, END, None)] == ["t4", "t5", "later"], "all are"
-    assert len(with_tokens(before, step, END, Archives())) == 7, "with archives, none is dropped"
+    assert [*add_tokens(before, step, 3, None)] == [f"t{n}" for n in range(6)] + ["later"], "three are sealed"
+    assert [*add_tokens(before, step, 4, None)] == ["t1", "t2", "t3", "t4", "t5", "later"]
+    assert [*add_tokens(before, step, END, None)] == ["t4", "t5", "later"], "all are"
+    assert len(add_tokens(before, step, END, Archives())) == 7, "with archives, none is dropped"
 
 
 def test_a_step_that_archives_other_tokens_or_archives_than_there_are_is_refused() -> None:
@@ -41,12 +41,12 @@ def test_a_step_that_archives_other_tokens_or_archives_than_there_are_is_refused
     other = TokenArchive(BlobRef(f"part/{ID}/{1:020d}-{'0' * 32}.json", 1, "0" * 32), 1)
     archives = Archives((archive,), 7)
     step = kinds.Tokens(ID, ())
-    assert with_archive(archives, step) is archives
-    merging = archiving_step(step, archives, other, 1, 1, 0)
-    assert with_archive(archives, merging) == Archives((other,), 7)
+    assert update_archives(archives, step) is archives
+    merging = build_archiving_step(step, archives, other, 1, 1, 0)
+    assert update_archives(archives, merging) == Archives((other,), 7)
     assert merging.unused == (archive.stored.blob,)
-    forgetting = archiving_step(step, archives, other, 1, 0, 1)
-    assert with_archive(archives, forgetting) == Archives((other,), 8)
+    forgetting = build_archiving_step(step, archives, other, 1, 0, 1)
+    assert update_archives(archives, forgetting) == Archives((other,), 8)
     for wrong, message in (
         (msgspec.structs.replace(step, unused=(archive.stored.blob,)), "brings none"),
         (msgspec.structs.replace(merging, unused=()), "other archives fall out of use"),
@@ -54,9 +54,9 @@ def test_a_step_that_archives_other_tokens_or_archives_than_there_are_is_refused
         (msgspec.structs.replace(merging, collection="f" * 32), "does not name an archive"),
     ):
         with pytest.raises(ValueError, match=message):
-            with_archive(archives, wrong)
+            update_archives(archives, wrong)
     with pytest.raises(ValueError, match="archives 1 tokens, and there are 0"):
-        with_tokens({}, merging, 0, archives)
+        add_tokens({}, merging, 0, archives)
 
 
 @pytest.mark.parametrize("token", [None, "t"])

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob
 from persist.blob.protocol import MemoryBlob
-from persist.core.state_rules.frozen_map import FrozenMap, merged
+from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
 from persist.engine.follow import directory_pages as pages
 from persist.engine.follow.directory_pages import Item, Pages, Table, Writing, rewritten
 from tests.support.tiers import examples
@@ -51,7 +51,7 @@ def test_a_map_over_tables_is_what_a_dict_would_be(steps: list[tuple[dict[str, s
             for n in range(joined):
                 oldest = levels.pop()
                 befores.pop()
-                newer = merged(newer, oldest.raw()) if n < joined - 1 else newer
+                newer = merge_sorted(newer, oldest.raw()) if n < joined - 1 else newer
             made = rewritten(Writing(seqno, blob.set), newer, oldest, keeps_gone=bool(levels))
             levels.append(table(blob, made, befores[-1]))
             now = FrozenMap(below=levels[-1])

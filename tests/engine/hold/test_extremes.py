@@ -14,7 +14,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.framing import encode_framed
-from persist.core.state_rules.collection_rules import CollectionStep, apply_step, gathered
+from persist.core.state_rules.collection_rules import CollectionStep, apply_step, merge_holds
 from persist.core.state_rules.contents import CollectionState, Held
 from persist.engine.follow.state_objects import StateObject
 from persist.errors import LeaseExpired
@@ -150,7 +150,7 @@ def test_holds_that_are_set_together_come_to_what_they_do_one_by_one(
             return type(error), str(error)
         return made
 
-    assert outcome(gathered(steps)) == outcome(steps)
+    assert outcome(merge_holds(steps)) == outcome(steps)
 
 
 def test_twenty_thousand_holds_in_one_commit_take_a_moment() -> None:

@@ -15,7 +15,7 @@ from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import to_updates
 from persist.core.log import kinds
-from persist.core.state_rules.contents import CollectionState, appended, with_replaced
+from persist.core.state_rules.contents import CollectionState, append_parts, compute_replacement
 from persist.engine.read.planning.snapshot_plan import UnreadParts
 from tests.support.clocks import ImpatientClock
 
@@ -43,7 +43,7 @@ def test_what_is_unread_is_what_all_parts_would_give(steps: list[tuple[str, obje
     for kind, what in steps:
         if kind == "append":
             assert isinstance(what, list)
-            contents = appended(contents, tuple(part(lower + first, length) for first, length in what))
+            contents = append_parts(contents, tuple(part(lower + first, length) for first, length in what))
         elif kind == "merge":
             assert isinstance(what, set)
             gone = [run for at, run in enumerate(contents.history) if at in what]
@@ -54,7 +54,7 @@ def test_what_is_unread_is_what_all_parts_would_give(steps: list[tuple[str, obje
             total = sum(each.diff_sum for each in parts)
             merged = msgspec.structs.replace(part(first, last - first), rows=total, diff_sum=total)
             step = kinds.Replace("c" * 32, (merged,), removed_runs=tuple(run[0] for run in gone), runs=((-1,),))
-            contents, _ = with_replaced(contents, step)
+            contents, _ = compute_replacement(contents, step)
         else:
             assert isinstance(what, int)
             lower += what

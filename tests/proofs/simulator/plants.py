@@ -31,7 +31,7 @@ from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import checkpoint_key, record_key
 from persist.core.log.records import create_record, record_bytes
-from persist.core.state_rules.annotations import with_tokens
+from persist.core.state_rules.annotations import add_tokens
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.log_identity import Past
@@ -166,8 +166,8 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a token is not remembered": lambda: [
         (
             persist.core.state_rules.collection_rules,
-            "with_tokens",
-            tokens_forgotten(with_tokens),
+            "add_tokens",
+            tokens_forgotten(add_tokens),
         )
     ],
     "a write at a sealed time is taken": lambda: [
@@ -180,7 +180,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         if hasattr(module, "check_beyond_upper")
     ],
     "a collector waits for nobody who reads": lambda: [
-        (persist.engine.upkeep.garbage, "may_be_read", lambda control, dropped: False)
+        (persist.engine.upkeep.garbage, "is_still_readable", lambda control, dropped: False)
     ],
     "a collector does not wait for the grace period": lambda: [
         (persist.engine.upkeep.ages.Ages, "seqno_before", marks_for_ever_old)
@@ -223,7 +223,7 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
         (persist.services.erase.erasure, "recreate_views", lambda engine, handles: RecreatedViews((), {}, {}, {}, {})),
     ],
     "a client raises the format by any record": lambda: [
-        (persist.engine.write.group_commit, "format_after", lambda state, mutations: FORMAT),
+        (persist.engine.write.group_commit, "compute_format", lambda state, mutations: FORMAT),
     ],
     "a tag keeps nothing": lambda: [
         (

@@ -27,11 +27,11 @@ from persist.compute.dataflow.ports.output import KeptLinear, Output
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import END, to_stored
+from persist.core.antichain import END, encode_frontier
 from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
 from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
-from persist.core.state_rules.contents import first_time
+from persist.core.state_rules.contents import get_first_time
 from persist.engine.collection.commit import Commit
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -108,9 +108,9 @@ class Outputs:
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        states = [reader.handle.contents() for reader in followed]
+        states = [reader.handle.get_known_state() for reader in followed]  # Loaded just now.
         uppers = [state.upper for state in states]
-        sinces = [first_time(state) for state in states[: len(sources)]]
+        sinces = [get_first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:
             self._check_behind(sources, uppers, plan)
             held_times = _list_held_times(sources)
@@ -262,7 +262,7 @@ class Outputs:
                 handle = output.handle
                 if output.definition is not None:
                     commit.add(handle, [ExpectDefinition(handle.id, output.definition.number)])
-                commit.add(handle, [ExpectNothingBeyondUpper(handle.id, to_stored(output.upper))])
+                commit.add(handle, [ExpectNothingBeyondUpper(handle.id, encode_frontier(output.upper))])
                 add(commit, output)
                 commit.add(handle, [handle.seal_step(output.sealed_to)])
                 commit.add(handle, output.gives_up(output.sealed_to))

@@ -35,9 +35,9 @@ from persist.core.keyed.form import described
 from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine
 from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
-from persist.core.state_rules.contents import CollectionState, appended
-from persist.core.state_rules.keyed_rules import due, load_form, pending_after
-from persist.core.state_rules.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState, append_parts
+from persist.core.state_rules.keyed_rules import list_due_parts, list_still_pending, load_form
+from persist.core.state_rules.schemas import attach_versions
 from persist.engine.read.keyed.key_replacement import match_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted, without_diffs
 from persist.engine.read.merging import read_snapshot, snapshot_slices
@@ -81,14 +81,14 @@ def resolve_events(
         PersistError: the machine does not accept an event.
         InvalidUsage: the key of a partial event holds no row, which its policy refuses.
     """
-    schema = among_versions(schema, contents)
+    schema = attach_versions(schema, contents)
     form = load_form(contents, schema)
     assert form is not None
     lower = contents.resolved
     if lower >= end:
         return
     events = events_schema(schema, event_fields(schema, form))
-    parts = [contents.pending[number] for number in due(contents, end)]
+    parts = [contents.pending[number] for number in list_due_parts(contents, end)]
     bytes_max = reader.memory_budget // SLICE_SHARE
     waiting_bytes = sum(part.memory for part in parts)
     is_partial = own_events is not None and GIVEN in own_events.column_names
@@ -101,7 +101,7 @@ def resolve_events(
     ):
         parts += _to_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
         own_events = None
-    scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
+    scan = Scan(events, tuple(parts), lower, end, events.names).prune()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
@@ -146,7 +146,7 @@ class Folds:
             end: only times before it are needed; None for all. Then a machine may fail on later events.
         """
         parts: tuple[Part, ...] | None = ()
-        if due(contents, contents.upper):
+        if list_due_parts(contents, contents.upper):
             parts = self._kept.get(_name_unresolved(contents))
         if parts is None:
             try:
@@ -156,8 +156,8 @@ class Folds:
                 if end is None or contents.upper <= end:
                     raise
                 parts = _resolve_to_parts(contents, machine(), end, reader())
-        waiting = pending_after(contents, contents.upper)
-        after = appended(contents, parts)
+        waiting = list_still_pending(contents, contents.upper)
+        after = append_parts(contents, parts)
         return msgspec.structs.replace(after, resolved_times=contents.upper_times, pending=waiting)
 
 
@@ -173,7 +173,7 @@ _Unresolved = tuple[str, int, int, int, tuple[int, ...]]
 
 def _name_unresolved(contents: CollectionState) -> _Unresolved:
     """Return a name of the updates of sealed events; equal names mean equal updates."""
-    waiting = due(contents, contents.upper)
+    waiting = list_due_parts(contents, contents.upper)
     return contents.id, len(contents.earlier), contents.resolved, contents.upper, waiting
 
 
@@ -268,7 +268,7 @@ class Purging:
 
         Memory: a slice of the snapshot, and a sixteenth of the budget for tombstones; others are left for later.
         """
-        schema = among_versions(schema, contents)
+        schema = attach_versions(schema, contents)
         form, lower = load_form(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
@@ -299,7 +299,7 @@ class Purging:
     def _floor(self, contents: CollectionState, end: int) -> int | None:
         """Return a watermark that no event unresolved by end is below; None if it is not known."""
         assert contents.late_bound is not None
-        waiting = pending_after(contents, end)
+        waiting = list_still_pending(contents, end)
         with self._lock:
             bounds = self._known.setdefault(contents.id, _Known()).seen
             if not bounds or bounds[-1] != (contents.next_number, contents.late_bound):

@@ -19,9 +19,9 @@ from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.keyed.events import dead_filter, live_filter
 from persist.core.log.fields import Keyframe, Numbers
 from persist.core.rendering import Shown
-from persist.core.state_rules.contents import CollectionState, Unsealed, unsealed
-from persist.core.state_rules.keyed_rules import due, load_form
-from persist.core.state_rules.schemas import among_versions
+from persist.core.state_rules.contents import CollectionState, Unsealed, summarize_unsealed
+from persist.core.state_rules.keyed_rules import list_due_parts, load_form
+from persist.core.state_rules.schemas import attach_versions
 from persist.core.timeline import Timeline, format_time, read_timeline
 from persist.engine.read.planning.scan import Scan
 
@@ -109,10 +109,10 @@ def snapshot_scan(
     best = candidates[0]
     if len(candidates) > 1:
         best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
-    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().pruned()
+    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().prune()
 
 
-def explained(
+def explain_scan(
     contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
 ) -> Explanation:
     """Explain a plan of `snapshot_scan` over contents, in so many slices, or the index in its place."""
@@ -146,7 +146,7 @@ def explained(
         },
         index=None if index is None else index[0],
         index_memory=None if index is None else index[1],
-        unsealed=unsealed(contents),
+        unsealed=summarize_unsealed(contents),
         timeline=read_timeline(scan.schema),
     )
 
@@ -164,14 +164,14 @@ def changes_scan(
     """Return the plan to read the updates with `lower <= time < upper`, all readable; raw includes tombstones."""
     schema, filter = _prepare(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
-    return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
+    return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().prune()
 
 
 def _prepare(
     contents: CollectionState, schema: CollectionSchema, filter: pc.Expression | None, *, raw: bool
 ) -> tuple[CollectionSchema, pc.Expression | None]:
     """Return the schema with all its versions, and a filter that also leaves out tombstones unless raw."""
-    schema = among_versions(schema, contents)
+    schema = attach_versions(schema, contents)
     filter = None if filter is None else with_both_zeros(filter)
     live = None if raw else live_filter(schema, load_form(contents, schema, resolves=False))
     return schema, filter if live is None else live if filter is None else live & filter
@@ -228,12 +228,12 @@ def record_count(contents: CollectionState) -> int | None:
     base = contents.list_parts(contents.keyframes[0].parts) if contents.history_from else ()
     parts = (*base, *contents.history_parts)
     form = contents.keyed
-    if form is not None and due(contents, contents.upper):
+    if form is not None and list_due_parts(contents, contents.upper):
         return None
     if form is not None and form.tombstone is not None:
         schema = contents.schema
         dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, dead_filter(schema, form))
-        if dead.pruned().parts:
+        if dead.prune().parts:
             return None
     return sum(part.diff_sum for part in parts)
 
