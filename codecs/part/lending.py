@@ -16,7 +16,7 @@ which on a busy machine is not enough. That this is about the process is why a m
 Mimalloc, which is Arrow's default, keeps what was freed for the thread that had allocated it, and only that thread can
 return it. The rows of a slice are freed by the thread that merges it. The threads that decoded it then wait for their
 next part, or allocate in other sizes: together they held 100 to 150 MiB of unused memory beyond any budget. So each
-thread of a client's pool calls `give_back_freed` when no job waits.
+thread of a client's pool calls `give_back_freed` after a job.
 """
 
 import atexit
