@@ -237,16 +237,16 @@ def _begun(collection: "persist.Collection", as_of: int | str | None, contents: 
 
 def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
     if format == "json":
-        from persist.connect.egress.files import JsonLines
+        from persist.connect.egress.files import JsonLinesWriter
 
-        lines = JsonLines(sys.stdout.buffer)
+        lines = JsonLinesWriter(sys.stdout.buffer)
         for batch in updates.to_batches():
             lines.write_batch(batch)
     elif format == "csv":
-        from persist.connect.egress.files import CsvRows
+        from persist.connect.egress.files import CsvWriter
 
         sys.stdout.flush()
-        table = CsvRows(updates.schema, sys.stdout.buffer, with_head=with_head)
+        table = CsvWriter(updates.schema, sys.stdout.buffer, with_head=with_head)
         for batch in updates.to_batches():
             table.write_batch(batch)
         table.close()

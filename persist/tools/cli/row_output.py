@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.objects import to_objects
-from persist.connect.egress.files import row_writer
+from persist.connect.egress.files import make_row_writer
 from persist.connect.ingest.row_formats import BY_SUFFIX
 from persist.core.progress import watched
 from persist.tools.cli.columns import WRITTEN
@@ -79,7 +79,7 @@ def _written(
         raise InvalidUsage(f"--format {format} is not for a terminal: say --output FILE, or pipe it into a program")
     rows = 0
     with opened(output) as file:
-        writer = row_writer(schema, format, file)
+        writer = make_row_writer(schema, format, file)
         try:
             for batch in _limit_batches(batches, limit):
                 writer.write_batch(batch)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 
 import persist
 from persist.compute.query import QueryLimits, QueryResult, check_reads
-from persist.connect.egress.files import row_writer
+from persist.connect.egress.files import make_row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
 from persist.tools.web.slider import cells, first_rows, parse_key, span
@@ -208,7 +208,7 @@ class Results:
 def encode_file(result: ArrowResult, format: str) -> Iterator[bytes]:
     """Yield a file of rows piece by piece. Memory: a batch; of Parquet, a row group."""
     file = _Pieces()
-    writer = row_writer(result.schema, format, file)  # type: ignore[arg-type]
+    writer = make_row_writer(result.schema, format, file)  # type: ignore[arg-type]
     try:
         for batch in result.to_batches():
             writer.write_batch(batch)
