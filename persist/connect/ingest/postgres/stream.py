@@ -223,9 +223,10 @@ class Stream:
         try:
             id_, old, new, is_key = parse_change(data)
         except UnicodeDecodeError as error:  # A database of SQL_ASCII knows no characters.
+            bad = error.object[error.start : error.start + 20]
             raise InvalidUsage(
-                f"{_format_time(self._flow.time)}: a row has the bytes "
-                f"{error.object[error.start : error.start + 20]!r}, which are not UTF-8. Mend them in the table, and copy it again, or leave the table out by tables"
+                f"{_format_time(self._flow.time)}: a row has the bytes {bad!r}, which are not UTF-8. Mend them in the "
+                "table, and copy it again, or leave the table out by tables"
             ) from None
         rows = self._relations.get(id_)
         if rows is not None:
