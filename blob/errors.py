@@ -38,7 +38,7 @@ MESSAGE_CHARS_MAX = 10_000  # A message is for people and logs: what lists thous
 NAMES_SHOWN_MAX = 20
 
 
-def _bounded(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return a text with its middle left out, if it is too long to read."""
     excess = len(text) - MESSAGE_CHARS_MAX
     if excess <= 0:
@@ -74,7 +74,7 @@ class PersistError(Exception):
 
     def word(self, face: Face) -> str:
         """Return the message and the remedy in the words of a face."""
-        return " ".join(filter(None, [_bounded(self.describe()), _Words(self, face).format(self.remedy)]))
+        return " ".join(filter(None, [_shorten(self.describe()), _Words(self, face).format(self.remedy)]))
 
     def with_remedy(self, remedy: str) -> Self:
         """Return this error with a remedy."""

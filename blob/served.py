@@ -196,12 +196,12 @@ class ServedBlob:
 
         body = msgspec.json.encode(request)
         try:
-            pieces = wire.answers(self._connected(), self._token, "blob.get", body, self._timeout_s)
+            pieces = wire.answers(self._connect(), self._token, "blob.get", body, self._timeout_s)
             head = msgspec.json.decode(next(pieces), type=BlobHead)
             if head.failure is None and head.found:
                 value = b"".join(pieces)
         except (*wire.CALL_FAILED, StopIteration) as error:
-            raise self._unanswered(Unavailable, error) from error
+            raise self._map_call_error(Unavailable, error) from error
         if head.failure is not None:
             raise read_error(head.failure)
         if not head.found:
@@ -217,10 +217,10 @@ class ServedBlob:
             raise InvalidUsage(f"{key!r} has {len(value):,} bytes, and a server takes {SERVED_PUT_BYTES_MAX:,} at most")
         command = msgspec.json.encode(BlobPut(check_key(key), len(value), is_new))
         try:
-            answer = wire.answer_in_pieces(self._connected(), self._token, command, value, self._timeout_s)
+            answer = wire.answer_in_pieces(self._connect(), self._token, command, value, self._timeout_s)
             head = msgspec.json.decode(answer, type=BlobHead)
         except wire.CALL_FAILED as error:
-            raise self._unanswered(Indeterminate, error) from error
+            raise self._map_call_error(Indeterminate, error) from error
         if head.failure is not None:
             raise read_error(head.failure)
         return head.found
@@ -231,21 +231,21 @@ class ServedBlob:
         is_read = what == "blob.list"
         try:
             answer = next(
-                wire.answers(self._connected(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
+                wire.answers(self._connect(), self._token, what, msgspec.json.encode(message), self._timeout_s), b""
             )
             return msgspec.json.decode(answer, type=kind)
         except wire.CALL_FAILED as error:
-            raise self._unanswered(Unavailable if is_read else Indeterminate, error) from error
+            raise self._map_call_error(Unavailable if is_read else Indeterminate, error) from error
 
-    def _connected(self) -> "flight.FlightClient":
+    def _connect(self) -> "flight.FlightClient":
         from persist.blob import wire
 
         client = self._client
         if client is None:
-            client = self._client = wire.connected(self._url, self._certificate)
+            client = self._client = wire.connect(self._url, self._certificate)
         return client
 
-    def _unanswered(self, kind: type[PersistError], error: BaseException) -> PersistError:
+    def _map_call_error(self, kind: type[PersistError], error: BaseException) -> PersistError:
         """Map an error of a call: a refusal is certain and keeps the server's reason."""
         import pyarrow as pa
         import pyarrow.flight as flight

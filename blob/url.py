@@ -61,7 +61,7 @@ def open_blob(
         connect_s, read_s = min(CONNECT_TIMEOUT_S, attempt_s), min(READ_TIMEOUT_S, attempt_s)
         return S3Blob(bucket, prefix, options, connect_timeout_s=connect_s, read_timeout_s=read_s, attempt_s=attempt_s)
     if scheme in ("grpc", "grpc+tls"):
-        return _served(text, options)
+        return _open_served(text, options)
     if scheme.startswith("fsspec+"):
         return FsspecBlob(text[len("fsspec+") :], options)
     if scheme in list_protocols():
@@ -111,7 +111,7 @@ def _path_of_file_url(url: str) -> str:
     return path
 
 
-def _served(url: str, options: Mapping[str, Any] | None) -> ServedBlob:
+def _open_served(url: str, options: Mapping[str, Any] | None) -> ServedBlob:
     parts = urlsplit(url)
     if parts.path.strip("/") or parts.username is not None or parts.port is None or not parts.hostname:
         raise InvalidUsage(

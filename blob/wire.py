@@ -11,7 +11,7 @@ CALL_FAILED = (pa.ArrowException, OSError, ValueError)
 PIECE_BYTES = 128 << 10  # A server takes no message of more than twice as much.
 
 
-def connected(url: str, certificate: str | bytes | None) -> flight.FlightClient:
+def connect(url: str, certificate: str | bytes | None) -> flight.FlightClient:
     """Return a client that calls a server; nothing is sent yet."""
     pem = certificate.encode() if isinstance(certificate, str) else certificate
     return flight.FlightClient(url, **({} if pem is None else {"tls_root_certs": pem}))

@@ -57,8 +57,8 @@ class WrittenErrors:
             if not is_dataclass(kind) and error.args == (str(error),) and not _attributes(error):
                 return {"kind": kind.__name__, "text": text}
             try:
-                more = {name: self._written(value, hide) for name, value in _attributes(error).items()}
-                args = [self._written(value, hide) for value in error.args]
+                more = {name: self._encode(value, hide) for name, value in _attributes(error).items()}
+                args = [self._encode(value, hide) for value in error.args]
                 written = {"kind": kind.__name__, "text": text, "args": args, "more": more}
                 self.read(written)
                 return written
@@ -89,16 +89,16 @@ class WrittenErrors:
         shared = (self._kinds.get(base.__name__) for base in kind.__mro__)
         return next((base for base in shared if base is not None and not is_dataclass(base)), self._otherwise)
 
-    def _written(self, value: Any, hide: Callable[[str], str]) -> Any:
+    def _encode(self, value: Any, hide: Callable[[str], str]) -> Any:
         if isinstance(value, str):
             return hide(value)
         for tag in self._tags:
             if isinstance(value, tag.kind):
-                return {tag.name: [self._written(item, hide) for item in tag.write(value)]}
+                return {tag.name: [self._encode(item, hide) for item in tag.write(value)]}
         if isinstance(value, tuple | list):
-            return [self._written(item, hide) for item in value]
+            return [self._encode(item, hide) for item in value]
         if isinstance(value, Mapping):
-            return {"items": [[self._written(key, hide), self._written(entry, hide)] for key, entry in value.items()]}
+            return {"items": [[self._encode(key, hide), self._encode(entry, hide)] for key, entry in value.items()]}
         if type(value) not in _SCALARS:
             raise TypeError(f"{type(value)} has no written form")
         return value

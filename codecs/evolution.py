@@ -17,7 +17,7 @@ Invariants:
   error and never NULL.
 
 A read with an older version works with the newest types, and narrows its results at the end (`newest_types`,
-`narrowed`): a part holds updates of many times, and values outside the result need not fit.
+`cast_columns`): a part holds updates of many times, and values outside the result need not fit.
 
 Lifting preserves which records are equal, unless a column is left out: then records may become equal that differ in the
 part (`Lift.is_exact` is False).
@@ -40,7 +40,7 @@ from persist.codecs.nested import (
     InnerChanges,
     Node,
     all_ids,
-    changed_node,
+    change_node,
     column_node,
     column_nodes,
     find_differences,
@@ -53,10 +53,10 @@ from persist.codecs.order.ordering import canonical
 from persist.codecs.types.arrow_types import JSON, is_flat, scalar_from_json, scalar_to_json, type_name
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.documents import check_documents
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import CollectionSchema, Side, check_field, check_width
 from persist.codecs.types.values import to_field
-from persist.codecs.types.widening import is_wider, is_written_alike, widened_column
+from persist.codecs.types.widening import is_wider, is_written_alike, widen_column
 
 DEFAULT_BYTES_MAX = 64 << 10  # The limit for all columns, as JSON. Checked for new defaults, not for stored ones.
 
@@ -167,7 +167,7 @@ def newest_types(schema: CollectionSchema) -> CollectionSchema:
 
     It is the schema itself if none was widened. Types only become wider, so every value of every version has a place.
     """
-    return schema.derived(_newest_types)
+    return schema.compute_once(_newest_types)
 
 
 def _newest_types(schema: CollectionSchema) -> CollectionSchema:
@@ -202,10 +202,10 @@ def _newest_type(schema: CollectionSchema, field: pa.Field, last: tuple[Collecti
         return field.type if last is None else last[0].declared.field(last[1]).type
     # The last version of each field, because it may have been dropped before the last version of the column.
     widest = {node.number: node.kind for node in column_nodes(schema, field.name) if not node.inner}
-    return changed_node(column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
+    return change_node(column_node(schema, field.name), InnerChanges(widen=widest), iter(())).kind
 
 
-def narrowed(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
+def cast_columns(table: pa.Table, columns: Sequence[str], schema: CollectionSchema) -> pa.Table:
     """Return a table, of which some columns get the types that they have in a schema.
 
     Raises:
@@ -224,7 +224,7 @@ def _in_type(
     try:
         if shapes is None and pt.is_nested(field.type):  # It has the same fields in other types.
             shapes = make_node("", column.type, count()), make_node("", field.type, count())
-        return widened_column(column, field.type) if shapes is None else reshape_column(column, *shapes, widened_column)
+        return widen_column(column, field.type) if shapes is None else reshape_column(column, *shapes, widen_column)
     except pa.ArrowException as error:
         raise SchemaMismatch(
             f"column {field.name!r} holds values that its type {field.type} of schema version {version} cannot hold: "
@@ -266,14 +266,14 @@ def check_next(
     if used is None:
         used = {id_ for version in before.known for id_ in all_ids(version)}
     names = dict(zip(before.ids, before.names, strict=True))
-    if _required(after) != [id_ for id_ in _required(before) if id_ in after.ids]:
+    if _list_required_ids(after) != [id_ for id_ in _list_required_ids(before) if id_ in after.ids]:
         raise SchemaMismatch("what may be NULL stays so, and what may not be, too; columns that are added may be NULL")
     for at, (id_, name) in enumerate(zip(after.ids, after.names, strict=True)):
         if id_ in names:
-            _check_kept(
+            _check_type_change(
                 column_node(before, names[id_]), column_node(after, name), name, is_key=at < keys, is_column=True
             )
-            _check_default_kept(before, after, id_)
+            _check_default(before, after, id_)
         elif id_ in used or id_ < 0:
             raise SchemaMismatch(f"column {name!r} has the id {id_}, which is that of another column")
         read_default(after, name)
@@ -282,7 +282,7 @@ def check_next(
     check_width([*after.key.fields, *after.value.fields])
 
 
-def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: int) -> None:
+def _check_default(before: CollectionSchema, after: CollectionSchema, id_: int) -> None:
     """Raise SchemaMismatch unless a column has the default that it had: older records would read as others."""
     has = id_ in dict(before.defaults)
     is_kept = has == (id_ in dict(after.defaults))
@@ -295,7 +295,7 @@ def _check_default_kept(before: CollectionSchema, after: CollectionSchema, id_: 
         raise SchemaMismatch(f"column {name!r} keeps the default that it has")
 
 
-def _check_kept(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
+def _check_type_change(before: Node, after: Node, path: str, *, is_key: bool, is_column: bool = False) -> None:
     """Raise SchemaMismatch unless a column, or a field inside of one, may get another type and other fields.
 
     Args:
@@ -340,10 +340,10 @@ def _check_inner(before: Node, after: Node, path: str, *, is_key: bool) -> None:
         )
     for number in old.keys() & new.keys():
         in_key = is_key or (pt.is_map(after.kind) and new[number].name == "key")
-        _check_kept(old[number], new[number], f"{path}.{quote_name(new[number].name)}", is_key=in_key)
+        _check_type_change(old[number], new[number], f"{path}.{quote_name(new[number].name)}", is_key=in_key)
 
 
-def _required(schema: CollectionSchema) -> list[int]:
+def _list_required_ids(schema: CollectionSchema) -> list[int]:
     return sorted(i for i, name in zip(schema.ids, schema.names, strict=True) if name in schema.required)
 
 
@@ -377,7 +377,7 @@ class Column(NamedTuple):
     nullable: bool = True
 
 
-def evolved(
+def evolve_schema(
     schema: CollectionSchema,
     *,
     add: Mapping[str, Any],
@@ -414,7 +414,7 @@ def evolved(
                 f"column {name!r} is of type {was}: change what is inside by its path, such as {first!r}, or add a "
                 f"column of type {kind}"
             )
-    nodes = {name: _changed_column(schema, name, changes) for name, changes in inner.items()}
+    nodes = {name: _change_column(schema, name, changes) for name, changes in inner.items()}
     types = {**{name: node.kind for name, node in nodes.items()}, **widen}
     columns = [
         Column(id_, rename.get(f.name, f.name), types.get(f.name, f.type), f.nullable)
@@ -442,9 +442,9 @@ def evolved(
     return after
 
 
-def _changed_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
+def _change_column(schema: CollectionSchema, name: str, changes: InnerChanges) -> Node:
     last = max((node.number for node in column_nodes(schema, name)), default=COLUMN)
-    return changed_node(column_node(schema, name), changes, count(last + 1))
+    return change_node(column_node(schema, name), changes, count(last + 1))
 
 
 def _numbers(
@@ -530,7 +530,7 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
         raise SchemaMismatch(
             f"column {name!r} is of type {kind}, and only flat columns can have a default: leave it out"
         )
-    declared, kind = kind, stored_type(kind)
+    declared, kind = kind, get_stored_type(kind)
     try:
         if isinstance(value, pa.Scalar):
             array = cast_column(pa.chunked_array([pa.array([value])]), kind, name)
@@ -551,10 +551,10 @@ def _default(name: str, value: Any, kind: pa.DataType) -> pa.Scalar:
 
 def _widen_default(name: str, old: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
     """Return the default that a column has with a wider type. Never through Python, which holds less than Arrow."""
-    if old.type == (kind := stored_type(kind)):
+    if old.type == (kind := get_stored_type(kind)):
         return old
     try:
-        return widened_column(pa.chunked_array([pa.repeat(old, 1)]), kind)[0]
+        return widen_column(pa.chunked_array([pa.repeat(old, 1)]), kind)[0]
     except pa.ArrowException as error:
         raise SchemaMismatch(
             f"the default of column {name!r} does not fit its type {kind}: {error}. Keep its type {old.type}, or add a "

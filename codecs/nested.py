@@ -66,10 +66,10 @@ def step_names(kind: pa.DataType) -> list[str]:
 
 def column_node(schema: CollectionSchema, name: str) -> Node:
     """Return the node of a column."""
-    return schema.derived(_nested_nodes).get(name) or Node(COLUMN, name, schema.declared.field(name).type)
+    return schema.compute_once(_make_nested_nodes).get(name) or Node(COLUMN, name, schema.declared.field(name).type)
 
 
-def _nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
+def _make_nested_nodes(schema: CollectionSchema) -> dict[str, Node]:
     return {
         name: make_node(name, kind, iter(numbers) if numbers else count())
         for name, (kind, numbers) in zip(schema.names, schema.shapes, strict=True)
@@ -87,12 +87,12 @@ def column_nodes(schema: CollectionSchema, name: str) -> Iterator[Node]:
 
 def all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
     """Return the ids of all columns, and the pairs of a column's id and the number of each field inside."""
-    return schema.derived(_all_ids)
+    return schema.compute_once(_all_ids)
 
 
 def _all_ids(schema: CollectionSchema) -> frozenset[int | tuple[int, int]]:
     ids = dict(zip(schema.names, schema.ids, strict=True))
-    nodes = schema.derived(_nested_nodes)
+    nodes = schema.compute_once(_make_nested_nodes)
     return frozenset(ids.values()) | {
         (ids[name], node.number) for name, column in nodes.items() for child in column.inner for node in child.walk()
     }
@@ -296,7 +296,7 @@ def _check_field(schema: CollectionSchema, steps: Sequence[str], path: str, what
         )
 
 
-def changed_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
+def change_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path: str = "") -> Node:
     """Return a node with other fields inside; added ones get the next numbers.
 
     Raises:
@@ -307,7 +307,7 @@ def changed_node(node: Node, changes: InnerChanges, numbers: Iterator[int], path
     inner = []
     for child in node.inner:
         if child.number not in changes.drop:
-            inner.append(changed_node(child, changes, numbers, f"{path}."))
+            inner.append(change_node(child, changes, numbers, f"{path}."))
         elif any({n.number for n in child.walk()} & {*edits} for edits in (changes.add, changes.rename, changes.widen)):
             raise SchemaMismatch(
                 f"field {changes.drop[child.number]!r} is dropped, and changed besides: do one of these"

@@ -137,7 +137,7 @@ class FileBlob:
         except OSError as error:
             if error.errno == errno.ENXIO:  # A socket cannot even be opened.
                 raise _special(key, path, os.lstat(path).st_mode) from None
-            raise self._failed("read", path, error) from error
+            raise self._map_os_error("read", path, error) from error
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
         """Return the value at key; of one with more than bytes_max bytes nothing is read, and CorruptBlob is raised."""
@@ -166,7 +166,7 @@ class FileBlob:
         except NotADirectoryError:
             self._check_root()
         except OSError as error:
-            raise self._failed("list", top, error) from error
+            raise self._map_os_error("list", top, error) from error
 
     def delete(self, key: str) -> None:
         """Remove key; a missing key is not an error."""
@@ -187,7 +187,7 @@ class FileBlob:
             except NotADirectoryError:
                 self._check_root()
             except OSError as error:
-                failed[key] = self._failed("delete", path, error)
+                failed[key] = self._map_os_error("delete", path, error)
         for same_folder in removed.values():
             try:
                 self._sync_after(self._path(same_folder[0]))
@@ -223,14 +223,14 @@ class FileBlob:
             if publish is _link and os.path.isfile(path):
                 return False
             self._check_root()
-            raise self._occupied(key, path) from None
+            raise self._make_occupied_error(key, path) from None
         except _NoLinks as error:
             raise StoreMisconfigured(
                 f"cannot write {path} in folder {self._root}: {error.strerror}. A folder of values needs a file system "
                 "with hard links, which an atomic create is made of: choose another folder, or an object store."
             ) from error.__cause__
         except OSError as error:
-            raise self._failed("write", path, error) from error
+            raise self._map_os_error("write", path, error) from error
         finally:
             if not may_be_unsynced:  # Or else it stays for readers to see that the folder must be synced.
                 with suppress(OSError):
@@ -295,7 +295,7 @@ class FileBlob:
         except FileNotFoundError:
             return  # Deleted since.
         except OSError as error:
-            raise self._failed("read", path, error) from error
+            raise self._map_os_error("read", path, error) from error
 
     def _make_durable(self, path: str, stat: os.stat_result) -> None:
         """Sync the folder of a file: its writer may have died before doing so.
@@ -387,7 +387,7 @@ class FileBlob:
                 f"{self._root} cannot be a location: {obstacle} is a file. Name a folder, or one to be made."
             )
 
-    def _occupied(self, key: str, path: str) -> PersistError:
+    def _make_occupied_error(self, key: str, path: str) -> PersistError:
         with suppress(OSError):
             if _kind(mode := os.lstat(path).st_mode):
                 return _special(key, path, mode)
@@ -398,7 +398,7 @@ class FileBlob:
             "folder cannot hold both a value 'a' and a value 'a/b'. Use another key."
         )
 
-    def _failed(self, action: str, path: str, error: OSError) -> PersistError:
+    def _map_os_error(self, action: str, path: str, error: OSError) -> PersistError:
         tried = f"cannot {action} {path} in folder {self._root}: {error.strerror}"
         if error.errno == errno.EROFS:
             return StoreMisconfigured(f"{tried}. The file system is read-only: choose another folder.")

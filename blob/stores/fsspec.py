@@ -116,7 +116,7 @@ class FsspecBlob:
         except Exception as error:
             if _is_absent(error):
                 return None
-            raise self._failed_read("get", key, error) from _cause(error, self._secrets)
+            raise self._map_read_error("get", key, error) from _cause(error, self._secrets)
 
     def set(self, key: str, value: bytes) -> None:
         """Store value at key, replacing what was there."""
@@ -125,7 +125,7 @@ class FsspecBlob:
         try:
             self._fs.pipe_file(path, value)
         except Exception as error:
-            raise self._failed_write("set", key, error) from _cause(error, self._secrets)
+            raise self._map_write_error("set", key, error) from _cause(error, self._secrets)
 
     def create(self, key: str, value: bytes) -> bool:
         """Store value at key if there is none; return whether this call stored it."""
@@ -141,7 +141,7 @@ class FsspecBlob:
             status = _status(error)
             if status in (304, 412) or (status == 409 and self._is_there(key)):
                 return False
-            raise self._failed_write("create", key, error) from _cause(error, self._secrets)
+            raise self._map_write_error("create", key, error) from _cause(error, self._secrets)
         return True
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[BlobEntry]:
@@ -154,7 +154,7 @@ class FsspecBlob:
         except Exception as error:
             if _is_absent(error):
                 return
-            raise self._failed_read("list", prefix, error) from _cause(error, self._secrets)
+            raise self._map_read_error("list", prefix, error) from _cause(error, self._secrets)
         entries = {self._key(path): info for path, info in files.items() if info.get("type") != "directory"}
         for key in sorted(entries):
             if key.startswith(prefix) and (start_after is None or key > start_after) and is_key(key):
@@ -168,7 +168,7 @@ class FsspecBlob:
             self._fs.rm_file(path)
         except Exception as error:
             if not _is_absent(error):
-                raise self._failed_write("delete", key, error) from _cause(error, self._secrets)
+                raise self._map_write_error("delete", key, error) from _cause(error, self._secrets)
 
     def close(self) -> None:
         """Do nothing: fsspec closes its connections when the file system is released."""
@@ -231,15 +231,15 @@ class FsspecBlob:
                 "two writers could overwrite each other. Write to a folder, s3://, gs:// or abfs:// instead."
             )
 
-    def _failed_read(self, action: str, key: str, error: Exception) -> PersistError:
+    def _map_read_error(self, action: str, key: str, error: Exception) -> PersistError:
         what = f"cannot {action} {key!r} at {self.url}"
         if limit := limit_behind(error):
             return StoreFull(f"{what}: {limit}, then try again. ({_text(error, self._secrets)})")
-        return _misconfigured(what, error, self._secrets) or Unavailable(
+        return _find_misconfiguration(what, error, self._secrets) or Unavailable(
             f"{what}: {_text(error, self._secrets)}. Check that the store is up and reachable, then try again."
         )
 
-    def _failed_write(self, action: str, key: str, error: Exception) -> PersistError:
+    def _map_write_error(self, action: str, key: str, error: Exception) -> PersistError:
         what = f"cannot {action} {key!r} at {self.url}"
         if _status(error) == 501:
             return StoreMisconfigured(
@@ -247,7 +247,7 @@ class FsspecBlob:
             )
         # An earlier attempt may have landed before one met the limit, so the outcome stays open.
         limit = f"{limit}. " if (limit := limit_behind(error)) else ""
-        return _misconfigured(what, error, self._secrets) or Indeterminate(
+        return _find_misconfiguration(what, error, self._secrets) or Indeterminate(
             f"{action} of {key!r} at {self.url} got no clear answer: {_text(error, self._secrets)}. {limit}It may or "
             "may not have happened: read the key before trying again."
         )
@@ -327,7 +327,7 @@ def _is_absent(error: Exception) -> bool:
     return isinstance(error, FileNotFoundError) and _code(error) != "NoSuchBucket"
 
 
-def _misconfigured(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
+def _find_misconfiguration(what: str, error: Exception, secrets: tuple[str, ...]) -> StoreMisconfigured | None:
     if isinstance(error, FileNotFoundError):
         return StoreMisconfigured(f"{what}: {_text(error, secrets)}. Create the bucket, or correct the URL.")
     if isinstance(error, (PermissionError, io.UnsupportedOperation)) or "Credentials" in type(error).__name__:

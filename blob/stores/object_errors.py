@@ -154,7 +154,7 @@ class ObjectErrorMap:
     def read_error(self, action: str, key: str, error: Exception) -> PersistError:
         """Return the error to raise for a get or list that failed."""
         what = f"cannot {action} {key!r} at {self.url}"
-        return self._misconfigured(what, error) or self._unavailable(
+        return self._find_misconfiguration(what, error) or self._unavailable(
             what, error, "Check that the store is up and reachable, then try again."
         )
 
@@ -162,7 +162,7 @@ class ObjectErrorMap:
         """Return the error to raise for a set, create or delete that failed, and was sent once."""
         what = f"cannot {action} {key!r} at {self.url}"
         if self._did_nothing(error):
-            return self._misconfigured(what, error) or self._unavailable(
+            return self._find_misconfiguration(what, error) or self._unavailable(
                 what, error, "That object is unchanged; try again after a pause."
             )
         doubt = Indeterminate(
@@ -201,7 +201,7 @@ class ObjectErrorMap:
             return True  # The store or a proxy cannot do this.
         return bool(answer.code) and (answer.code in _REFUSED_FOR_NOW or 300 <= answer.status < 500)
 
-    def _misconfigured(self, what: str, error: Exception) -> InvalidUsage | None:
+    def _find_misconfiguration(self, what: str, error: Exception) -> InvalidUsage | None:
         """Return the error for the caller's mistakes, None for all that may pass."""
         if isinstance(error, ForkedProcess):
             return InvalidUsage(

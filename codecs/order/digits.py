@@ -88,7 +88,7 @@ class RowSorter:
             packed = np.zeros(self._rows, dtype=np.uint64)
             if self._rows > 1:
                 if self._rows >= RANKED_ROWS_MIN and repeats(self._columns[0]):
-                    self._columns = [ranked(column) if repeats(column) else column for column in self._columns]
+                    self._columns = [rank_texts(column) if repeats(column) else column for column in self._columns]
                 self._digits = _make_digits(self._columns)
                 packed = _pack(self._digits, None, packed)
             self._packed = packed
@@ -123,7 +123,7 @@ class RowSorter:
         if starts.all():
             return
         digits = list(self._digits)
-        positions = np.flatnonzero(_tied(starts))
+        positions = np.flatnonzero(_mark_ties(starts))
         if digits and 0 < positions.size <= FEW_TIED:
             self._sort_ties_by_acero(self._columns, order, starts, positions)
             return
@@ -142,7 +142,7 @@ class RowSorter:
             within = _stable_order(packed)
             order[positions], packed = rows[within], packed[within]
             starts[positions[1:]] = packed[1:] != packed[:-1]
-            positions = positions[_tied(starts[positions])]
+            positions = positions[_mark_ties(starts[positions])]
 
     def _sort_ties_by_acero(self, columns: Sequence[pa.Array], order: Rows, starts: Flags, positions: Rows) -> None:
         """Sort the rows that tie so far by Arrow's Acero, and note where new values begin."""
@@ -169,7 +169,7 @@ def repeats(column: pa.Array) -> bool:
     return again * 2 * len(column) > _SAMPLE_ROWS * _SAMPLE_ROWS * RANKED_TIMES and again > _SAMPLE_ROWS // 32
 
 
-def ranked(column: pa.Array) -> pa.Array:
+def rank_texts(column: pa.Array) -> pa.Array:
     """Return the ranks of texts among the distinct ones, NULL for NULL: they sort and compare as the texts do."""
     coded = column.dictionary_encode()
     ranks = np.empty(len(coded.dictionary), np.int32)
@@ -189,7 +189,7 @@ def _stable_order(packed: Bits) -> Rows:
     return ordered
 
 
-def _tied(starts: Flags) -> Flags:
+def _mark_ties(starts: Flags) -> Flags:
     """Return which rows, in order, are in a run of several."""
     tied = ~starts
     tied[:-1] |= tied[1:]

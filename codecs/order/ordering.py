@@ -81,10 +81,10 @@ def _order_key(array: pa.Array) -> pa.Array:
         return array.cast(pa.float32())
     if not pt.is_nested(array.type):
         return array
-    return pa.array(dense_ranks(_nested_keys(_compact(array))))
+    return pa.array(dense_ranks(_build_nested_keys(_compact(array))))
 
 
-def _nested_keys(array: pa.Array) -> list[pa.Array]:
+def _build_nested_keys(array: pa.Array) -> list[pa.Array]:
     """Flat arrays that together order a nested array: whether it is NULL, then what is inside."""
     is_null = array.is_null()
     if pt.is_struct(array.type):

@@ -194,13 +194,13 @@ class SortedKeys:
         rows = range(len(self))
         spans = []
         for wanted_row in range(len(wanted)):
-            key = order(wanted._written(wanted_row))
-            start = bisect.bisect_left(rows, key, key=lambda row: order(self._written(row)))
-            end = bisect.bisect_right(rows, key, start, key=lambda row: order(self._written(row)))
+            key = order(wanted._encode_row(wanted_row))
+            start = bisect.bisect_left(rows, key, key=lambda row: order(self._encode_row(row)))
+            end = bisect.bisect_right(rows, key, start, key=lambda row: order(self._encode_row(row)))
             spans.append(np.arange(start, end))
         return np.concatenate(spans)
 
-    def _written(self, row: int) -> list[Any]:
+    def _encode_row(self, row: int) -> list[Any]:
         return [scalar_to_json(column[row]) for column in self._arrays]
 
     def _find_many(self, wanted: "SortedKeys") -> Rows:
@@ -289,7 +289,7 @@ def _fill(rows: Packed, at: int, column: pa.Array, width: int) -> int:
     elif pat.is_boolean(column.type):
         rows[:, start] = stored_values(column.cast(pa.uint8()).fill_null(0))
     else:
-        rows[:, start:end] = _fixed_bytes(column, width)
+        rows[:, start:end] = _encode_fixed_bytes(column, width)
     if is_null is not None:
         rows[is_null.astype(np.bool_), start:end] = 0
     return end
@@ -314,7 +314,7 @@ def _pad_texts(column: pa.Array, width: int) -> tuple[Packed, Packed]:
     return stored, np.minimum(lengths, np.int32(width + 1)).astype(np.uint8)
 
 
-def _fixed_bytes(column: pa.Array, width: int) -> Packed:
+def _encode_fixed_bytes(column: pa.Array, width: int) -> Packed:
     """Return the bytes of decimals, in the order of their values, or of binary of a fixed size."""
     rows = stored_values(column, "u1").reshape(-1, width)
     if pat.is_decimal(column.type):

@@ -137,7 +137,7 @@ def count_limbs(bound: int) -> int:
     return 1 + max(0, -((TOP_BITS - bound.bit_length()) // LIMB_BITS))
 
 
-def normalized(limbs: Sequence[Ints]) -> list[Ints]:
+def normalize_limbs(limbs: Sequence[Ints]) -> list[Ints]:
     """Carry, so that all limbs but the last are in [0, 2**32)."""
     carried: list[Ints] = []
     carry: Any = np.int64(0)
@@ -157,7 +157,7 @@ def split(values: Ints, count: int) -> list[Ints]:
     return [*limbs, top.astype(np.int64, copy=False)]
 
 
-def joined(limbs: Sequence[Ints]) -> Ints:
+def join_limbs(limbs: Sequence[Ints]) -> Ints:
     """Return the numbers that normalized limbs stand for: int64 if all of them fit."""
     *lower, values = limbs
     for limb in reversed(lower):

@@ -244,7 +244,7 @@ class PartStream:
     def _measure_row_bytes(self, group: pa.Table) -> float:
         """Bytes that a row takes when it is encoded, from the middle of a row group."""
         probe = group.slice(max(len(group) - _PROBE_ROWS, 0) // 2, _PROBE_ROWS)
-        writer = FileWriter(self._schema.derived(file_schema), probe, sorted_by=0)
+        writer = FileWriter(self._schema.compute_once(file_schema), probe, sorted_by=0)
         writer.write(probe)
         return writer.size / len(probe)
 
@@ -269,7 +269,7 @@ class PartStream:
         if self._writer is None:
             self._values = choose_values(group, self._schema)
             self._writer = FileWriter(
-                self._schema.derived(file_schema),
+                self._schema.compute_once(file_schema),
                 group,
                 sorted_by=len(self._schema.names) + 1,
                 without_statistics=self._without_statistics,

@@ -282,24 +282,24 @@ def scalar_from_json(j: Json, t: pa.DataType) -> pa.Scalar:
         raise ValueError(f"{t} is not a flat type")
     if j is None:
         return pa.scalar(None, t)
-    expected = written_type(t)
+    expected = get_written_type(t)
     if type(j) is not expected:
         raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}")
     try:
-        return _from_written(j, t)
+        return _decode_written(j, t)
     except (pa.ArrowException, OverflowError, decimal.InvalidOperation, ValueError) as error:
         raise ValueError(f"{j!r:.80} is not the written form of a value of type {t}: {error}") from error
 
 
 @lru_cache(maxsize=1024)
-def written_type(t: pa.DataType) -> type:
+def get_written_type(t: pa.DataType) -> type:
     """Return the Python type of the written form of values of a flat type, NULL aside."""
     if pat.is_boolean(t):
         return bool
     return int if pat.is_integer(t) or pat.is_temporal(t) else str
 
 
-def _from_written(j: Any, t: pa.DataType) -> pa.Scalar:
+def _decode_written(j: Any, t: pa.DataType) -> pa.Scalar:
     if pat.is_temporal(t):
         return pa.array([j], pa.int32() if t.bit_width == 32 else pa.int64()).view(t)[0]
     if pat.is_floating(t):
@@ -353,7 +353,7 @@ def key_order(types: tuple[pa.DataType, ...]) -> Callable[[Bound], Orderable]:
 @lru_cache(maxsize=256)
 def keys_order(types: tuple[pa.DataType, ...]) -> Callable[[Sequence[Bound]], list[Orderable]]:
     """Return a function that does the same for many keys at once, field by field: planning needs all parts' keys."""
-    fields = [(written_type(t), _value_order(t)) for t in types]
+    fields = [(get_written_type(t), _value_order(t)) for t in types]
 
     def orders(keys: Sequence[Bound]) -> list[Orderable]:
         if not keys or not fields:

@@ -34,7 +34,7 @@ from persist.codecs.types.arrow_types import (
     leaf_types,
     rebuilt,
 )
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.values import cut
 
 _TICKS_PER_DAY = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}
@@ -69,7 +69,7 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
 
 def _without_extension(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return a column of UUIDs or JSON as what stores them."""
-    if not isinstance(column.type, pa.BaseExtensionType) or stored_type(column.type) == column.type:
+    if not isinstance(column.type, pa.BaseExtensionType) or get_stored_type(column.type) == column.type:
         return column
     return pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
 
@@ -97,8 +97,8 @@ def _format_value(column: pa.ChunkedArray, row: int) -> str:
 def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     if is_flat(target):
         return _cast_flat(column, target)
-    if stored_type(column.type) != column.type:
-        column = decoded_column(column)
+    if get_stored_type(column.type) != column.type:
+        column = decode_column(column)
     try:
         return column.cast(target)
     except pa.ArrowInvalid:
@@ -109,9 +109,9 @@ def _cast(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
 def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     source = column.type
     if pat.is_run_end_encoded(source):
-        return _cast(decoded_column(column), target)
+        return _cast(decode_column(column), target)
     if pat.is_dictionary(source):
-        plain = stored_type(source)  # Arrow decodes no dictionary of views.
+        plain = get_stored_type(source)  # Arrow decodes no dictionary of views.
         chunks = [chunk.dictionary.cast(plain).take(chunk.indices) for chunk in column.chunks]
         return _cast(pa.chunked_array(chunks, plain), target)
     if pat.is_large_binary(source) and pat.is_fixed_size_binary(target):
@@ -129,15 +129,15 @@ def _cast_flat(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     return result
 
 
-def decoded_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column without views, dictionaries and the like, at whatever depth, in `stored_type` of its type."""
-    return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], stored_type(column.type))
+def decode_column(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return a column without views, dictionaries and the like, at whatever depth, in `get_stored_type` of its type."""
+    return pa.chunked_array([_undo_encodings(chunk) for chunk in column.chunks], get_stored_type(column.type))
 
 
 def _undo_encodings(array: pa.Array) -> pa.Array:
-    """Return an array whose encodings are undone at whatever depth: its type is `stored_type` of what it was."""
+    """Return an array whose encodings are undone at whatever depth: its type is `get_stored_type` of what it was."""
     kind = array.type
-    plain = stored_type(kind)
+    plain = get_stored_type(kind)
     if plain == kind:
         return array
     if isinstance(kind, pa.BaseExtensionType):
@@ -177,12 +177,12 @@ INTEGER_DIGITS = 20  # The digits of the greatest uint64: a decimal with so many
 
 
 def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
-    if (plain := stored_type(source)) != source:
+    if (plain := get_stored_type(source)) != source:
         return _fits(plain, target, top)
     if source == target or pat.is_null(source):
         return True
     if not is_flat(target):
-        return not is_flat(source) and _nested_fits(source, target)
+        return not is_flat(source) and _fits_nested(source, target)
     if pat.is_integer(target) and (pat.is_floating(source) or pat.is_decimal(source)):
         return top
     if pat.is_integer(source) and pat.is_decimal(target):
@@ -194,7 +194,7 @@ def _fits(source: pa.DataType, target: pa.DataType, top: bool) -> bool:
     return any(family(source) and family(target) for family in _FAMILIES)
 
 
-def _nested_fits(source: pa.DataType, target: pa.DataType) -> bool:
+def _fits_nested(source: pa.DataType, target: pa.DataType) -> bool:
     if pat.is_struct(source) and pat.is_struct(target):
         ours = {f.name: f.type for f in children(source)}
         target_types = {f.name: f.type for f in children(target)}

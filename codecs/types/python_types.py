@@ -103,7 +103,7 @@ def arrow_type(value: Any, where: str) -> pa.DataType:
     try:
         converted = _convert_type(value)
         is_json = getattr(converted, "extension_name", None) == JSON.extension_name
-        return JSON if is_json else stored_type(converted)
+        return JSON if is_json else get_stored_type(converted)
     except _Unknown as error:
         raise SchemaMismatch(
             f"{where} has {value!r:.80} for a type{error}: give the name of a type of Arrow, such as int64, float64, "
@@ -111,12 +111,12 @@ def arrow_type(value: Any, where: str) -> pa.DataType:
         ) from error
 
 
-def stored_type(t: pa.DataType) -> pa.DataType:
+def get_stored_type(t: pa.DataType) -> pa.DataType:
     """Return a type without what is only an encoding of it, at whatever depth."""
     if pat.is_dictionary(t) or pat.is_run_end_encoded(t):
-        return stored_type(t.value_type)
+        return get_stored_type(t.value_type)
     if pat.is_list_view(t) or pat.is_large_list_view(t):
-        return (pa.list_ if pat.is_list_view(t) else pa.large_list)(stored_type(t.value_type))
+        return (pa.list_ if pat.is_list_view(t) else pa.large_list)(get_stored_type(t.value_type))
     if pat.is_decimal32(t) or pat.is_decimal64(t):
         return pa.decimal128(t.precision, t.scale)
     if pat.is_string_view(t):
@@ -124,11 +124,11 @@ def stored_type(t: pa.DataType) -> pa.DataType:
     if pat.is_binary_view(t):
         return pa.binary()
     if isinstance(t, pa.BaseExtensionType):
-        return stored_type(t.storage_type) if t.extension_name in _STORED_EXTENSIONS else t
+        return get_stored_type(t.storage_type) if t.extension_name in _STORED_EXTENSIONS else t
     if is_flat(t):
         return t
     inner = [f.type for f in children(t)]
-    stored = [stored_type(inner_type) for inner_type in inner]
+    stored = [get_stored_type(inner_type) for inner_type in inner]
     return t if stored == inner else with_children(t, stored)
 
 
@@ -218,14 +218,14 @@ def _parse_name(name: str) -> pa.DataType:
         pass
     kind, _, arguments = name.strip().partition("<")
     if kind in _NESTED and arguments.endswith(">"):
-        return _nested(kind, _split(arguments[:-1]))
+        return _parse_nested(kind, _split(arguments[:-1]))
     try:
         return pa.type_for_alias(name)
     except ValueError:
         return _no_type(", and no type is called that")
 
 
-def _nested(kind: str, inner: list[str]) -> pa.DataType:
+def _parse_nested(kind: str, inner: list[str]) -> pa.DataType:
     if kind == "struct":
         fields = [text.partition(":") for text in inner]
         return pa.struct([(name.strip(), _parse_name(of.strip())) for name, _, of in fields])

@@ -255,7 +255,7 @@ class CollectionSchema:
         check_width([*sides[0].fields, *sides[1].fields])
         return cls(*sides, timeline)
 
-    def derived(self, make: Callable[["CollectionSchema"], T]) -> T:
+    def compute_once(self, make: Callable[["CollectionSchema"], T]) -> T:
         """Return a function's result for this schema, computed once: a look-up by the schema hashes all of it."""
         derived = self._derived.get(make, _Derived)
         if derived is _Derived:
@@ -274,7 +274,7 @@ class CollectionSchema:
         The bytes alone are not enough: a batch does not name its columns, and a name may belong to another column in
         another version.
         """
-        return self.derived(_reading)
+        return self.compute_once(_reading)
 
     def distinct(self, what: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return names of some columns, key and value, which a caller gave as the argument called what.

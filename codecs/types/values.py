@@ -170,7 +170,7 @@ def _check_inner(values: Iterable[Any], rule: _Rule) -> None:
 
 @lru_cache(maxsize=1024)
 def _rule(t: pa.DataType) -> _Rule:
-    rule = _flat_rule(t) if is_flat(t) else _nested_rule(t)
+    rule = _flat_rule(t) if is_flat(t) else _build_nested_rule(t)
     allowed = [k for k in (*rule.kinds, type(None)) if not issubclass(k, rule.not_kinds)]
     return rule._replace(exact=frozenset(allowed))
 
@@ -191,9 +191,13 @@ def _flat_rule(t: pa.DataType) -> _Rule:
         return _Rule("a datetime.date", (dt.date,), (dt.datetime,))
     if pat.is_timestamp(t):
         expected = "a datetime without tzinfo" if t.tz is None else "a datetime with tzinfo"
-        return _Rule(expected, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _zoned(t.tz is not None)))
+        return _Rule(
+            expected, (dt.datetime,), (), _fine_enough(t, pa.timestamp("us", t.tz), _build_zone_check(t.tz is not None))
+        )
     if pat.is_time(t):
-        return _Rule("a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _zoned(False)))
+        return _Rule(
+            "a datetime.time without tzinfo", (dt.time,), (), _fine_enough(t, pa.time64("us"), _build_zone_check(False))
+        )
     if pat.is_duration(t):
         return _Rule("a timedelta", (dt.timedelta,), (), _fine_enough(t, pa.duration("us"), None))
     if t == pa.binary(16):
@@ -201,7 +205,7 @@ def _flat_rule(t: pa.DataType) -> _Rule:
     return _Rule("bytes", (bytes, bytearray, memoryview))
 
 
-def _nested_rule(t: pa.DataType) -> _Rule:
+def _build_nested_rule(t: pa.DataType) -> _Rule:
     rules = [_rule(f.type) for f in children(t)]
     if pat.is_struct(t):
         names = [f.name for f in children(t)]
@@ -253,7 +257,7 @@ def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
     return check
 
 
-def _zoned(wanted: bool) -> Callable[[_Values], None]:
+def _build_zone_check(wanted: bool) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         zones = set(map(type, map(attrgetter("tzinfo"), values)))
         if wanted and type(None) in zones:

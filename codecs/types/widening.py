@@ -16,7 +16,7 @@ from persist.codecs.types.schema import TIME_UNITS
 _FLOAT_BITS = {16: 11, 32: 24, 64: 53}  # How wide an integer may be that a float of so many bits holds exactly.
 
 
-def widened_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+def widen_column(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
     """Return a column in another type; raises pa.ArrowInvalid if a value would change."""
     if pt.is_floating(column.type) and pt.is_floating(kind) and kind.bit_width < column.type.bit_width:
         narrow = column.cast(kind, safe=False)

@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage, PersistError
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.types.python_types import field_types, stored_type
+from persist.codecs.types.python_types import field_types, get_stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema
 from persist.codecs.types.values import check_values, cut, to_array, to_field
-from persist.codecs.updates.tuples import as_dict, is_named, is_object, is_record, lacks_columns, owned
+from persist.codecs.updates.tuples import as_dict, copy_if_mutable, is_named, is_object, is_record, lacks_columns
 
 DELETED = "_deleted"  # For events by key: a row without it is not a deletion, and a deletion needs only its key.
 _DICTS_PER_TABLE = 64 * 1024
@@ -48,7 +48,7 @@ class TableStream:
     tables: Callable[[CollectionSchema | None], Iterator[pa.Table]]
 
 
-def opened(data: Any) -> Any:
+def open_stream(data: Any) -> Any:
     """Return a `TableStream` for what is one, and other data as it is.
 
     For an iterator, its first element is taken to find out, and then put back in front.
@@ -73,14 +73,14 @@ def opened(data: Any) -> Any:
     values = itertools.chain(first, values)
     if first and _is_table(first[0]):
         return _to_stream(values)
-    values = map(owned, values)
+    values = map(copy_if_mutable, values)
     if first and (isinstance(first[0], Mapping) or is_object(first[0])):
         return TableStream(lambda schema: _of_dicts(values, schema))
     return [*values] if first and is_named(first[0]) else values
 
 
 def as_table(data: Any, schema: CollectionSchema | None) -> pa.Table | None:
-    """Return data from `opened` as one table; None for a stream, or data that is not a table, such as tuples.
+    """Return data from `open_stream` as one table; None for a stream, or data that is not a table, such as tuples.
 
     Python values get the types of the schema; without a schema, those that Arrow infers.
 
@@ -119,7 +119,7 @@ def tables_by_columns(data: Any, schema: CollectionSchema) -> Iterator[tuple[pa.
         for rows in numbers.values():
             yield _from_dicts([records[number] for number in rows], schema), rows
         return
-    stream, start = opened(data), 0
+    stream, start = open_stream(data), 0
     tables = stream.tables(schema) if isinstance(stream, TableStream) else [as_table(stream, schema)]
     for table in tables:
         if table is None:
@@ -250,7 +250,7 @@ def columns_like(data: Any) -> dict[str, pa.Field]:
     for name, kind, _ in described:
         if kind == pa.null() and getattr(data, "shape", (1,))[0] == 0:  # Text, for which NULL is taken, would stay.
             raise SchemaMismatch(f"column {name!r} has no rows, and no type: give it one, such as int64, or a row")
-    return {name: pa.field(name, _stored_type(kind), nullable) for name, kind, nullable in described}
+    return {name: pa.field(name, _choose_stored_type(kind), nullable) for name, kind, nullable in described}
 
 
 def with_first(data: Any) -> tuple[Any, Any]:
@@ -293,7 +293,7 @@ def _claim(reader: pa.RecordBatchReader) -> None:
     _READ.add(reader)
 
 
-def _stored_type(kind: pa.DataType) -> pa.DataType:
+def _choose_stored_type(kind: pa.DataType) -> pa.DataType:
     """Return the type for storing a column: text is text, whatever offsets a frame uses."""
     if kind in (pa.null(), pa.large_string()):
         return pa.string()
@@ -304,7 +304,7 @@ def _is_column(values: Any) -> bool:
     return isinstance(values, (list, tuple, np.ndarray, pa.Array, pa.ChunkedArray)) or hasattr(values, "to_list")
 
 
-def check_given(data: Any) -> None:
+def check_input(data: Any) -> None:
     """Refuse a frame or a column whose values Arrow would take for others; see `SchemaMismatch`'s message."""
     _check_columns(data)
     _check_kind(getattr(data, "name", "of values"), getattr(data, "dtype", None))
@@ -352,7 +352,7 @@ def _is_of_one_kind(values: list[Any], t: pa.DataType) -> bool:
     if {*map(type, values)} - {type(None)} in ({np.datetime64}, {np.timedelta64}):
         return len({value.dtype for value in values if value is not None}) == 1
     try:
-        check_values(values, stored_type(t))
+        check_values(values, get_stored_type(t))
     except Exception:  # A value's own methods may raise anything.
         return False
     return True
@@ -463,7 +463,7 @@ def _as_they_are(name: str, values: list[Any]) -> pa.Array:
         ) from error
     if _is_of_one_kind(values, array.type):
         return array
-    return to_array(values, stored_type(array.type), f"column {name!r}")  # Raises, and names the row.
+    return to_array(values, get_stored_type(array.type), f"column {name!r}")  # Raises, and names the row.
 
 
 def _times(values: list[Any], unit: str, name: str) -> pa.Array:

@@ -61,7 +61,7 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
     """Return data as columns, or None if it is not a short list of well-formed tuples of plain values."""
     if type(data) is not list or not 0 < len(data) <= ROWS_MAX:
         return None
-    kinds = schema.derived(_kinds)
+    kinds = schema.compute_once(_kinds)
     if kinds is None:
         return None
     try:
@@ -87,14 +87,14 @@ def small_updates(data: Any, schema: CollectionSchema) -> SmallUpdates | None:
 
 def small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch | None:
     """Return a few plain keys as a batch of the key columns, or None if they are not certain to be keys."""
-    kinds = schema.derived(_kinds)
+    kinds = schema.compute_once(_kinds)
     if kinds is None or not 0 < len(keys) <= ROWS_MAX:
         return None
     try:
         columns = _side(tuple(keys), len(schema.key.fields))
     except ValueError:
         return None
-    fields = schema.derived(_key_fields)
+    fields = schema.compute_once(_key_fields)
     if not columns or not _fit(kinds[: len(fields)], columns):
         return None
     if sum(len(value) for column in columns for value in column if type(value) in _TEXTS) > TEXT_BYTES_MAX:
@@ -105,7 +105,7 @@ def small_keys(keys: Sequence[Any], schema: CollectionSchema) -> pa.RecordBatch 
     return pa.RecordBatch.from_arrays(arrays, schema=fields)
 
 
-def gathered(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
+def gather_updates(batches: Sequence[SmallUpdates], schema: CollectionSchema) -> pa.Table:
     """Return all updates of some batches as one table of `schema.arrow`, in order."""
     columns = zip(*(batch.columns for batch in batches), strict=True)
     arrays = [

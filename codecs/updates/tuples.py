@@ -7,7 +7,7 @@
 
 A named tuple or a dataclass names its fields, so it is read by name and never by position. A tuple of `(key, value)` or
 `((key, value), time, diff)` may be a named one as well, if its names are not columns. An iterator may yield the same
-dict again and again, filled anew each time: mutable rows are copied before the next one is fetched (`owned`).
+dict again and again, filled anew each time: mutable rows are copied before the next one is fetched (`copy_if_mutable`).
 
 Tuples are transposed and converted column by column; only when that fails are they looked at one
 by one, to name the first that is wrong.
@@ -27,7 +27,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import CodecMismatch, InvalidUpdate, SchemaMismatch, did_you_mean
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.arrow_types import is_flat
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import DIFF, TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut, to_array, to_field, to_values
 
@@ -163,7 +163,7 @@ def _side_arrays(columns: list[list[Any]], side: Side, name: str) -> list[pa.Arr
     if side.codec_name is not None:
         return [_encode_values(columns[0], side, name)]
     return [
-        to_field(values, stored_type(f.type), f"{name} field {f.name!r}")
+        to_field(values, get_stored_type(f.type), f"{name} field {f.name!r}")
         for values, f in zip(columns, side.fields, strict=True)
     ]
 
@@ -280,7 +280,7 @@ def _values(batch: pa.RecordBatch, side: Side) -> Iterable[Any]:
     return columns[0] if len(columns) == 1 else zip(*columns, strict=True)
 
 
-def owned(value: Any) -> Any:
+def copy_if_mutable(value: Any) -> Any:
     """Return a value that no other code can change: itself if it is hashable, a copy otherwise.
 
     Cost: a hash. Hashable values that change nevertheless cannot be written.
@@ -294,11 +294,11 @@ def owned(value: Any) -> Any:
 
 def _copy_value(value: Any) -> Any:
     if is_named(value):
-        return type(value)._make(map(owned, value))
+        return type(value)._make(map(copy_if_mutable, value))
     if type(value) in (tuple, list):
-        return type(value)(map(owned, value))
+        return type(value)(map(copy_if_mutable, value))
     if type(value) is dict:
-        return {name: owned(inner) for name, inner in value.items()}
+        return {name: copy_if_mutable(inner) for name, inner in value.items()}
     try:
         return copy.deepcopy(value)
     except Exception:  # As above. It is taken as it is, then.

@@ -8,7 +8,7 @@ its floats.
 Columns of a codec side hold what the codec stores, under the name "key" or "value". pandas exports its NaN as NULL,
 which is the meaning of NaN there; everywhere else NaN is a number.
 
-Plain rows have neither `_time` nor `_diff`: `stamped` adds one time for all, or a column with a time for each.
+Plain rows have neither `_time` nor `_diff`: `stamp_rows` adds one time for all, or a column with a time for each.
 """
 
 import re
@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch, did_you_mean
-from persist.codecs.order.arrays import copied, int64_array
+from persist.codecs.order.arrays import copy_table, int64_array
 from persist.codecs.order.ordering import canonical
 from persist.codecs.types.casts import cast_column
 from persist.codecs.types.documents import check_documents
 from persist.codecs.types.schema import DIFF, TIME, TIME_MAX, CollectionSchema
 from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.codecs.updates.tuples import from_tuples, to_rows, to_tuples
 
 __all__ = ["to_rows", "to_tuples", "to_updates"]
@@ -76,10 +76,10 @@ def to_updates(
             tuple of the wrong shape; the message names its index.
         CodecMismatch: tuples for a codec that is not known here.
     """
-    data = opened(data)
+    data = open_stream(data)
     if isinstance(data, TableStream):
-        pieces = streamed_updates(data, schema, default_time=default_time, default_diff=default_diff, moments=moments)
-        return pa.concat_tables([schema.arrow.empty_table(), *map(copied, pieces)])
+        pieces = stream_updates(data, schema, default_time=default_time, default_diff=default_diff, moments=moments)
+        return pa.concat_tables([schema.arrow.empty_table(), *map(copy_table, pieces)])
     table = as_table(data, schema)
     if table is None:
         convert = None if moments is None else moments.times_of
@@ -100,7 +100,7 @@ def to_updates(
     return table
 
 
-def streamed_updates(
+def stream_updates(
     data: TableStream,
     schema: CollectionSchema,
     *,
@@ -292,14 +292,14 @@ class Stamp:
             raise InvalidUpdate(f"diff={diff!r} is not a change: give 1 to insert the rows, -1 to retract them")
 
 
-def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
+def stamp_rows(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
     """Return plain rows, of any form that `to_updates` takes or as `(key, value)` tuples, as what it takes.
 
     Raises:
         SchemaMismatch: the rows have a `_time` already, or lack the column that it is to come from.
         InvalidUpdate: what reading the rows raises.
     """
-    data = opened(data)
+    data = open_stream(data)
     if isinstance(data, TableStream):
         tables = data.tables
         return TableStream(lambda _: (_stamp_table(table, stamp, schema) for table in tables(schema)))
@@ -319,14 +319,14 @@ def stamped(data: Any, schema: CollectionSchema, stamp: Stamp) -> Any:
 
 
 def plain_rows(data: Any, schema: CollectionSchema) -> tuple[Any, bool]:
-    """Return data of any form that `to_updates` or `stamped` takes, and whether it is plain rows, without times.
+    """Return data of any form that `to_updates` or `stamp_rows` takes, and whether it is plain rows, without times.
 
     For a stream or an iterator, the first element decides, and is then put back. Empty data may be either, and counts
     as rows.
     """
     if type(data) is list and data and type(data[0]) is tuple:
         return data, len(data[0]) == 2
-    data = opened(data)
+    data = open_stream(data)
     if isinstance(data, TableStream):
         pieces = data.tables(schema)
         first = next(pieces, None)

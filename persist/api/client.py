@@ -443,9 +443,8 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties,
     ) -> Servers:
         """Serve the location to Arrow, Postgres and Iceberg clients until closed.
 
-        Clients that were opened with `notify=` learn of a record from the Flight server within milliseconds. Any Flight
-        client can read snapshots, changes and subscriptions; see `docs/run/servers.md`. Nothing depends on a server: it
-        may end at any time.
+        Clients that were opened with `notify=` learn of a record from the Flight server within milliseconds; see
+        `docs/run/servers.md`. Nothing depends on a server: it may end at any time.
 
         Args:
             flight: `grpc://host:port`, or `grpc+tls://host:port`. Port 0, here and below, takes a free one.

@@ -20,11 +20,11 @@ from persist.core.expression.python_functions import add_function
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.keyed.intake import rows_that_delete
 from persist.core.names import check_free_name
-from persist.core.rendering import aligned, html_rows, plain
+from persist.core.rendering import align_columns, html_rows, plain
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import Moment, Retention, read_timeline, retention_times, time_text
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import choose_write_mode, created_or_loaded, loaded, open_handle, target_of_rows
+from persist.engine.location.opening import choose_write_mode, find_row_target, load_handle, load_or_create, open_handle
 from persist.engine.read.planning.snapshot_plan import record_count
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteMode, WriteOptions, with_token
@@ -41,7 +41,7 @@ class CreatingCalls:
         Raises:
             CollectionNotFound: there is none.
         """
-        return Collection(loaded(self.engine, name))
+        return Collection(load_handle(self.engine, name))
 
     def create_function(
         self, name: str, function: Callable[..., Any], arguments: Sequence[Any], returns: Any, *, version: str | int
@@ -108,7 +108,7 @@ class CreatingCalls:
             raise InvalidUsage(f"keyed={keyed!r} is not a declaration: give persist.Keyed(...)")
         form = None if keyed is None else build_form(keyed, schema)
         machine = None if keyed is None else keyed.machine
-        contents, both = created_or_loaded(self.engine, name, schema, form, retained)
+        contents, both = load_or_create(self.engine, name, schema, form, retained)
         return Collection(open_handle(self.engine, contents, both, machine))
 
     def write(
@@ -167,9 +167,9 @@ class CreatingCalls:
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         columns, rows = with_first(rows)
         if mode == "update" and self.engine.find_newest_id(name) is None:
-            loaded(self.engine, name)  # It raises CollectionNotFound.
+            load_handle(self.engine, name)  # It raises CollectionNotFound.
         with self.engine.follower.looks.once():
-            handle = target_of_rows(self.engine, name, columns, key=key, timeline=timeline, time=time)
+            handle = find_row_target(self.engine, name, columns, key=key, timeline=timeline, time=time)
         names = _name_columns(columns)
         if DELETED in names and DELETED not in (handle.schema.names if handle.create is None else ()):
             raise rows_that_delete()
@@ -180,7 +180,7 @@ class CreatingCalls:
         is_empty = getattr(columns, "shape", (1,))[0] == 0 and time is None and seal is None
         if is_empty and (handle.create is not None or handle.contents().upper == 0):
             # Without a row, the commit seals a time all the same, so that a new collection can be read.
-            steps = [handle.dating(allow_future=allow_future).at_commit()]
+            steps = [handle.dating(allow_future=allow_future).commit_time_step()]
             future = handle.submit("write", [*with_token(token, [handle.id], steps), *options.notes([handle.id])])
         else:
             future = write_rows(handle, rows, chosen, options, diff=diff, seal=seal)
@@ -224,7 +224,7 @@ COLUMNS = pa.schema(
 
 
 class Collections(list[str]):
-    """Sorted collection names: a list that can become a table. Example: `client.collections("sales.").to_arrow()`."""
+    """Sorted collection names: a list that can become a table."""
 
     def __init__(self, names: list[str], engine: Engine) -> None:
         super().__init__(names)
@@ -246,7 +246,7 @@ class Collections(list[str]):
         for name in self:
             if (id_ := self._engine.follower.find_id(name)) is not None:
                 try:
-                    contents = self._engine.follower.known(id_, name)
+                    contents = self._engine.follower.require(id_, name)
                 except CollectionNotFound:
                     continue  # It was destroyed just now.
                 count, size = record_count(contents), sum(part.bytes for part in contents.stored_parts)
@@ -259,7 +259,7 @@ class Collections(list[str]):
         head, *rows = (tuple(map(plain, row)) for row in self._list_rows())
         if not rows:
             return "no collections"
-        return "\n".join((*aligned((head, *rows), right=(1,)), *self._format_omitted()))
+        return "\n".join((*align_columns((head, *rows), right=(1,)), *self._format_omitted()))
 
     def _repr_html_(self) -> str:
         """Return the table as HTML."""

@@ -35,7 +35,7 @@ from persist.compute.query import (
 from persist.core.errors import CollectionExists, InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.log import kinds
-from persist.core.progress import limited
+from persist.core.progress import limit_work
 from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
@@ -118,7 +118,7 @@ def define_collection(
     statement = Definition.parse(sql)
     name, is_there = statement.find_table(client.engine.names(""))
     rows = 0
-    with limited(*((None, None) if limits is None else (limits.timeout_s, limits.memory_bytes))) as work:
+    with limit_work(*((None, None) if limits is None else (limits.timeout_s, limits.memory_bytes))) as work:
         running(work.cancel)
         if statement.verb == "CREATE":
             rows = _create(client, statement, name, is_there, variables, limits, running)
@@ -176,7 +176,7 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
     id_ = uuid.uuid4().hex
     create = kinds.Create(id_, name, schema.to_json(), form)
     handle = CollectionHandle(client.engine, id_, name, schema, form, create=create)
-    handle.submit("sql", [handle.at_commit()]).result()
+    handle.submit("sql", [handle.commit_time_step()]).result()
 
 
 def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:

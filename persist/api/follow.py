@@ -64,7 +64,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         """Do as `poll`, but return None once this is closed."""
         if self.is_finished:
             return None
-        self._listen.check_kept()  # A replaced consumer fails before it returns contents again.
+        self._listen.check_hold()  # A replaced consumer fails before it returns contents again.
         progress = self._listen.step(timeout_s)
         if progress is not None:
             upper = progress.upper.time

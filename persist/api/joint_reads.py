@@ -15,7 +15,7 @@ from persist.core.timeline import Moment, Times
 from persist.engine.collection.reads import READ_TIMEOUT_S, WantedListen, listens_together, snapshots_together
 from persist.engine.follow.log_queries import LAST
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_together
+from persist.engine.location.opening import load_handles
 from persist.engine.read.following.listen import JointListen
 from persist.engine.read.results.snapshot import Snapshot
 
@@ -53,7 +53,7 @@ class ReadingTogether:
         named = [collection if isinstance(collection, str) else collection.handle for collection in wanted]
         self.engine.settle()
         with self.engine.follower.looks.once():
-            handles = loaded_together(self.engine, named)
+            handles = load_handles(self.engine, named)
             snapshots = snapshots_together([*zip(handles, wanted.values(), strict=True)], timeout_s)
         return dict(zip(wanted, snapshots, strict=True))
 
@@ -102,7 +102,7 @@ class ReadingTogether:
             time = None if as_of is None else collection.handle.as_time("as_of", as_of)
             wanted.append(WantedListen(collection.handle.newest(), time, collection.handle.moments(times)))
             if contents:
-                collection.handle.sealed(time, timeout_s)
+                collection.handle.wait_sealed(time, timeout_s)
         listens = listens_together(wanted, contents=contents)
         return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
 

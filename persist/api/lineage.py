@@ -148,7 +148,7 @@ class Lineage:
 
     def _load_contents(self, id_: str) -> CollectionState | None:
         try:
-            return self._follower.known(id_, id_)
+            return self._follower.require(id_, id_)
         except CollectionNotFound:
             return None
 

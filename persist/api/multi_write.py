@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 
 from persist.api.collection import Collection
 from persist.api.follow import Following, make_ack_step
-from persist.core.antichain import Antichain, to_stored
+from persist.core.antichain import Antichain, encode_frontier
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.partial import Missing
 from persist.core.log import kinds
@@ -17,7 +17,7 @@ from persist.engine.collection.commit import Commit
 from persist.engine.collection.descriptions import describe_step
 from persist.engine.collection.keyed_events import check_upserts, keyed_form, take_events
 from persist.engine.collection.plain_rows import plain_events
-from persist.engine.read.results.snapshot import checked_filter
+from persist.engine.read.results.snapshot import build_filter
 
 
 class MultiWrite:
@@ -55,7 +55,7 @@ class MultiWrite:
         handle = commit.dated(collection.handle, time)
         commit.check(handle)
         steps = handle.write_steps(updates, handle.stamp(time, diff), token=commit.options.token)
-        handle.check_written(steps, allow_future=commit.options.allow_future)
+        handle.check_write_times(steps, allow_future=commit.options.allow_future)
         commit.add(handle, steps)
 
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
@@ -117,7 +117,7 @@ class MultiWrite:
         holds for a keyed collection with a time. With a time, the overwrite of a plain collection is the difference to
         the contents now: the commit is rejected with `UpperMismatch` if others come first.
         """
-        filter = checked_filter(collection.schema, where)
+        filter = build_filter(collection.schema, where)
         self._commit.overwrite(collection.handle, rows, time=time, where=filter, multiset=multiset)
 
     def delete(
@@ -132,7 +132,7 @@ class MultiWrite:
 
         For a keyed collection, keys are deleted by events, at any place among its other events.
         """
-        self._commit.delete(collection.handle, keys, time=time, where=checked_filter(collection.schema, where))
+        self._commit.delete(collection.handle, keys, time=time, where=build_filter(collection.schema, where))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
         """Add a seal. It comes after earlier writes and before later ones.
@@ -143,12 +143,12 @@ class MultiWrite:
             FrontierRegression: the block has sealed a keyed collection farther.
         """
         self._commit.check(collection.handle)
-        collection.handle.check_meant("upper", upper, allow_future=self._commit.options.allow_future)
+        collection.handle.check_plausible("upper", upper, allow_future=self._commit.options.allow_future)
         self._commit.add_seal(collection.handle, collection.handle.frontier("upper", upper))
 
     def allow_compaction(self, collection: Collection, since: int | Moment | Antichain) -> None:
         """Let since advance, as `Collection.allow_compaction` does."""
-        frontier = to_stored(collection.handle.frontier("since", since))
+        frontier = encode_frontier(collection.handle.frontier("since", since))
         self._commit.add(collection.handle, [kinds.AllowCompaction(collection.id, frontier)])
 
     def describe(self, collection: Collection, *, properties: Mapping[str, str | None]) -> None:
@@ -183,7 +183,7 @@ class MultiWrite:
                 "a change or a seal of it already: put it first"
             )
         condition = ExpectNothingBeyondUpper if alone else ExpectUpper
-        expected = to_stored(collection.handle.frontier("upper", upper))
+        expected = encode_frontier(collection.handle.frontier("upper", upper))
         self._commit.add(collection.handle, [condition(collection.id, expected)])
 
     def __enter__(self) -> "MultiWrite":

@@ -137,7 +137,6 @@ def serve(client: Location, options: ServeOptions) -> Servers:
             from persist.services.serve.server import Server
 
             servers.flight = Server(
-                client,
                 engine.follower,
                 options.flight,
                 **tokens,
@@ -146,6 +145,7 @@ def serve(client: Location, options: ServeOptions) -> Servers:
                 committer=engine.writer("serve with commits").committer if options.commits else None,
                 queries=queries if options.sql else None,
                 store=BlobCalls(engine.storage.blob) if options.store else None,
+                hidden=client.url,
             )
             servers.url = stack.enter_context(servers.flight).url
             engine.count_also("server", servers.flight.counts)

@@ -176,12 +176,12 @@ def to_frontier(value: int | Antichain) -> int:
     return antichain.time
 
 
-def from_stored(times: Frontier) -> int:
+def decode_frontier(times: Frontier) -> int:
     """Return a stored frontier as an integer."""
     return times[0] if times else END
 
 
-def to_stored(frontier: int) -> Frontier:
+def encode_frontier(frontier: int) -> Frontier:
     """Return a frontier as the log stores it."""
     return () if frontier == END else (frontier,)
 

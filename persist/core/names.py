@@ -55,7 +55,7 @@ def read_release(client: str) -> str | None:
 
 def check_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a collection."""
-    return _checked("collection", name)
+    return _check("collection", name)
 
 
 def check_free_name(name: str) -> str:
@@ -74,7 +74,7 @@ def check_hold_name(name: str) -> str:
     """Return name, or raise InvalidUsage when it is not a good name for a permanent hold."""
     if isinstance(name, str) and is_id(name):
         raise InvalidUsage(f"hold name {name!r} is not allowed: it looks like the id of a lease. Use another name.")
-    return _checked("hold", name)
+    return _check("hold", name)
 
 
 def check_tag_name(name: str) -> str:
@@ -84,7 +84,7 @@ def check_tag_name(name: str) -> str:
             f"tag name {name!r:.80} is not allowed: it looks like a time, and a tag is given where a time is. Begin it "
             "with a word, such as 'end-of-2026'."
         )
-    return _checked("tag", name)
+    return _check("tag", name)
 
 
 def is_time_word(name: str) -> bool:
@@ -150,7 +150,7 @@ def is_id(text: str) -> bool:
     return _ID.fullmatch(text) is not None
 
 
-def _checked(what: str, name: str) -> str:
+def _check(what: str, name: str) -> str:
     reason = _fault(name)
     if reason is not None:
         sample = repr(name if not isinstance(name, str) else name[:80])

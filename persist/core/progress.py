@@ -6,7 +6,7 @@ Each piece of long work is a `task`. It costs a microsecond or two without a wat
   never loads it: a program that exports spans has. A task that runs in one call is the parent of spans below it. A
       stream is not, because its reader may leave and re-enter it, and the current span then belongs to the reader.
 - a line in the log, at level INFO when it ends, and at level DEBUG for reads and commits;
-- what was done so far, to the watcher that `watched` has set for the calls in its block, in this thread or task of
+- what was done so far, to the watcher that `use_watcher` has set for the calls in its block, in this thread or task of
   asyncio.
 
 Commits are spans from the call that submitted them until they are durable, in whatever thread.
@@ -42,13 +42,13 @@ logger = logging.getLogger(__name__)
 
 
 class Watcher(Protocol):
-    """Receives progress: `begun` gets the kind of work and its amount, and returns a function to call for each bit."""
+    """Receives progress: `begin` gets the kind of work and its amount, and returns a function to call for each bit."""
 
-    def begun(self, what: str, total: int | None, unit: str) -> Done:
+    def begin(self, what: str, total: int | None, unit: str) -> Done:
         """Hear that work has begun; the result is called with how much more of it was done."""
         ...
 
-    def ended(self, done: Done) -> None:
+    def end(self, done: Done) -> None:
         """Hear that the work that done belongs to has ended, well or not."""
         ...
 
@@ -57,7 +57,7 @@ _watcher: ContextVar[Watcher | None] = ContextVar("persist_watcher", default=Non
 
 
 @contextmanager
-def watched(watcher: Watcher | None) -> Iterator[None]:
+def use_watcher(watcher: Watcher | None) -> Iterator[None]:
     """Report the work in this block to a watcher; None for no watcher."""
     token = _watcher.set(watcher)
     try:
@@ -97,7 +97,7 @@ _work: ContextVar[LimitedWork | None] = ContextVar("persist_work", default=None)
 
 
 @contextmanager
-def limited(timeout_s: float | None, memory_limit: int | None) -> Iterator[LimitedWork]:
+def limit_work(timeout_s: float | None, memory_limit: int | None) -> Iterator[LimitedWork]:
     """Let the work in this block end with an error at a limit, where it calls `check_limits`.
 
     Args:
@@ -151,10 +151,10 @@ def task(
     level = logging.DEBUG if what == "read" else logging.INFO
     is_logged = logger.isEnabledFor(level)
     if watcher is None and api is None and not is_logged:
-        yield _ignored
+        yield _ignore
         return
     count, began_s, error = 0, time.perf_counter(), None
-    done = _ignored if watcher is None else watcher.begun(f"{what} {name}".strip(), total, unit)
+    done = _ignore if watcher is None else watcher.begin(f"{what} {name}".strip(), total, unit)
 
     def more(amount: int) -> None:
         nonlocal count
@@ -162,7 +162,7 @@ def task(
         done(amount)
 
     try:
-        with _spanned(api, what, {"persist.name": name} if name else {}, streams) as span:
+        with _open_span(api, what, {"persist.name": name} if name else {}, streams) as span:
             yield more
             if span is not None:
                 span.set_attribute(f"persist.{unit}", count)
@@ -171,7 +171,7 @@ def task(
         raise
     finally:
         if watcher is not None:
-            watcher.ended(done)
+            watcher.end(done)
         if is_logged:
             about: dict[str, Any] = {"what": what, "name": name} if name else {"what": what}
             level = level if count or error is not None else logging.DEBUG  # There was nothing to do.
@@ -200,7 +200,7 @@ def commit_span(future: "Future[int]", action: str, url: str, names: Mapping[str
         if error is None:
             span.set_attribute("persist.seqno", seqno)
         else:
-            _failed(api, span, error)
+            _record_error(api, span, error)
         span.end()
 
     future.add_done_callback(end)
@@ -219,7 +219,7 @@ def _log(
 
 
 @contextmanager
-def _spanned(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
+def _open_span(api: Any, what: str, attributes: Mapping[str, str], streams: bool) -> Iterator[Any]:
     if api is None:
         yield None
         return
@@ -229,13 +229,13 @@ def _spanned(api: Any, what: str, attributes: Mapping[str, str], streams: bool) 
         with current:
             yield span
     except Exception as error:  # Giving up a stream is not a failure.
-        _failed(api, span, error)
+        _record_error(api, span, error)
         raise
     finally:
         span.end()
 
 
-def _failed(api: Any, span: Any, error: BaseException) -> None:
+def _record_error(api: Any, span: Any, error: BaseException) -> None:
     span.record_exception(error)
     span.set_status(api.Status(api.StatusCode.ERROR, str(error)[:1000]))
 
@@ -244,7 +244,7 @@ def _tracing() -> Any:
     return sys.modules.get("opentelemetry.trace")
 
 
-def _ignored(amount: int) -> None:
+def _ignore(amount: int) -> None:
     """Nobody listens."""
 
 
@@ -282,11 +282,11 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
     if tell is not None:
         if not callable(tell):
             raise InvalidUsage(f"progress({tell!r:.100}) is not a function: give one that takes a persist.Work")
-        with watched(_Told(tell)):
+        with use_watcher(_Notifier(tell)):
             yield
         return
     bars = Bars() if sys.stderr is not None and (sys.stderr.isatty() or "ipykernel" in sys.modules) else None
-    with watched(bars):
+    with use_watcher(bars):
         try:
             yield
         finally:
@@ -294,14 +294,14 @@ def progress(tell: Callable[[Work], object] | None = None) -> Iterator[None]:
                 bars.close()
 
 
-class _Told:
+class _Notifier:
     """Passes on what is done."""
 
     def __init__(self, tell: Callable[[Work], object]) -> None:
         self._tell = tell
         self._known: dict[Done, Work] = {}
 
-    def begun(self, what: str, total: int | None, unit: str) -> Done:
+    def begin(self, what: str, total: int | None, unit: str) -> Done:
         """Begin a work, and return the function that adds to it."""
 
         def report(amount: int) -> None:
@@ -312,7 +312,7 @@ class _Told:
         report(0)
         return report
 
-    def ended(self, done: Done) -> None:
+    def end(self, done: Done) -> None:
         self._tell(replace(self._known.pop(done), is_over=True))
 
 
@@ -325,7 +325,7 @@ class Bars:
         self._drawing: Any = None
         self._drawn: dict[Done, Any] = {}
 
-    def begun(self, what: str, total: int | None, unit: str) -> Done:
+    def begin(self, what: str, total: int | None, unit: str) -> Done:
         began_s, count = self._clock(), 0
 
         def report(amount: int) -> None:
@@ -336,7 +336,7 @@ class Bars:
 
         return report
 
-    def ended(self, done: Done) -> None:
+    def end(self, done: Done) -> None:
         with self._lock:
             drawn = self._drawn.pop(done, None)
             if drawn is not None:

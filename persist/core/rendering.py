@@ -63,7 +63,7 @@ def text_width(text: str) -> int:
     return sum((east_asian_width(c) in "WF") + (not combining(c)) for c in text)
 
 
-def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
+def align_columns(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
     """Return the lines of a table with aligned columns, some of them at their right."""
     widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
 

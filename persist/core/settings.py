@@ -161,7 +161,7 @@ def open_storage(
         InvalidUsage: the location, an option or a setting does not fit.
     """
     settings, clock = settings or Settings(), clock or SystemClock()
-    metered = MeteredBlob(_opened(location, options, settings.retry_s))
+    metered = MeteredBlob(_open(location, options, settings.retry_s))
     retry_s = settings.retry_s
     throttled_s = retry_s if retry_s < RETRY_S else THROTTLED_S
     retried = RetryBlob(metered, retry_s, settings.tuning.attempts_max, throttled_s=throttled_s, clock=clock)
@@ -193,7 +193,7 @@ class _Borrowed:
         return repr(self._inner)
 
 
-def _opened(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
+def _open(location: Location, options: Mapping[str, Any] | None, retry_s: float) -> Blob:
     if isinstance(location, (str, os.PathLike)):
         return open_blob(os.fspath(location), options, attempt_s=retry_s)  # No attempt takes longer than all may.
     if not callable(getattr(location, "create", None)):

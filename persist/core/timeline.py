@@ -162,11 +162,11 @@ class Timeline:
         Raises:
             InvalidUsage: it is none of these, has no time zone, or is before 1970 or too late to be a time.
         """
-        return self._checked(floor(self._exactly(moment)), moment)
+        return self._check_range(floor(self._exactly(moment)), moment)
 
     def bound_of(self, moment: Moment) -> int:
         """Return the first time that is not before a moment, as the bound of an interval; otherwise as `time_of`."""
-        return self._checked(ceil(self._exactly(moment)), moment)
+        return self._check_range(ceil(self._exactly(moment)), moment)
 
     def exact_time_of(self, moment: Moment) -> int:
         """Return the time that is a moment; otherwise as `time_of`.
@@ -179,19 +179,19 @@ class Timeline:
             return self.time_of(by_clock)
         exactly = self._exactly(moment)
         if exactly.denominator != 1:
-            time_before, after = (self._checked(round_(exactly), moment) for round_ in (floor, ceil))
+            time_before, after = (self._check_range(round_(exactly), moment) for round_ in (floor, ceil))
             raise InvalidUsage(
                 f"{moment!r} lies between two times of a timeline in {self.unit}, {self.text_of(time_before)} and "
                 f'{self.text_of(after)}: give one of them, "now" for the time of the clock, or use a collection whose '
                 "timeline has a finer unit"
             )
-        return self._checked(int(exactly), moment)
+        return self._check_range(int(exactly), moment)
 
     def now(self, wall_ms: int) -> int:
         """Return the time that it is by a clock in milliseconds since 1970."""
         return wall_ms * self.per_second // 1000
 
-    def check_meant(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
+    def check_plausible(self, what: str, time: int, wall_ms: int, *, is_number: bool, allow_future: bool) -> None:
         """Refuse an implausible time to write at, or to seal to.
 
         Args:
@@ -254,7 +254,7 @@ class Timeline:
         try:
             return column.cast(target_type).cast(pa.int64())
         except pa.ArrowInvalid as error:
-            row = _first_changed(column, target_type)
+            row = _find_first_changed(column, target_type)
             raise InvalidUpdate(
                 f"update {row} has the time {_format_value(column[row])}, which a timeline in {self.unit} cannot hold "
                 f"exactly: round it to {self.unit} first, or use a collection with another unit"
@@ -317,7 +317,7 @@ class Timeline:
     def _exactly(self, moment: Any) -> Fraction:
         return _to_seconds(moment) * self.per_second
 
-    def _checked(self, time: int, moment: Moment) -> int:
+    def _check_range(self, time: int, moment: Moment) -> int:
         if not 0 <= time <= TIME_MAX:
             last = "the year 2262" if self.unit == "ns" else "a time that fits 63 bits"
             raise InvalidUsage(f"{moment!r} is not a time in {self.unit}: these go from 1970-01-01T00:00:00Z to {last}")
@@ -380,7 +380,7 @@ def _seconds(moment: datetime) -> Fraction:
     return since.days * 86_400 + since.seconds + Fraction(since.microseconds * 1000 + finer, 10**9)
 
 
-def _first_changed(column: pa.ChunkedArray, target_type: pa.DataType) -> int:
+def _find_first_changed(column: pa.ChunkedArray, target_type: pa.DataType) -> int:
     """Return the first row whose value is another one as type wanted."""
     back = column.cast(target_type, safe=False).cast(column.type, safe=False)
     return int(pc.index(pc.equal(back, column), False).as_py())
@@ -413,7 +413,7 @@ def _parse_iso(text: str) -> Fraction:
     return _seconds(moment) + (Fraction(int(digits), 10 ** len(digits)) if digits else 0)
 
 
-def dated(frontier: Antichain, timeline: Timeline | None) -> Antichain:
+def add_timeline(frontier: Antichain, timeline: Timeline | None) -> Antichain:
     """Return a frontier that shows itself as a moment, if there is a timeline."""
     return frontier if timeline is None else DatedFrontier(timeline.unit, *frontier.elements)
 

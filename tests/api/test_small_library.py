@@ -94,8 +94,8 @@ def test_what_differs_is_read_in_the_ways_of_changes(orders: persist.Collection)
 
 
 INTERNALS = {
-    *("engine", "handle", "live", "scan", "slices", "unsummed", "by_index", "find_by_index", "succeed", "fail"),
-    *("set_result", "set_exception", "narrowed", "transitions", "_INTERNAL"),
+    *("engine", "handle", "live", "scan", "slices", "iterate_unsummed", "by_index", "find_by_index", "succeed", "fail"),
+    *("set_result", "set_exception", "read_narrowed", "transitions", "_INTERNAL"),
 }
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import persist
 from persist.blob.protocol import MemoryBlob
-from persist.codecs.updates.tuples import owned
+from persist.codecs.updates.tuples import copy_if_mutable
 from tests.support.reads import rows_with
 
 PLAIN = [(1, (10, "a")), (2, (20, "b")), (3, (30, "c"))]
@@ -123,9 +123,9 @@ def test_events_and_keys_from_an_iterator_may_be_the_same_object_again(client: p
 
 def test_what_cannot_change_is_not_copied() -> None:
     for value in ((1, ("a", None)), "text", 5, (b"x", (1.5,))):
-        assert owned(value) is value
+        assert copy_if_mutable(value) is value
     array = np.zeros(2)
-    assert owned((1, [array]))[1][0] is not array
+    assert copy_if_mutable((1, [array]))[1][0] is not array
 
 
 ROWS: list[list[Any]] = [

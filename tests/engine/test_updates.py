@@ -171,6 +171,18 @@ def test_an_update_follows_an_upsert_of_one_commit(client: persist.Client) -> No
     assert held(orders) == [(0, 0, "z"), (7, 8, "whole")]
 
 
+@pytest.mark.parametrize("resolve", ["seal", "background"])
+def test_an_update_follows_whole_rows_of_its_time_also_where_the_greatest_counts(
+    client: persist.Client, resolve: Any
+) -> None:
+    orders = client.create_or_load(
+        "orders", key={"id": int}, value={"a": str, "b": str}, keyed=persist.Keyed(ties="greatest", resolve=resolve)
+    )
+    orders.upsert([(1, ("zz", "old")), (2, ("a", "old"))], time=0).result()
+    orders.update([{"id": 1, "a": "b"}, {"id": 2, "b": "new"}], time=0).result()
+    assert sorted(orders.snapshot().rows()) == [(1, ("b", "old")), (2, ("a", "new"))]
+
+
 def test_rows_of_several_times_follow_each_other(client: persist.Client) -> None:
     orders = filled(client)
     start = orders.upper.time

@@ -109,7 +109,7 @@ def test_a_hold_cannot_take_the_name_of_a_leased_one(client: persist.Client) -> 
     orders = client.create_or_load("orders", key=KEY)
     orders.seal(9).result()
     with orders.hold(3):
-        (leased,) = client.engine.follower.known(orders.id, "orders").holds
+        (leased,) = client.engine.follower.require(orders.id, "orders").holds
         with pytest.raises(persist.InvalidUsage, match="looks like the id of a lease"):
             orders.hold(5, name=leased)
 
@@ -258,7 +258,7 @@ def victim(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> V
     orders.hold(0)
     for time in range(2, 6):
         orders.seal(time).result()
-    contents = client.engine.follower.known(orders.id, "orders")
+    contents = client.engine.follower.require(orders.id, "orders")
     (hold,) = contents.holds
     victim = Victim(blob, orders.id, gone.id, contents.parts[0], hold, contents.holds[hold].lease or "")
     monkeypatch.setattr(client.engine.writer("a test").leases, "close", lambda: None)  # A client that died.
@@ -599,7 +599,7 @@ def test_parts_that_are_offered_again_are_not_deleted_when_that_is_refused(clien
 def test_parts_with_hostile_names_are_neither_committed_nor_deleted(client: persist.Client, blob: MemoryBlob) -> None:
     orders = client.create_or_load("orders", key=KEY, value=VALUE)
     orders.write(table(0), seal=1).result()
-    (part,) = client.engine.follower.known(orders.id, "orders").parts
+    (part,) = client.engine.follower.require(orders.id, "orders").parts
     before = everything(blob)
     for key in (record_key(0), part.blob.replace(orders.id, OTHER), "../x", ""):
         for time in (0, 9):

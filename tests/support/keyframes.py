@@ -59,11 +59,11 @@ def snapshots(
     """Yield the snapshot as of a time by every plan there is: from each keyframe, and from none."""
     candidates: list[Keyframe | None] = [*collection.handle.contents().keyframes, None]
     for keyframe in candidates:
-        contents, _, reading = collection.handle.sealed_and_claimed(as_of, None)
+        contents, _, reading = collection.handle.wait_and_claim(as_of, None)
         if keyframe is None and contents.history_from:
             continue
         names = collection.schema.names if columns is None else columns
-        scan = _from(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).pruned()
+        scan = _from(contents, contents.history_parts, collection.schema, keyframe, as_of, names, filter).prune()
         with Snapshot(scan, form, reading, contents, 1 << 20) as snapshot:
             yield snapshot
 

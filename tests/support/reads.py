@@ -93,7 +93,7 @@ def read_everything(client: persist.Client) -> None:
             assert len(snapshot.to_pandas()) == len(snapshot.to_polars()) == len(list(snapshot.rows()))
             assert sum(batch.num_rows for batch in snapshot.to_batches()) == pa.table(snapshot).num_rows
             assert snapshot.slices(2)
-            assert sum(table.num_rows for table in snapshot.unsummed()) >= ROWS + 2
+            assert sum(table.num_rows for table in snapshot.iterate_unsummed()) >= ROWS + 2
             assert len(snapshot.digest()) == 32
     assert orders.snapshot(columns=["k"], where=pc.field("k") < 3).count() == 4
     with orders.changes(1, 4) as changes:

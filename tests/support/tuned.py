@@ -6,7 +6,7 @@ from typing import Any
 import persist
 from persist.core.log.fields import Policy
 from persist.core.settings import Tuning
-from persist.engine.location.opening import changed_policy
+from persist.engine.location.opening import change_policy
 
 _KNOBS = frozenset(field.name for field in fields(Tuning))
 _POLICY = frozenset(Policy.__struct_fields__)
@@ -17,7 +17,7 @@ def tuned(tuning: Any = None, **changed: Any) -> persist.Settings:
     tuning = tuning or Tuning()
     policy = {name: _whole(changed.pop(name)) for name in _POLICY & changed.keys()}
     knobs = {name: changed.pop(name) for name in _KNOBS & changed.keys()}
-    tuning = replace(tuning, **knobs, policy=changed_policy(tuning.policy, policy))
+    tuning = replace(tuning, **knobs, policy=change_policy(tuning.policy, policy))
     return persist.Settings(tuning=tuning, **changed)
 
 

@@ -37,5 +37,5 @@ class Collection(
 
 def _reopen(origin: Origin, id_: str, name: str) -> Collection:
     engine = origin.open_shared()
-    contents = engine.follower.current(id_, name)
+    contents = engine.follower.refresh_and_require(id_, name)
     return Collection(open_handle(engine, contents, contents.schema))

@@ -20,7 +20,7 @@ from persist.core.log.fields import Table
 from persist.core.names import OWN_PREFIX, check_free_name
 from persist.core.rendering import Completed, html_table
 from persist.core.state_rules.contents import Unsealed, summarize_unsealed
-from persist.core.timeline import Moment, Timeline, dated, time_text
+from persist.core.timeline import Moment, Timeline, add_timeline, time_text
 from persist.engine.collection.descriptions import About, about_collection, describe_step
 from persist.engine.collection.evolution import WantedEvolution, evolve
 from persist.engine.follow.log_queries import LAST
@@ -80,12 +80,12 @@ class CollectionBase(Completed):
 
         Where times are moments, `str` shows the moment.
         """
-        return dated(to_antichain(self.handle.contents().upper), self.timeline)
+        return add_timeline(to_antichain(self.handle.contents().upper), self.timeline)
 
     @property
     def since(self) -> Antichain:
         """The compaction frontier: the first time that can still be read. Cost: one GET."""
-        return dated(to_antichain(self.handle.contents().since), self.timeline)
+        return add_timeline(to_antichain(self.handle.contents().since), self.timeline)
 
     @property
     def unsealed(self) -> Unsealed | None:
@@ -105,7 +105,7 @@ class CollectionBase(Completed):
         """Return the known facts as a table. Cost: no request."""
         told = [("location", self.handle.engine.url)]
         with suppress(PersistError):
-            contents = self.handle.known()
+            contents = self.handle.get_known_state()
             about, schema = about_collection(contents), contents.schema
             told += [("comment", about.comment)] if about.comment else []
             told += [*about.properties.items()]
@@ -121,7 +121,7 @@ class CollectionBase(Completed):
         """Say what this client knows of the collection, without asking the store for news."""
         told = ""
         with suppress(PersistError):
-            contents = self.handle.known()
+            contents = self.handle.get_known_state()
             hidden = summarize_unsealed(contents)
             upper = contents.upper
             sealed = f"sealed before {time_text(upper, self.timeline)}" if upper else "nothing sealed"

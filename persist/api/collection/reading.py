@@ -37,7 +37,7 @@ from persist.engine.hold import Hold, HoldInfo
 from persist.engine.read.following.changes import Changes, ChangesForm, Difference, Upserts
 from persist.engine.read.following.listen import Listen
 from persist.engine.read.merging import Form
-from persist.engine.read.results.result import no_array, no_membership
+from persist.engine.read.results.result import make_array_error, make_membership_error
 from persist.engine.read.results.snapshot import Snapshot
 from persist.engine.write.commit_future import CommitFuture
 
@@ -161,11 +161,11 @@ class ReadingCalls(CollectionBase):
 
     def __array__(self, *args: object, **options: object) -> Any:
         """Refuse what NumPy would make of this; see `Snapshot.__array__`."""
-        raise no_array(self)
+        raise make_array_error(self)
 
     def __contains__(self, key: object) -> bool:
         """Refuse to look for a key, which a collection may hold several times; see `get`."""
-        raise no_membership(self, key)
+        raise make_membership_error(self, key)
 
     def head(self, rows: int = 5) -> pa.Table:
         """Return the first rows as of the latest sealed time."""

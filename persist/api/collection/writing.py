@@ -26,7 +26,7 @@ from persist.engine.collection.planned_commits import seal
 from persist.engine.collection.planned_commits import submit as submit_keyed
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.resolver import Late
-from persist.engine.read.results.snapshot import checked_filter
+from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import AtCommit
 from persist.engine.write.write_options import WriteMode, WriteOptions, sealed_without_time, with_token
@@ -192,12 +192,12 @@ class WritingCalls(KeyedCalls):
         """
         handle = self.handle.dating(allow_future=allow_future)
         for what, named in (("time", time), ("seal", seal)):
-            handle.check_meant(what, named, allow_future=allow_future)
+            handle.check_plausible(what, named, allow_future=allow_future)
         expected = [] if expected_upper is None else [handle.expect_step(expected_upper)]
         sealing = [] if seal is None else [handle.seal_step(seal)]
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
         writes = handle.write_steps(updates, handle.stamp(time, diff), token=token)
-        handle.check_written(writes, allow_future=allow_future)
+        handle.check_write_times(writes, allow_future=allow_future)
         if sealing and any(isinstance(step, AtCommit) for step in writes):
             handle.engine.abandon(writes)
             raise sealed_without_time(seal)
@@ -289,7 +289,7 @@ class WritingCalls(KeyedCalls):
             ReadOnly, ClientClosed: this client cannot write.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        filter = checked_filter(self.schema, where)
+        filter = build_filter(self.schema, where)
 
         add = partial(Commit.overwrite, handle=self.handle, rows=rows, time=time, where=filter, multiset=multiset)
         return commit_one(self.handle, "overwrite", options, add)
@@ -321,7 +321,7 @@ class WritingCalls(KeyedCalls):
         Returns, raises: as `overwrite`.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        filter = checked_filter(self.schema, where)
+        filter = build_filter(self.schema, where)
         add = partial(Commit.delete, handle=self.handle, keys=keys, time=time, where=filter)
         return commit_one(self.handle, "delete", options, add)
 
@@ -374,7 +374,7 @@ class WritingCalls(KeyedCalls):
             a future that resolves when the seal is durable, or to `FrontierRegression` if upper is behind the
             current one, `UpperMismatch` if that is not expected_upper. A seal to the current upper does nothing.
         """
-        self.handle.check_meant("upper", upper, allow_future=allow_future)
+        self.handle.check_plausible("upper", upper, allow_future=allow_future)
         return seal(self.handle, upper, expected_upper=expected_upper)
 
     def seal_to(self, upper: int | Moment | Antichain, *, allow_future: bool = False) -> CommitFuture:
@@ -386,7 +386,7 @@ class WritingCalls(KeyedCalls):
         if isinstance(upper, int) and upper < 0:
             upper = 0  # Lateness is greater than any time that there was.
         elif upper != 0:
-            self.handle.check_meant("upper", upper, allow_future=allow_future)
+            self.handle.check_plausible("upper", upper, allow_future=allow_future)
         asked = AskedEvents(None, self.handle.frontier("upper", upper), is_least=True)
         return submit_keyed(self.handle, "seal", asked)
 
@@ -488,7 +488,7 @@ def _check_event_arguments(
     """Check the arguments of a call that writes events; return the upper to seal to."""
     handle.engine.writer(action)
     for what, named in (("time", options.time), ("seal", seal)):
-        handle.check_meant(what, named, allow_future=options.allow_future)
+        handle.check_plausible(what, named, allow_future=options.allow_future)
     if late not in get_args(Late):
         raise InvalidUsage(f'late={late!r} is not a way to treat late events: use "raise" or "collect"')
     return None if seal is None else handle.frontier("upper", seal)

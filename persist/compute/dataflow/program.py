@@ -42,7 +42,7 @@ from persist.core.names import check_name
 from persist.core.timeline import Moment
 from persist.engine.collection.descriptions import take_hold
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, drop, loaded, to_engine
+from persist.engine.location.opening import OnEngine, drop, load_handle, to_engine
 
 ITERATIONS_MAX = 1000
 
@@ -120,7 +120,7 @@ class Program(Draft):
         self.check_output(collection)
         columns = self._look_up_columns(collection)
         assert self.engine is not None
-        schema = writable(loaded(self.engine, collection)).schema
+        schema = writable(load_handle(self.engine, collection)).schema
         source = self.plan.add(Source(collection, written=True), (), columns)
         self.plan.add(Persist(collection, schema.key_names), (source.number,), columns)
         return Stream(self, source.number)
@@ -157,7 +157,7 @@ class Program(Draft):
                 "program look "
                 'them up: Program("name").using(client)'
             )
-        schema = loaded(self.engine, collection).schema
+        schema = load_handle(self.engine, collection).schema
         return pa.schema([schema.arrow.field(name) for name in schema.names])
 
     def scope(self, name: str = "scope", *, limit: int = ITERATIONS_MAX, inside: "int | Scope" = ROOT) -> "Scope":
@@ -204,10 +204,10 @@ class Program(Draft):
         for node in self.plan.nodes.values():
             if isinstance(node.operator, Source):
                 with suppress(CollectionNotFound, HoldNotFound):
-                    take_hold(loaded(engine, node.operator.collection), None, make_hold_name(self.name)).release()
+                    take_hold(load_handle(engine, node.operator.collection), None, make_hold_name(self.name)).release()
         for name in self.list_kept_names(engine):
             with suppress(CollectionNotFound):
-                drop(loaded(engine, name)).result()
+                drop(load_handle(engine, name)).result()
 
     def name_kept(self, number: int) -> str | None:
         return make_kept_name(self.name, number)

@@ -106,7 +106,7 @@ class IndexInfo:
     @classmethod
     def of(cls, index: Index, handle: CollectionHandle) -> "IndexInfo":
         """Return what is known of an index of a collection."""
-        schema = handle.known().schema
+        schema = handle.get_known_state().schema
         names = dict(zip(schema.ids, schema.names, strict=True))
         parts = index.contents.parts
         columns = tuple(names.get(id_, "?") for id_ in index.indexed)
@@ -121,14 +121,14 @@ def load_indexes(handle: CollectionHandle) -> list[Index]:
 
 def list_indexed_columns(handle: CollectionHandle) -> tuple[tuple[str, ...], ...]:
     """Return the columns of each index of a collection, as they are called now."""
-    names = (index.name_columns(handle.known().schema) for index in load_indexes(handle))
+    names = (index.name_columns(handle.get_known_state().schema) for index in load_indexes(handle))
     return tuple(columns for columns in names if columns is not None)
 
 
 def load_index(engine: Engine, id_: str) -> Index | None:
     """Return the index of an id; None if it is gone."""
     try:
-        return _read_index(engine, engine.follower.known(id_, id_))
+        return _read_index(engine, engine.follower.require(id_, id_))
     except CollectionNotFound:
         return None
 

@@ -28,8 +28,8 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows
-from persist.engine.read.parts.reader import PartReader, collected
-from persist.engine.read.planning.scan import Scan, narrowed_scan, negated
+from persist.engine.read.parts.reader import PartReader, make_collected_error
+from persist.engine.read.planning.scan import Scan, narrow_scan, negate
 from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
 from persist.engine.read.results.snapshot import Snapshot
 
@@ -74,9 +74,9 @@ class Path:
                 yield table.select([*self.held_columns, "_diff"]).rename_columns(names)
             if self.changes is not None:
                 new = among(read_changes(self.changes, reader), keys).select(names)
-                yield negated(new) if self.is_ahead else new
+                yield negate(new) if self.is_ahead else new
         except MissingBlob as error:
-            raise collected(error) from error
+            raise make_collected_error(error) from error
 
     def _rename_keys(self, keys: pa.Table) -> pa.Table:
         return keys.select([*self.columns]).rename_columns([*self.contents.schema.key_names])
@@ -183,7 +183,7 @@ class FoundByIndex:
         try:
             table = self._matching_rows(reader)
         except MissingBlob as error:
-            raise collected(error) from error
+            raise make_collected_error(error) from error
         return iter([table]) if form == "diff" else repeat_rows(table, self.scan)
 
     def _matching_rows(self, reader: PartReader) -> pa.Table:
@@ -196,7 +196,7 @@ class FoundByIndex:
                 tables.append(filtered(table, scan.filter, names, scan.schema.arrow))
         if self.changes is not None:
             new = read_changes(self.changes, reader)
-            tables.append((negated(new) if path.is_ahead else new).select(names).cast(kinds))
+            tables.append((negate(new) if path.is_ahead else new).select(names).cast(kinds))
         return consolidate(pa.concat_tables(tables), [*scan.columns]).select([*scan.columns, "_diff"])
 
 
@@ -212,13 +212,13 @@ def find_by_index(handle: CollectionHandle, erasures: int, scan: Scan, bytes_max
     least = PAYS * LEAST_BYTES
     if scan.filter is None or not scan.columns or scan.narrow is not None or scan.memory < least:
         return None
-    peeked = handle.known()
+    peeked = handle.get_known_state()
     if not any(name.startswith(index_hold("")) for name in peeked.holds):
         return None
     rows = pa.schema([scan.schema.arrow.field(name) for name in scan.schema.names])
     requested = [*scan.columns, *referenced_columns(scan.filter, rows, scan.columns)]
-    paths = plan_paths(handle, handle.folded(peeked), scan.schema, scan.as_of, requested, adds_key=True)
-    if count_erasures(handle.known()) != erasures:
+    paths = plan_paths(handle, handle.fold(peeked), scan.schema, scan.as_of, requested, adds_key=True)
+    if count_erasures(handle.get_known_state()) != erasures:
         return None
     candidates = [candidate for path in paths if (candidate := _plan_find(path, scan)) is not None]
     best = min(candidates, key=lambda candidate: candidate.memory, default=None)
@@ -233,7 +233,7 @@ def indexed(handle: CollectionHandle, snapshot: Snapshot) -> Snapshot:
 
 def _plan_find(path: Path, scan: Scan) -> FoundByIndex | None:
     """Return what an index finds of a scan."""
-    changes = path.changes if path.changes is None else narrowed_scan(path.changes, scan.filter)
+    changes = path.changes if path.changes is None else narrow_scan(path.changes, scan.filter)
     if path.changes is not None and changes is None:
         return None
     pieces = _pieces(path, scan, [path.contents])
@@ -258,5 +258,5 @@ def _join_slices(whole: Scan, pieces: Sequence[Scan]) -> Iterator[Scan]:
         first = at
         while at + 1 < len(pieces) and pieces[at].keys.upper == pieces[at + 1].keys.lower:
             at += 1
-        yield replace(whole, keys=KeyRange(pieces[first].keys.lower, pieces[at].keys.upper)).pruned()
+        yield replace(whole, keys=KeyRange(pieces[first].keys.lower, pieces[at].keys.upper)).prune()
         at += 1

@@ -26,7 +26,7 @@ from persist.compute.index.indexes import (
     load_indexes,
     read_indexed_ids,
 )
-from persist.core.antichain import to_stored
+from persist.core.antichain import encode_frontier
 from persist.core.errors import (
     CollectionExists,
     CollectionNotFound,
@@ -47,7 +47,7 @@ from persist.engine.collection.reads import snapshot
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_by_id, open_handle
+from persist.engine.location.opening import load_handle_by_id, open_handle
 from persist.engine.read.following.changes import read_changes
 from persist.engine.read.planning.snapshot_plan import changes_scan
 from persist.engine.read.results.snapshot import Snapshot
@@ -142,7 +142,7 @@ def _contents(held: Snapshot, as_of: int) -> Iterator[pa.Table]:
 
 
 def _sealed(index: Index, as_of: int) -> list[Step]:
-    return [kinds.Seal(index.handle.id, to_stored(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
+    return [kinds.Seal(index.handle.id, encode_frontier(as_of + 1)), kinds.AllowCompaction(index.handle.id, (as_of,))]
 
 
 def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
@@ -151,7 +151,7 @@ def refresh_indexes(engine: Engine, collections: Iterable[str]) -> None:
     """
     for id_ in collections:
         if list_arrangements(engine, id_, [INDEX_PREFIX]):
-            bring_up(loaded_by_id(engine, id_, id_), least_rows=LAG_ROWS)
+            bring_up(load_handle_by_id(engine, id_, id_), least_rows=LAG_ROWS)
 
 
 def bring_up(handle: CollectionHandle, *, least_rows: int = 0) -> None:
@@ -201,7 +201,7 @@ def _continue(commit: Commit, handle: CollectionHandle, contents: CollectionStat
     names = index.map_names(schema)
     commit.add(handle, [ExpectErasures(id_, count_erasures(contents))])
     commit.add(index.handle, [ExpectDefinition(index_id, 1), ExpectUpper(index_id, index.contents.upper_times)])
-    scan = changes_scan(handle.folded(contents), schema, index.as_of + 1, until, None)
+    scan = changes_scan(handle.fold(contents), schema, index.as_of + 1, until, None)
     reader = handle.engine.reader()
     changed = (read_changes(piece, reader) for piece in scan.slices_within(reader.slice_bytes))
     commit.add(index.handle, _written(index, changed, names))

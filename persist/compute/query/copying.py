@@ -11,7 +11,7 @@ from persist.compute.query.statement_text import split_text
 from persist.compute.query.tables import DUCKDB, why_refused
 from persist.core.errors import InvalidUsage, PersistError
 from persist.engine.location.engine import Engine
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 _COPY = re.compile(r"(?:\s|--[^\n]*(?:\n|$)|/\*.*?\*/)*COPY\b(?P<rest>.*)", re.IGNORECASE | re.DOTALL)
 _TABLE = re.compile(r"(?P<table>[^()]+?)\s*(?:\((?P<columns>[^()]*)\))?", re.DOTALL)
@@ -44,7 +44,7 @@ def copy_rows(engine: Engine, sql: str, variables: Mapping[str, Any] | None) -> 
             f"{sql!r:.100} is not COPY table TO 'file' or COPY (query) TO 'file'. To load a file, use INSERT INTO "
             "orders FROM 'day.csv', or client.write()"
         )
-    duckdb = required(DUCKDB)
+    duckdb = require_package(DUCKDB)
     source, target = parts
     failed: list[Exception] = []
     with QueryResult(engine, _query(source), None, variables=variables) as result, duckdb.connect() as connection:

@@ -23,7 +23,7 @@ from typing import Any
 from persist.codecs.types.calculator import calculator
 from persist.compute.query.tables import DUCKDB, SEALED_OFF, WITH_FILES, words_of
 from persist.core.errors import InvalidUsage
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 MEMORY_BYTES_MIN = 16 << 20
 IDLE_MAX = 2  # With the same settings.
@@ -63,7 +63,7 @@ class _Settings:
 
     def open(self) -> Any:
         """Return a new database."""
-        duckdb = required(DUCKDB)
+        duckdb = require_package(DUCKDB)
         if self.memory_bytes is None:
             return duckdb.connect(config=WITH_FILES if self.reads_files else SEALED_OFF)
         config = {name: value for name, value in SEALED_OFF.items() if name != "lock_configuration"}

@@ -50,8 +50,8 @@ from persist.engine.collection.reads import snapshots_together
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_together
-from persist.engine.read.results.result import ArrowResult, required
+from persist.engine.location.opening import load_handles
+from persist.engine.read.results.result import ArrowResult, require_package
 from persist.engine.read.results.snapshot import Snapshot
 
 BATCH_ROWS = 100_000
@@ -90,7 +90,7 @@ class _Notes:
             if self.reads is not None:
                 self.reads.append(f"{format_path(path)}: {snapshot.explain_narrowed(names, filter)}")
             try:
-                yield from snapshot.narrowed(names, filter)
+                yield from snapshot.read_narrowed(names, filter)
             except PersistError as error:
                 self.failures.append(error)
                 raise
@@ -104,6 +104,7 @@ class QueryResult(ArrowResult):
     Attributes:
         sql: the query.
         names: the collections that it reads as of the common time, and not as of one that it says itself.
+        seqno: a point of the log at or before the one that it reads; -1 if the query says a time itself.
     """
 
     def __init__(
@@ -136,11 +137,11 @@ class QueryResult(ArrowResult):
             InvalidUsage: DuckDB is not installed, or refuses the query; or a time is given for what it does not read.
             AsOfCompacted, AsOfNotSealed: a collection cannot be read as of its time.
         """
-        duckdb = required(DUCKDB)
+        duckdb = require_package(DUCKDB)
         self.sql = sql
         self.times: dict[Path, int] = {}
+        self.seqno = engine.follower.state.seqno
         self._limits = limits
-        self._parameters = [*parameters]
         self._interrupted = ""
         self._busy = threading.Lock()
         self._refusals = (duckdb.Error, pa.ArrowException, OSError)
@@ -157,6 +158,7 @@ class QueryResult(ArrowResult):
             collections = {path: resolve_table(path, self._collections) for path in tables}
             read = distinguish_tables({path: table for path, table in collections.items() if table is not None})
             self.names = tuple(sorted({table.name for table in read.values() if table.as_of is None}))
+            self.seqno = self.seqno if all(table.as_of is None for table in read.values()) else -1
             for path in timed.keys() - {path for path, table in collections.items() if table is not None}:
                 raise timed[path].refused(self._collections)
             if pins or changes:  # The latest contents of a transaction are those of its beginning.
@@ -181,18 +183,36 @@ class QueryResult(ArrowResult):
                 register(self._connection, (name,), frame)
             if lists_tables := asks_what_there_is(parsed):
                 declare(self._connection, tables_there(engine), {table.name for table in read.values()})
-            try:
-                # This reads no rows: the first reading of the answer does.
-                self._unread = relation = self._bind()
-                check_arrow_types(relation)
-                types = relation.limit(0).to_arrow_table().schema.types
-            except self._refusals as error:
-                self._refuse(error)
-            self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
+            self._bind_parameters(parameters)
             has_catalogs = any(len(path) > 1 for path in tables)
             lent.is_empty = leaves_nothing(sql) and not (adds_functions or lists_tables or has_catalogs)
             self._close = weakref.finalize(self, opening.pop_all().close)
             self._close.atexit = False
+
+    def _bind_parameters(self, parameters: Sequence[Any]) -> None:
+        self._parameters = [*parameters]
+        try:
+            # This reads no rows: the first reading of the answer does.
+            self._unread = relation = self._bind()
+            check_arrow_types(relation)
+            types = relation.limit(0).to_arrow_table().schema.types
+        except self._refusals as error:
+            self._refuse(error)
+        self._schema = pa.schema([*zip(relation.columns, types, strict=True)])
+
+    def bind(self, parameters: Sequence[Any]) -> None:
+        """Change the parameters; the answer reads the same contents. An error closes it.
+
+        Raises:
+            InvalidUsage: DuckDB refuses the query with them, or the answer was ended.
+        """
+        try:
+            with self._busy:
+                self._check_open()
+                self._bind_parameters(parameters)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def schema(self) -> pa.Schema:
@@ -336,7 +356,7 @@ def _bound(
         if name and name not in names:
             hint = did_you_mean(name, names) or ","
             raise InvalidUsage(f"as_of={name}=…: the query does not read {name!r}{hint} it reads {names}")
-    handles = dict(zip(read, loaded_together(engine, [table.name for table in read.values()]), strict=True))
+    handles = dict(zip(read, load_handles(engine, [table.name for table in read.values()]), strict=True))
     bound = {}
     for path, handle in handles.items():
         time: int | Moment | None = known.get(path, read[path].as_of)
@@ -378,7 +398,7 @@ class Queries:
     """
 
     def __init__(self, engine: Engine, limits: QueryLimits) -> None:
-        required(DUCKDB)
+        require_package(DUCKDB)
         self._engine = engine
         self._limits = limits
         self._turns = threading.BoundedSemaphore(QUERIES_MAX)
@@ -408,6 +428,12 @@ class Queries:
         check_reads(sql)
         return QueryResult(self._engine, sql, as_of, limits=self._limits, parameters=parameters, times=times)
 
+    def is_newest(self, answer: QueryResult) -> bool:
+        """Return whether nothing was committed since an answer was bound. Cost: one look at the log."""
+        self._engine.settle()
+        self._engine.follower.refresh()
+        return answer.seqno == self._engine.follower.state.seqno
+
     def parameters(self, sql: str) -> int:
         """Return how many parameters a query has.
 
@@ -415,7 +441,7 @@ class Queries:
             InvalidUsage: DuckDB cannot read it, or its parameters have names.
         """
         check_reads(sql)
-        duckdb = required(DUCKDB)
+        duckdb = require_package(DUCKDB)
         with lend_database() as lent:
             lent.is_empty = True
             try:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from persist.compute.query.tables import DUCKDB, Path, format_path, parts_of, quoted
 from persist.core.errors import InvalidUsage
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 _NAME = r'(?:"(?:[^"]|"")+"|[^\W\d][\w$-]*)'
 _BEGINNING = re.compile(
@@ -207,7 +207,7 @@ def split_text(sql: str, word: str) -> tuple[str, str] | None:
 
 def _tokens(sql: str) -> list[_Token]:
     text, made, depth = sql.encode(), list[_Token](), 0
-    tokens = required(DUCKDB).tokenize(sql)
+    tokens = require_package(DUCKDB).tokenize(sql)
     for (at, kind), end in zip(tokens, [*(at for at, _ in tokens[1:]), len(text)], strict=False):
         word = text[at:end].decode().strip()
         if kind.name == "comment" or not word:

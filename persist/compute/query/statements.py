@@ -58,8 +58,8 @@ from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
-from persist.engine.read.results.result import ArrowResult, required
+from persist.engine.location.opening import load_handle
+from persist.engine.read.results.result import ArrowResult, require_package
 
 BEFORE_SHARE = 4  # The touched rows take at most this fraction of the memory budget; otherwise all rows are read.
 _CONTENTS, _NEW_ROWS = "\tcontents", "\tnew rows"  # No collection has a control character in its name.
@@ -136,7 +136,7 @@ def execute(
         DuplicateKeys: it would give a key of a keyed collection several rows.
         UpdatesBeyondUpper: the collection is not keyed, and somebody has written to it what is not sealed.
     """
-    duckdb = required(DUCKDB)
+    duckdb = require_package(DUCKDB)
     names = engine.names("")
     sql, statement, handle = parse_statement_parts(engine, sql, names)
     others = list_other_tables(sql, statement.table, handle.name, names)
@@ -201,7 +201,7 @@ def parse_statement_parts(engine: Engine, sql: str, names: list[str]) -> tuple[s
             f"INTO or "
             "MERGE INTO, and the name of the collection"
         )
-    handle = loaded(engine, _match_table(statement.table, names))
+    handle = load_handle(engine, _match_table(statement.table, names))
     if handle.contents().view is not None:
         raise InvalidUsage(
             f"{handle.name!r} is a view: it holds what its query gives, and no statement changes it. Change the "
@@ -255,7 +255,7 @@ def add_table(
         connection.execute(f"CREATE VIEW {format_path(path)} AS FROM {format_path(target)}")
         return
     with suppress(AsOfNotSealed, CollectionNotFound):  # DuckDB refuses it then, if it is a table.
-        other = snapshot(loaded(handle.engine, table.name), table.as_of, timeout_s=0.0)
+        other = snapshot(load_handle(handle.engine, table.name), table.as_of, timeout_s=0.0)
         register(connection, path, stack.enter_context(other).dataset())
 
 

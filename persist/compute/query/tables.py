@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist.codecs.errors import did_you_mean
 from persist.codecs.types.sql_names import check_sql_names, sql_name
-from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.compute.query.time_windows import add_time_windows
 from persist.core.errors import InvalidUsage
 from persist.core.expression.python_functions import functions_of_python
@@ -143,7 +143,7 @@ def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str
                 raise InvalidUsage(f"SQL takes the frames {both} for one table: rename one of them")
     tables = {}
     for name, frame in frames.values():
-        data = opened(frame)
+        data = open_stream(frame)
         tables[name] = pa.concat_tables(data.tables(None)) if isinstance(data, TableStream) else as_table(data, None)
     return tables
 

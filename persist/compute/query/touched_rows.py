@@ -23,7 +23,7 @@ from persist.compute.query.document_filters import conjuncts
 from persist.compute.query.statement_text import StatementText, Touched
 from persist.compute.query.tables import DUCKDB, Path, format_path, quoted, register
 from persist.engine.collection.keyed_events import ReadRows
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 VALUES_MAX = 100_000  # A filter by values takes so many.
 KEYS_MAX = 10_000_000
@@ -49,7 +49,7 @@ def read_touched(
     """
     if {*re.findall(r"\w+", sql_name(sql))} & _CHANGING:  # Also in texts, which may be SQL for query().
         return None
-    duckdb = required(DUCKDB)
+    duckdb = require_package(DUCKDB)
     try:
         if statement.is_upsert:
             return _with_new_keys(connection, statement, schema, read)

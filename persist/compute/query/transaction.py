@@ -66,8 +66,8 @@ from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.collection_times import LATEST
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
-from persist.engine.read.results.result import required
+from persist.engine.location.opening import load_handle
+from persist.engine.read.results.result import require_package
 from persist.engine.read.results.snapshot import Snapshot
 
 Running = Callable[[Callable[[], object]], object]  # Takes a function that ends a statement.
@@ -144,7 +144,7 @@ class Transaction:
         try:
             for changed in self._changed.values():
                 changed.load(self._connection, None)
-        except required(DUCKDB).Error as error:
+        except require_package(DUCKDB).Error as error:
             raise InvalidUsage(f"DuckDB cannot load the changes of the block: {why_refused(error)}") from error
         finally:
             timer.cancel()
@@ -166,7 +166,7 @@ class Transaction:
 
     def execute(self, sql: str) -> int:
         """Run a statement that changes a collection; return how many rows it touched. Raises as `execute`."""
-        duckdb = required(DUCKDB)
+        duckdb = require_package(DUCKDB)
         names = self._engine.names("")
         sql, statement, handle = parse_statement_parts(self._engine, sql, names)
         self._check_there(handle.name)
@@ -222,7 +222,7 @@ class Transaction:
             for name in self._read - self._changed.keys() if is_serializable else ():
                 if name in self._began:
                     began = self._began[name]
-                    commit.add(loaded(self._engine, name), [ExpectUpper(began.id, began.upper_times)])
+                    commit.add(load_handle(self._engine, name), [ExpectUpper(began.id, began.upper_times)])
         self._changed.clear()
 
     def interrupt(self, why: str) -> None:
@@ -322,7 +322,7 @@ class Transaction:
             return  # DuckDB refuses it, if it is a table.
         with suppress(AsOfNotSealed, CollectionNotFound):  # Likewise.
             as_of = self._pins.get(at.name) if is_present else at.as_of
-            contents = stack.enter_context(snapshot(loaded(self._engine, at.name), as_of, timeout_s=0.0))
+            contents = stack.enter_context(snapshot(load_handle(self._engine, at.name), as_of, timeout_s=0.0))
             register(connection, path, contents.dataset())
             name = format_path(path) if len(path) > 1 else path[0]
             stack.callback(connection.unregister, name)
@@ -338,7 +338,7 @@ def reading_snapshot(contents: Snapshot) -> ReadRows:
             yield contents.get(by)
             return
         names = contents.schema.names
-        yield from (pa.Table.from_batches([batch]) for batch in contents.narrowed(names, by))
+        yield from (pa.Table.from_batches([batch]) for batch in contents.read_narrowed(names, by))
 
     return read
 

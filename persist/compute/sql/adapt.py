@@ -46,7 +46,7 @@ from persist.compute.sql.temporal import apply_now_bounds, check_without_now, re
 from persist.compute.sql.types import Unreadable, constant, to_arrow
 from persist.core.errors import InvalidUsage
 from persist.core.expression.evaluation import conjuncts, join_with_and
-from persist.core.expression.term import Call, Lit, Place, Term, list_places, shifted, sql_call
+from persist.core.expression.term import Call, Lit, Place, Term, list_places, shift_columns, sql_call
 
 _SERIES = ("unnest", "range", "generate_series", "json_each", "json_tree")
 # Column numbers from here on are not columns: a query without columns has them, since tables have a `rowid`.
@@ -184,7 +184,9 @@ class Adapter:
             elif comparison == "COMPARE_NOT_DISTINCT_FROM":
                 same.append((left_value, right_value))
             elif comparison in _COMPARED:
-                residual.append(sql_call(_COMPARED[comparison], pa.bool_(), left_value, shifted(right_value, width)))
+                residual.append(
+                    sql_call(_COMPARED[comparison], pa.bool_(), left_value, shift_columns(right_value, width))
+                )
             else:
                 raise InvalidUsage(f"a join on {comparison} is not supported in a view")
         residual += self._of.translate_all(plan.get("expressions"))

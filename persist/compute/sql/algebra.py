@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from persist.compute.sql.types import infer_arrow_type, name_arrow_type, to_arrow
 from persist.core.expression.evaluation import join_with_and
-from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, shifted
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, shift_columns
 
 TRUE = Lit(pa.scalar(True))
 
@@ -315,7 +315,7 @@ def split_by_side(conditions: Sequence[Term], width: int) -> tuple[list[Term], l
         if reads and max(reads) < width:
             lefts.append(part)
         elif reads and min(reads) >= width:
-            rights.append(shifted(part, -width))
+            rights.append(shift_columns(part, -width))
         else:
             crossing.append(part)
     return lefts, rights, crossing
@@ -330,7 +330,7 @@ def split_equality(condition: Term, width: int) -> tuple[Term, Term] | None:
         if min(list_places(left_term)) >= width:
             left_term, right_term = right_term, left_term
         if max(list_places(left_term)) < width <= min(list_places(right_term)):
-            return left_term, shifted(right_term, -width)
+            return left_term, shift_columns(right_term, -width)
     return None
 
 

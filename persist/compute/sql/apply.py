@@ -23,7 +23,7 @@ from persist.core.names import check_free_name
 from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, loaded, to_engine
+from persist.engine.location.opening import OnEngine, load_handle, to_engine
 from persist.engine.write.operations import Step
 
 Found = TypeVar("Found")
@@ -134,7 +134,7 @@ class _Planner:
         check_free_name(name)
         if name not in self._engine.names():
             return None
-        handle = loaded(self._engine, name)
+        handle = load_handle(self._engine, name)
         definition = load_definition(handle)
         if definition is None:
             raise InvalidUsage(
@@ -145,7 +145,7 @@ class _Planner:
     def _find_unwanted(self) -> dict[str, LiveView]:
         unwanted = {}
         for name in self._engine.names():
-            handle = loaded(self._engine, name)
+            handle = load_handle(self._engine, name)
             definition = None if name in self._wanted else load_definition(handle)
             if definition is not None:
                 unwanted[name] = LiveView(handle, definition)

@@ -14,7 +14,7 @@ from persist.core.errors import AsOfCompacted, CollectionExists, InvalidUsage
 from persist.core.names import check_free_name
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
+from persist.engine.location.opening import load_handle
 from persist.engine.write.retrying import commit_with_retry
 
 
@@ -53,7 +53,7 @@ def load_or_create_view(
 def _load_if_same(
     engine: Engine, name: str, sql: str, key: Sequence[str] | None, start: Start, options: Mapping[str, Any]
 ) -> LiveView:
-    if load_definition(loaded(engine, name)) is None:
+    if load_definition(load_handle(engine, name)) is None:
         raise InvalidUsage(f"there is a collection {name!r} that is not a view: choose another name for the view")
     live = load_view_by_name(engine, name, options)
     if live.definition.sql.strip() != sql.strip() or (key is not None and live.definition.key != parse_key(key)):
@@ -61,7 +61,7 @@ def _load_if_same(
             f"there is a view {name!r} with another definition: {live.definition.sql!r:.300}. Choose another name, "
             "or drop it."
         ).with_remedy("{redefine:call} gives it this one.")
-    begin = None if start is None else parse_start(start, live.handle.known().timeline)
+    begin = None if start is None else parse_start(start, live.handle.get_known_state().timeline)
     if begin not in (None, live.definition.start):
         raise InvalidUsage(
             f"view {name!r} begins at {live.definition.start}, and not at {begin}: leave start= out, choose another "

@@ -25,7 +25,7 @@ from persist.core.names import GROUPS_PREFIX, groups_prefix, view_hold
 from persist.core.state_rules.contents import CollectionState, get_first_time
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, loaded_by_id
+from persist.engine.location.opening import load_handle, load_handle_by_id
 
 PLANS_CAME_WITH = 11  # The number of the format of locations.
 
@@ -78,7 +78,7 @@ class Catalog:
 
     def load(self, name: str) -> Readable:
         """Return the collection of a name, which is among the names."""
-        return self._by_name.get(name) or self._load_stored(loaded(self._engine, name).id, name)
+        return self._by_name.get(name) or self._load_stored(load_handle(self._engine, name).id, name)
 
     def by_id(self, id_: str) -> Readable:
         """Return the collection of an id.
@@ -93,7 +93,7 @@ class Catalog:
         every_groups = []
         for name, id_ in definition.reads.items():
             groups_definition = (
-                load_definition(loaded_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
+                load_definition(load_handle_by_id(self._engine, id_, name)) if name.startswith(GROUPS_PREFIX) else None
             )
             if groups_definition is not None:
                 every_groups.append(
@@ -104,7 +104,7 @@ class Catalog:
     def load_read_schema(self, view: Readable, id_: str) -> tuple[CollectionSchema, set[str]] | None:
         """Return the schema and columns by which an existing view reads a collection."""
         try:
-            contents = loaded_by_id(self._engine, id_, id_).contents()
+            contents = load_handle_by_id(self._engine, id_, id_).contents()
         except CollectionNotFound:
             return None  # It is planned.
         hold = contents.holds.get(view_hold(view.id))
@@ -119,7 +119,7 @@ class Catalog:
         return estimate_sizes(self._engine, {name: readable.id for name, readable in reads.items()})
 
     def _load_stored(self, id_: str, name: str) -> Readable:
-        handle = loaded_by_id(self._engine, id_, name)
+        handle = load_handle_by_id(self._engine, id_, name)
         contents, definition = handle.contents(), load_definition(handle)
         inputs = () if definition is None else definition.inputs
         last, is_view = _find_last_sealed(contents), definition is not None

@@ -28,7 +28,7 @@ from persist.core.expression.term import Call, Col, Term
 from persist.core.names import find_owner, view_hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_by_id
+from persist.engine.location.opening import load_handle_by_id
 
 
 def list_scans(plan: Relation) -> dict[str, dict[str, str]]:
@@ -188,7 +188,7 @@ class ViewProgram(Program):
     def _get_current_name(self, id_: str, name: str) -> str:
         """Return the name that a collection has now."""
         assert self.engine is not None
-        now = loaded_by_id(self.engine, id_, name).name
+        now = load_handle_by_id(self.engine, id_, name).name
         self._ids[now] = id_
         return now
 
@@ -251,7 +251,7 @@ def estimate_sizes(engine: Engine, reads: Mapping[str, str]) -> dict[str, Statis
     sizes = {}
     for name, id_ in reads.items():
         with suppress(CollectionNotFound):
-            sizes[name] = estimate_collection(loaded_by_id(engine, id_, name))
+            sizes[name] = estimate_collection(load_handle_by_id(engine, id_, name))
     return sizes
 
 
@@ -274,12 +274,12 @@ def load_views(engine: Engine, wanted: Mapping[str, str]) -> list[Defined]:
             return False
         for read_name, below in definition.reads.items():
             if below not in views:
-                visit(loaded_by_id(engine, below, read_name))
+                visit(load_handle_by_id(engine, below, read_name))
         views[handle.id] = Defined(handle, definition)
         return True
 
     for id_, name in wanted.items():
-        if not visit(loaded_by_id(engine, id_, name)):
+        if not visit(load_handle_by_id(engine, id_, name)):
             raise InvalidUsage(f"collection {name!r} is not a view: it is written by its users")
     return list(views.values())
 

@@ -47,7 +47,6 @@ from persist.core.expression.term import Call, Col, Lit, Term, sql_call
 
 ALL_ROWS = 2**62
 ITERATIONS_MAX = 10_000
-FEW = 1000  # Up to so many first rows, finding them in parts first pays.
 
 
 class Lowering:
@@ -196,8 +195,6 @@ def _lower_top_k(node: TopK, rows: Rows) -> Stream:
         if name not in order and name not in keys:
             order[name] = sort_key
     count = ALL_ROWS if node.limit is None else node.limit
-    if not keys and count + node.offset <= FEW:
-        stream = _preselect_first_rows(stream, by, node)
     keys = list(dict.fromkeys(keys))
     if not order and node.counted != "row_number":
         return stream.project(*columns)  # All rows of a partition agree in the order.
@@ -214,21 +211,6 @@ def _lower_top_k(node: TopK, rows: Rows) -> Stream:
         top_rows = stream.group_by(*keys).top_k(
             count, list(order), descending=down, skip=node.offset, nulls_first=nulls, counted=node.counted
         )
-    return top_rows.project(*columns)
-
-
-def _preselect_first_rows(stream: Stream, by: list[str], node: TopK) -> Stream:
-    """Return the first rows of each partition, so that a change costs only its partition."""
-    columns = list(stream.columns)
-    part = sql_call("bucket", pa.int64(), *map(Col, columns))
-    order = dict(zip(reversed(by), reversed(node.order), strict=True))
-    names = list(dict.fromkeys(by)) or columns[:1]
-    down = [order[name].descending if name in order else False for name in names]
-    nulls = [name for name in names if name in order and order[name].nulls_first]
-    assert node.limit is not None
-    name = free_name("_part", columns)
-    by_part = extend(stream, {name: part}).group_by(name)
-    top_rows = by_part.top_k(node.limit + node.offset, names, descending=down, nulls_first=nulls, counted=node.counted)
     return top_rows.project(*columns)
 
 

@@ -18,7 +18,17 @@ from persist.compute.dataflow.stream import Stream
 from persist.compute.sql.algebra import Join, has_one_partner, split_by_side
 from persist.compute.sql.rows import Rows, extend, free_name, free_names, make_null, select
 from persist.core.expression.evaluation import conjuncts
-from persist.core.expression.term import Call, Col, Lit, Place, Term, list_places, moved, shifted, sql_call
+from persist.core.expression.term import (
+    Call,
+    Col,
+    Lit,
+    Place,
+    Term,
+    list_places,
+    replace_columns,
+    shift_columns,
+    sql_call,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +50,7 @@ class On:
             return Place(index + others if index < width else index - width)
 
         keys = tuple((right_key, left_key, is_same) for left_key, right_key, is_same in self.keys)
-        return On(keys, tuple(moved(condition, to) for condition in self.residual))
+        return On(keys, tuple(replace_columns(condition, to) for condition in self.residual))
 
 
 def lower_join(join: Join, left: Rows, right: Rows) -> Rows:
@@ -203,7 +213,7 @@ def _find_unknown(left: Rows, right: Rows, on: On) -> Rows | None:
         undecided = Rows.of(open_.settle(left.columns))
         return Rows.of(nulls.settle(left.columns) + _subtract(undecided, join_semi(undecided, right, on)).stream)
     conditions = [
-        sql_call("equal", pa.bool_(), left_key, shifted(right_key, width)) for left_key, right_key, _ in equal
+        sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width)) for left_key, right_key, _ in equal
     ]
     possible = [
         sql_call("coalesce", pa.bool_(), condition, Lit(pa.scalar(True))) for condition in (*conditions, *on.residual)

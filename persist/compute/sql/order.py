@@ -34,8 +34,18 @@ from persist.compute.sql.algebra import (
     map_children,
     walk,
 )
-from persist.core.expression.evaluation import factored_conjuncts
-from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, move_columns, shifted, sql_call
+from persist.core.expression.evaluation import factor_conjuncts
+from persist.core.expression.term import (
+    Call,
+    Lit,
+    Place,
+    Term,
+    calls,
+    list_places,
+    move_columns,
+    shift_columns,
+    sql_call,
+)
 
 Known = Mapping[Any, Statistics]  # For collections by their names, for relations by the numbers that refer to them.
 NOTHING: Known = MappingProxyType({})
@@ -59,7 +69,7 @@ def estimate_relation(node: Node, known: Known) -> Statistics:
             return Statistics(min(float(limit), estimate_relation(input_, known).rows))
         case Filter(input_, condition):
             below = estimate_relation(input_, known)
-            for conjunct in factored_conjuncts(condition):
+            for conjunct in factor_conjuncts(condition):
                 below = below.scale(_estimate_share(conjunct, below))
             return below
         case Project(input_, outputs):
@@ -78,7 +88,7 @@ def estimate_relation(node: Node, known: Known) -> Statistics:
                 estimate_relation(right, known),
             )
             return _estimate_join(
-                left_size, _shift_columns(right_size, width), [(a, shifted(b, width)) for a, b in node.equal]
+                left_size, _shift_columns(right_size, width), [(a, shift_columns(b, width)) for a, b in node.equal]
             )
         case Join(how, left) if how in ("semi", "anti", "unless"):
             return estimate_relation(left, known).scale(SEMI_KEEPS)
@@ -180,10 +190,10 @@ def _flatten_joins(node: Node, start: int) -> tuple[list[Node], list[Term]]:
     width = count_columns(node.left)
     (lefts, above), (rights, below) = _flatten_joins(node.left, start), _flatten_joins(node.right, start + width)
     residual: list[Term] = [
-        sql_call("equal", pa.bool_(), left_key, shifted(right_key, width)) for left_key, right_key in node.equal
+        sql_call("equal", pa.bool_(), left_key, shift_columns(right_key, width)) for left_key, right_key in node.equal
     ]
-    residual += [] if node.condition is None else factored_conjuncts(node.condition)
-    return [*lefts, *rights], [*above, *below, *(shifted(part, start) for part in residual)]
+    residual += [] if node.condition is None else factor_conjuncts(node.condition)
+    return [*lefts, *rights], [*above, *below, *(shift_columns(part, start) for part in residual)]
 
 
 def _choose_order(relations: Sequence[Statistics], pairs: Sequence[tuple[Term, Term, set[int], set[int]]]) -> list[int]:

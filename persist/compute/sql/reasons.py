@@ -30,7 +30,7 @@ from persist.compute.sql.algebra import (
 from persist.compute.sql.graph import columns_read, list_scans, lower_relation
 from persist.compute.sql.order import NOTHING, Known, estimate_relation
 from persist.compute.sql.rewrite import rewrite_stepwise
-from persist.core.expression.evaluation import factored_conjuncts
+from persist.core.expression.evaluation import factor_conjuncts
 
 _MARKS = (("semi", "a semijoin", "semijoins", "true"), ("unless", "an antijoin", "antijoins", "false"))
 
@@ -100,7 +100,7 @@ def _count_conditions(plan: Node) -> Counter[str]:
             while isinstance(below, Project | Filter):
                 below = below.input
             if isinstance(below, Scan):
-                counts[below.collection] += len(factored_conjuncts(node.condition))
+                counts[below.collection] += len(factor_conjuncts(node.condition))
     return counts
 
 

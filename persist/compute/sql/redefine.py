@@ -27,7 +27,7 @@ from typing import Any
 
 import msgspec
 
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql.definition import EARLIER_KEPT, Definition, Earlier, Readable
@@ -44,7 +44,7 @@ from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.arrangements import list_arrangements, steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_by_id
+from persist.engine.location.opening import load_handle_by_id
 from persist.engine.write.operations import Step
 
 
@@ -76,7 +76,7 @@ def load_dependents(engine: Engine, view: CollectionHandle, *, with_groups: bool
     for hold in view.contents().holds:
         if hold.startswith(VIEW_HOLD) and (id_ := find_reader(hold)) is not None:
             with suppress(CollectionNotFound):  # It is dropped just now.
-                dependents.append(loaded_by_id(engine, id_, id_))
+                dependents.append(load_handle_by_id(engine, id_, id_))
     return [view for view in dependents if with_groups or find_owner(view.name) is None]
 
 
@@ -224,7 +224,7 @@ def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | No
     if list(old.items()) == list(new.items()) and before.columns == after.columns:
         return None
     values = [name for name in after.names if name not in after.key_names]
-    new_schema = evolved(
+    new_schema = evolve_schema(
         replace(before, known=before.known or (before,), order=()),
         add={name: kind for name, kind in new.items() if name not in old},
         defaults={},
@@ -248,7 +248,7 @@ def _hold_steps(
     steps: list[kinds.SetHold | kinds.ReleaseHold] = []
     for id_ in definition.inputs:
         readable = catalog.by_id(id_)
-        current = loaded_by_id(engine, id_, readable.name).contents().holds.get(hold)
+        current = load_handle_by_id(engine, id_, readable.name).contents().holds.get(hold)
         columns = read.get(id_, {})
         if current is not None and columns and not renews:
             _check_read(engine, dependent, readable, current.schema, columns)
@@ -283,7 +283,7 @@ def _check_read(
     engine: Engine, dependent: Dependent, readable: Readable, version: int | None, columns: Mapping[str, str]
 ) -> None:
     """Raise InvalidUsage if a view reads columns in a version where they differ from the newest one."""
-    contents = loaded_by_id(engine, readable.id, readable.name).contents()
+    contents = load_handle_by_id(engine, readable.id, readable.name).contents()
     versions = (contents.schema, contents.schema if version is None else load_schema_version(contents, version))
     newest, held_columns = (
         dict(zip(schema.names, zip(schema.ids, schema.shapes, strict=True), strict=True)) for schema in versions

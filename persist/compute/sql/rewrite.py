@@ -72,8 +72,8 @@ from persist.compute.sql.algebra import (
 )
 from persist.compute.sql.order import NOTHING, Known, order_joins
 from persist.compute.sql.types import to_arrow
-from persist.core.expression.evaluation import evaluate, factored_conjuncts, may_raise
-from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, moved, shifted
+from persist.core.expression.evaluation import evaluate, factor_conjuncts, may_raise
+from persist.core.expression.term import Call, Lit, Place, Term, calls, list_places, replace_columns, shift_columns
 
 FEW = 1000  # For more first rows, it is better to keep the whole partition in order.
 _PLACES = ("row_number", "rank", "dense_rank")
@@ -108,7 +108,7 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
             is_inner = node.how == "left" or has_one_partner(node)
             node = msgspec.structs.replace(node, how="inner") if is_inner else node
     if isinstance(node, Join) and node.how == "inner" and node.condition is not None:
-        conjuncts = factored_conjuncts(node.condition)
+        conjuncts = factor_conjuncts(node.condition)
         return _push_down(msgspec.structs.replace(node, condition=None), [*conjuncts, *conditions], known)
     if conditions and not isinstance(node, Filter | Project):
         types = dict(enumerate(map(to_arrow, infer_types(node))))
@@ -124,18 +124,20 @@ def _push_down(node: Node, conditions: list[Term], known: Sequence[Term] = ()) -
             return filtered(_push_join_keys(pushed, raising[:first]), raising[first:])
     match node:
         case Filter(input_, condition):
-            return _push_down(input_, [*factored_conjuncts(condition), *conditions], known)
+            return _push_down(input_, [*factor_conjuncts(condition), *conditions], known)
         case Temporal(input_, lower, upper):
             return _push_bounds_down(_push_down(input_, conditions, known), lower, upper)
         case Project(input_, outputs):
-            down, above = ([moved(part, outputs.__getitem__) for part in parts] for parts in (conditions, known))
+            down, above = (
+                [replace_columns(part, outputs.__getitem__) for part in parts] for parts in (conditions, known)
+            )
             return Project(_push_down(input_, down, above), outputs)
         case Join():
             return _push_into_join(node, conditions, known)
         case Aggregate(input_, keys, _, sets) if len(sets) == 1 and len(sets[0]) == len(keys):
             below = [part for part in conditions if list_places(part) and max(list_places(part)) < len(keys)]
             above = [part for part in conditions if part not in below]
-            down = [moved(part, keys.__getitem__) for part in below]
+            down = [replace_columns(part, keys.__getitem__) for part in below]
             return filtered(map_children(node, lambda _: _push_down(input_, down)), above)
         case Distinct() | SetOperation():
             return map_children(node, lambda below: _push_down(below, conditions))
@@ -158,7 +160,7 @@ def _push_bounds_down(node: Node, lower: Term | None, upper: Term | None) -> Nod
         if max(reads) < width:
             return msgspec.structs.replace(node, left=_push_bounds_down(node.left, lower, upper))
         if min(reads) >= width and node.how == "inner":
-            below = [None if e is None else shifted(e, -width) for e in (lower, upper)]
+            below = [None if e is None else shift_columns(e, -width) for e in (lower, upper)]
             return msgspec.structs.replace(node, right=_push_bounds_down(node.right, *below))
     return Temporal(node, lower, upper)
 
@@ -186,9 +188,11 @@ def _push_join_keys(node: Node, conditions: list[Term]) -> Node:
         return node
     match node:
         case Project(input_, outputs):
-            return Project(_push_join_keys(input_, [moved(part, outputs.__getitem__) for part in conditions]), outputs)
+            return Project(
+                _push_join_keys(input_, [replace_columns(part, outputs.__getitem__) for part in conditions]), outputs
+            )
         case Filter(input_, condition):
-            return _push_join_keys(input_, [*factored_conjuncts(condition), *conditions])
+            return _push_join_keys(input_, [*factor_conjuncts(condition), *conditions])
         case Let(number, value, body):
             return Let(number, value, _push_join_keys(body, conditions))
         case Join(how, left, right, equal) if how not in ("right", "full"):
@@ -320,7 +324,7 @@ def limit_windows(plan: Node) -> Node:
     if isinstance(rewritten_plan, Filter) and isinstance(rewritten_plan.input, Window):
         window, bound = (
             rewritten_plan.input,
-            _find_bound(rewritten_plan.input, factored_conjuncts(rewritten_plan.condition)),
+            _find_bound(rewritten_plan.input, factor_conjuncts(rewritten_plan.condition)),
         )
         if bound is not None:
             call: Any = bound.call
@@ -337,7 +341,7 @@ def _without_order(shown: Project, top: TopK) -> Node:
     if not is_first or not {*map(Place, read)} <= places.keys():
         return shown
     distinct = Distinct(Project(top.input, top.partition))
-    return Project(distinct, tuple(moved(output, lambda at: places[Place(at)]) for output in shown.outputs))
+    return Project(distinct, tuple(replace_columns(output, lambda at: places[Place(at)]) for output in shown.outputs))
 
 
 def _find_bound(window: Window, conditions: Sequence[Term]) -> _Bound | None:

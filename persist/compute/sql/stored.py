@@ -48,7 +48,7 @@ from persist.compute.sql.types import constant, format_scalar, name_arrow_type, 
 from persist.core.errors import InvalidUsage
 from persist.core.expression import term as terms
 
-FORM = 2
+FORM = 3
 GROWTH_MAX = 3  # A collection of eight times as many rows, or as few, may want another order of joins.
 _CLASSES: dict[str, Any] = {
     kind.__name__: kind

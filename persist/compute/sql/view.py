@@ -36,14 +36,14 @@ from persist.core.errors import (
     UpperMismatch,
     ViewRedefined,
 )
-from persist.core.progress import limited
+from persist.core.progress import limit_work
 from persist.core.state_rules.collection_rules import ExpectDerived, list_derived_holds
 from persist.core.state_rules.contents import get_definition_number
 from persist.engine.collection.failures import failures_told
 from persist.engine.location.arrangements import steps_to_drop
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, loaded_by_id
+from persist.engine.location.opening import load_handle, load_handle_by_id
 from persist.engine.write.retrying import commit_with_retry
 
 STALE = (SourceLost, OutputConflict)  # So a program fails that was opened before another client went on.
@@ -100,7 +100,7 @@ class LiveView:
         """
         check_policy(policy)
         self.engine.writer("refresh")
-        with self._lock, limited(timeout_s, memory_limit), failures_told([self.handle]):
+        with self._lock, limit_work(timeout_s, memory_limit), failures_told([self.handle]):
             refreshed = self._refresh_from_cache(policy, first)
             if refreshed is None:
                 refreshed = self.together.refresh_with_retry(policy, first)
@@ -143,7 +143,7 @@ class LiveView:
 
     def _explain_lag(self, *, is_new: bool = False) -> str | None:
         """Return why the view lags behind its inputs; None if it does not, or if a new view will be filled."""
-        peeked = [self.engine.follower.known(id_, id_) for id_ in self.definition.inputs]
+        peeked = [self.engine.follower.require(id_, id_) for id_ in self.definition.inputs]
         inputs = [contents for contents in peeked if contents.view is None]
         if is_new and any(contents.upper == 0 for contents in inputs):
             return None  # It will be filled.
@@ -174,7 +174,7 @@ class LiveView:
             state, name = self.engine.follower.refresh(), self.handle.name
             if self.handle.id in state.entries:
                 return False
-            new = loaded(self.engine, name) if self.engine.follower.find_id(name) is not None else None
+            new = load_handle(self.engine, name) if self.engine.follower.find_id(name) is not None else None
             definition = None if new is None else load_definition(new)
             if new is None or definition is None or definition.sql.strip() != self.definition.sql.strip():
                 raise CollectionNotFound(name, self.engine.url, state.names_in_memory())
@@ -202,10 +202,10 @@ class LiveView:
         """Create the indexes that refreshes of the view would use."""
 
         def choose_index_key(name: str) -> tuple[str, ...]:
-            return loaded(self.engine, name).schema.key_names
+            return load_handle(self.engine, name).schema.key_names
 
         for name, columns in requested_indexes(self.program(), choose_index_key):
-            create_index(loaded(self.engine, name), columns)
+            create_index(load_handle(self.engine, name), columns)
 
     def program(self) -> ViewProgram:
         """Return the program that a refresh runs: of the view and of the views that it reads."""
@@ -233,7 +233,9 @@ class LiveView:
             return
         with self._lock:
             self.close()
-            self.adopt(load_definition(loaded_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition)
+            self.adopt(
+                load_definition(load_handle_by_id(self.engine, self.handle.id, self.handle.name)) or self.definition
+            )
 
     def _recreate(self, sql: str, start: Start) -> None:
         """Make the view anew under its name, with a history of its own from another time on."""
@@ -514,7 +516,7 @@ class ViewsTogether(Closes):
         if self._follow_recreated():
             return True
         follower = self._engine.follower
-        return any(get_definition_number(follower.known(id_, id_)) != number for id_, number in self._numbers.items())
+        return any(get_definition_number(follower.require(id_, id_)) != number for id_, number in self._numbers.items())
 
     def close(self) -> None:
         """Free what refreshes keep in memory; idempotent."""
@@ -556,7 +558,7 @@ def load_live_view(view: OnView) -> LiveView:
 
 def load_view_by_name(engine: Engine, name: str, options: Mapping[str, Any] = MappingProxyType({})) -> LiveView:
     """Return the view of a name; errors are those of `Client.view`."""
-    handle = loaded(engine, name)
+    handle = load_handle(engine, name)
     definition = load_definition(handle)
     if definition is None:
         raise InvalidUsage(f"collection {name!r} is not a view: it is written by its users.").with_remedy(

@@ -30,7 +30,7 @@ from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import Stamp
 from persist.compute.tasks.planned_write import Target, Uploads
-from persist.core.antichain import END, Antichain, to_stored
+from persist.core.antichain import END, Antichain, encode_frontier
 from persist.core.errors import InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper
 from persist.core.keyed.events import event_fields
 from persist.core.keyed.machine import DELETED
@@ -38,7 +38,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.names import check_free_name, check_text
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import created_or_loaded
+from persist.engine.location.opening import load_or_create
 from persist.engine.location.resolver import REASON
 from persist.engine.read.planning.scan import Scan
 from persist.engine.write.operations import Step
@@ -190,7 +190,7 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
                 f"late events have a column {taken_names[0]!r} of their own: rename that of the collection"
             )
         check_free_name(name)
-        contents, columns = created_or_loaded(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
+        contents, columns = load_or_create(engine, name, CollectionSchema.of(key, {**value, **_ADDED}))
         upper = contents.upper
         if upper == END:
             raise UpdateNotBeyondUpper(0, Antichain())
@@ -198,6 +198,6 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
         adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper))
         added: list[Step] = [] if adding is None else [adding]
-        return [*added, kinds.Seal(contents.id, to_stored(upper + 1))], {contents.id: name}
+        return [*added, kinds.Seal(contents.id, encode_frontier(upper + 1))], {contents.id: name}
 
     return steps

@@ -23,7 +23,7 @@ from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.compute.tasks.batch_times import LATE_BYTES_MAX, late_steps
 from persist.compute.tasks.planned_write import Target, check_times, digests_added, log_written, upload
-from persist.core.antichain import to_antichain, to_stored
+from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import Conflict, InvalidUsage, Superseded, UpdateNotBeyondUpper, UploadExpired
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import find_machine
@@ -237,11 +237,11 @@ def commit_resolved(
         TokenReused: the token names other events.
     """
     assert work.end is not None
-    contents, id_, end = work.contents, work.target.id, to_stored(work.end)
+    contents, id_, end = work.contents, work.target.id, encode_frontier(work.end)
     steps: list[Step] = [kinds.Seal(id_, end)]
     marks, pending_marks = (stored.watermarks, None) if stored.resolved else (None, stored.watermarks)
     if stored.resolved:
-        resolve = kinds.Resolve(id_, to_stored(contents.resolved), end, (), stored.parts, watermarks=marks)
+        resolve = kinds.Resolve(id_, encode_frontier(contents.resolved), end, (), stored.parts, watermarks=marks)
         steps = [ExpectErasures(id_, count_erasures(contents)), resolve]
     steps += _pending(work, stored, pending_marks)
     return _commit_parts(engine, work, stored, [*more, *steps, *_tokens(work, stored)], late_to)

@@ -34,7 +34,7 @@ from persist.engine.collection.commit import Commit
 from persist.engine.collection.plain_rows import expect_unchanged, refused_beside
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, open_engine, read_engine
+from persist.engine.location.opening import load_handle, open_engine, read_engine
 from persist.engine.location.writer import OpenOptions
 from persist.engine.write.part_writer import PartWriter
 from persist.engine.write.retrying import commit_with_retry
@@ -263,9 +263,9 @@ class PlannedWrite:
                 "seals just after it. Leave seal out, or give a time."
             )
         with read_engine(options.location, options.storage) as engine:
-            handle = loaded(engine, options.collection)
+            handle = load_handle(engine, options.collection)
             for what, named in (("time", options.time), ("seal", options.seal)):
-                handle.check_meant(what, named, allow_future=options.allow_future)
+                handle.check_plausible(what, named, allow_future=options.allow_future)
             has_own = options.time is None or options.column is not None
             requested_time = None if has_own else handle.exact_time("time", cast(Moment, options.time))
             seal = None if options.seal is None else handle.frontier("seal", options.seal)

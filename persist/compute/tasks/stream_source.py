@@ -31,10 +31,10 @@ from persist.core.settings import Storage, open_storage
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, get_first_time
 from persist.core.state_rules.keyed_rules import load_form
 from persist.engine.collection.keyed_events import keyed_form
-from persist.engine.location.opening import loaded, open_engine, read_engine
+from persist.engine.location.opening import load_handle, open_engine, read_engine
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.read.following.changes import Transitions, UpsertEvents
-from persist.engine.read.parts.reader import ClaimedRead, PartReader, collected
+from persist.engine.read.parts.reader import ClaimedRead, PartReader, make_collected_error
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import changes_scan, snapshot_scan
 
@@ -165,7 +165,7 @@ class CollectionAddress:
         except MissingBlob as error:
             if self._is_needed(error.key):
                 raise
-            raise collected(error) from error
+            raise make_collected_error(error) from error
         finally:
             storage.close()
 
@@ -173,7 +173,7 @@ class CollectionAddress:
         """Tell whether the collection, as it is now, refers to a blob."""
         with read_engine(self.url, self.storage) as engine:
             try:
-                return loaded(engine, self.collection).needs(key)
+                return load_handle(engine, self.collection).needs(key)
             except CollectionNotFound:
                 return False
 
@@ -239,7 +239,7 @@ class StreamSource:
         mode: Mode = "read" if options.hold == NO_HOLD else "shared"
         self._engine = open_engine(options.location, options.storage, OpenOptions(mode))
         try:
-            self._handle = loaded(self._engine, options.collection)
+            self._handle = load_handle(self._engine, options.collection)
             if options.rows_by_key == "upserts":
                 keyed_form(self._handle)
         except BaseException:
@@ -274,9 +274,9 @@ class StreamSource:
         if options.timeout_s is not None and options.as_of == "latest":
             # The latest sealed time needs no wait, but a caller with a timeout means the first one.
             self._follower.wait_for(lambda: self._known if self._known.upper > 0 else None, options.timeout_s)
-            self._handle.sealed(None, 0.0)
+            self._handle.wait_sealed(None, 0.0)
         elif options.timeout_s is not None and options.as_of is not None:
-            self._handle.sealed(options.as_of, options.timeout_s)
+            self._handle.wait_sealed(options.as_of, options.timeout_s)
         self._last = self._handle.contents().upper
 
     def newest(self) -> Offset | None:
@@ -357,7 +357,7 @@ class StreamSource:
 
     @property
     def _known(self) -> CollectionState:
-        return self._handle.known()
+        return self._handle.get_known_state()
 
     @property
     def _patience_s(self) -> float:
@@ -425,13 +425,13 @@ class StreamSource:
     def _limit_position(self, contents: CollectionState, at: Position, limits: BatchLimits) -> Position:
         """Return the position after at, as far as contents and limits allow."""
         assert at.upper is not None, "nothing comes after the end of all"
-        upper, contents = self._sealed(contents), self._handle.folded(contents)
+        upper, contents = self._sealed(contents), self._handle.fold(contents)
         scan = changes_scan(contents, self._handle.schema, at.upper, upper, ())
         return replace(at, upper=to_time(self._ends.end(scan, self._engine.reader(), limits)))
 
     def _pieces(self, contents: CollectionState, at: Position, lower: int | None) -> list[PlannedSlice]:
         """Cut what is read up to a position: contents, or the updates from lower on."""
-        schema, contents = self._handle.schema, self._handle.folded(contents)
+        schema, contents = self._handle.schema, self._handle.fold(contents)
         raw = self._options.rows_by_key == "upserts"
         columns = schema.names if self._options.columns is None else schema.distinct("columns", self._options.columns)
         # With the key, how updates are consolidated does not depend on how they are cut, nor on how they are stored.

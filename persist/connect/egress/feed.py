@@ -77,7 +77,7 @@ class Shares:
     def rows(self, share: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a share, with `_diff`. Raises as `read_snapshot`."""
         if not self._is_read:
-            with self._reading.explained():
+            with self._reading.explain_missing():
                 self._read()
         runs = [self._read_run(start) for start in self._runs[share]]
         if runs:
@@ -94,7 +94,7 @@ class Shares:
         reader, names = self._reading(), [*self._scan.columns, "_diff"]
         chunk: list[pa.Table] = []
         for table in chain(self._scan.base_rows(reader, names), self._scan.updates(reader, names)):
-            self._reading.checked(reader)
+            self._reading.check(reader)
             chunk.append(table)
             if sum(rows.nbytes for rows in chunk) >= CHUNK_BYTES:
                 self._store_chunk(chunk)
@@ -286,7 +286,7 @@ class Feed:
         schema = self._handle.load_schema(contents, at.schema)
         bounds = (at.below, below) if schema.key_names else ()
         keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
-        scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).pruned()
+        scan = replace(snapshot_scan(contents, schema, at.as_of, None), keys=keys).prune()
         scan.check_columns()
         return scan, schema, reading
 
@@ -314,7 +314,7 @@ class Feed:
     def end(self, contents: CollectionState, limit: int) -> int | None:
         """Return the end of a piece of about `limit` updates; None if complete."""
         lower, upper = self._compute_next_times(contents)
-        contents = self._handle.folded(contents, end=upper)
+        contents = self._handle.fold(contents, end=upper)
         scan = changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
         end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
         return to_time(end)
@@ -395,7 +395,7 @@ class Feed:
 
     def _read_rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
         form: Form = "rows" if self.leaving.is_keyed else "diff"
-        with reading.explained():
+        with reading.explain_missing():
             for table in read_snapshot(scan, form, reading()):
                 yield from table.to_batches()
 
@@ -408,7 +408,7 @@ class Feed:
             except LeaseExpired:
                 self._release_reading()
             else:
-                return self._handle.folded(self._handle.known(), end=end), self._reading
+                return self._handle.fold(self._handle.get_known_state(), end=end), self._reading
         contents, self._reading = self._handle.claim(time, end=end)
         return contents, self._reading
 

@@ -24,7 +24,7 @@ from persist.connect.egress.files import Nan, encode_json_lines
 from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.connect.ingest.kafka.config import parse_brokers
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 logger = logging.getLogger(__name__)
 ASK_S = 30.0
@@ -72,7 +72,7 @@ class KafkaSink:
     """A sink of topics."""
 
     def __init__(self, config: KafkaSinkConfig) -> None:
-        required("confluent-kafka>=2.6", "confluent_kafka")
+        require_package("confluent-kafka>=2.6", "confluent_kafka")
         self.config = config
         self._brokers, topic = parse_brokers(config.sink, config.client, config.password_file)
         self.name = self._brokers.name

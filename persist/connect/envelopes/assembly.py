@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import did_you_mean
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
-from persist.codecs.types.python_types import field_types, stored_type
+from persist.codecs.types.python_types import field_types, get_stored_type
 from persist.connect.envelopes.json_rows import Bad
 from persist.connect.envelopes.kafka_connect import Described
 from persist.connect.envelopes.messages import KEY, VALUE, Messages, list_values
@@ -140,7 +140,7 @@ def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
 
 def _parse_schema(schema: SchemaLike) -> dict[str, pa.DataType]:
     return {
-        name: stored_type(kind)
+        name: get_stored_type(kind)
         for name, kind, _ in field_types(schema, "schema")
         if name not in (TIME, DELETED, "_diff")
     }

@@ -320,7 +320,7 @@ def read_unsealed(collection: Collection, columns: list[str], upper: int) -> Ite
     contents, reading = handle.claim(max(0, upper - 1), end=None)
     with closing(reading):
         if contents.keyed is None:
-            scan = Scan(handle.schema, contents.history_parts, upper, TIME_MAX + 1, tuple(columns)).pruned()
+            scan = Scan(handle.schema, contents.history_parts, upper, TIME_MAX + 1, tuple(columns)).prune()
             yield from scan.updates(reading(), [*columns, "_diff"])
             return
         schema = events_schema(handle.schema, event_fields(handle.schema, contents.keyed))

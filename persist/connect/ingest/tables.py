@@ -32,7 +32,7 @@ from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.rendering import without_secrets
 from persist.core.timeline import Timeline
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 logger = logging.getLogger(__name__)
 FOLLOWED = "ingest.version"  # A property of a collection: the last version whose columns it has got.
@@ -278,7 +278,7 @@ class _Delta:
     """A table of Delta, by its own library."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
-        self._library = required("deltalake>=1.6")
+        self._library = require_package("deltalake>=1.6")
         self._uri = place
         self._storage = dict(config.storage_options)
 
@@ -362,7 +362,7 @@ class _Iceberg:
     """A table of Iceberg, by pyiceberg, with all snapshots that were current once."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
-        required("pyiceberg[pyarrow]>=0.12")
+        require_package("pyiceberg[pyarrow]>=0.12")
         self._place = place
         self._config = config
 

@@ -66,7 +66,7 @@ from persist.core.settings import Settings
 from persist.core.timeline import Timeline
 from persist.engine.collection.reads import snapshot as engine_snapshot
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.location.opening import loaded, read_engine, target_of_rows
+from persist.engine.location.opening import find_row_target, load_handle, read_engine
 
 EXTENSIONS = "dev.persist.spark.PersistExtensions"
 CATALOG = "dev.persist.spark.PersistCatalog"
@@ -173,7 +173,7 @@ class Planner:
         """Return the schema and the time of a table, and its properties; None without a collection."""
         with read_engine(self._location, self._storage) as engine:
             try:
-                handle = loaded(engine, options["name"])
+                handle = load_handle(engine, options["name"])
             except CollectionNotFound:
                 return None
             if RECORD in handle.schema.names:
@@ -313,7 +313,7 @@ class Planner:
             if options["name"] in client.collections():
                 return False
             timeline = properties.get("timeline", "ms")
-            handle = target_of_rows(client.engine, options["name"], stored, key=key, timeline=timeline)
+            handle = find_row_target(client.engine, options["name"], stored, key=key, timeline=timeline)
             if handle.create is None:
                 return False
             try:
@@ -397,7 +397,7 @@ class Planner:
     def _reading(self, options: Mapping[str, Any]) -> Iterator["_Opened"]:
         """Open the location to read the collection of a table."""
         with read_engine(self._location, self._storage) as engine:
-            handle = loaded(engine, options["name"])
+            handle = load_handle(engine, options["name"])
             if handle.id != options["id"]:
                 raise CollectionNotFound(options["name"], engine.url, tuple(engine.names()))
             yield _Opened(SparkLocation(self._spark, engine, self._storage), handle, options["version"])
@@ -408,7 +408,7 @@ class Planner:
     def _check_unchanged(self, options: Mapping[str, Any]) -> bool:
         """Return whether a collection is keyed; raise if it was replaced, or its schema has changed."""
         with read_engine(self._location, self._storage) as engine:
-            handle = loaded(engine, options["name"])
+            handle = load_handle(engine, options["name"])
             _check_same(handle.id, handle.schema, options)
             return handle.keyed is not None
 

@@ -40,7 +40,7 @@ from persist.core.errors import CollectionNotFound, InvalidUsage, PersistError
 from persist.core.settings import Settings
 from persist.engine.compact import LEVEL_BYTES, CompactionReport, Compactor, LocalPartMaker, MadeRun, Rewrite, RunPiece
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, open_engine
+from persist.engine.location.opening import load_handle, open_engine
 from persist.engine.location.writer import OpenOptions
 from persist.engine.read.planning.scan import SLICES_MAX, Scan
 
@@ -99,7 +99,7 @@ def compact(
 
 
 def _compacted(engine: Engine, compactor: Compactor, name: str, *, full: bool) -> CompactionReport:
-    return compactor.compact(loaded(engine, name).id, name, full=full, destroy=full)
+    return compactor.compact(load_handle(engine, name).id, name, full=full, destroy=full)
 
 
 def _all_compacted(engine: Engine, compactor: Compactor, *, full: bool) -> CompactionReport:
@@ -143,11 +143,11 @@ class SparkPartMaker:
         self._partitions = partitions
         self._part_bytes = place.settings.tuning.part_bytes
 
-    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+    def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """See `PartMaker`: all regions are looked at now, at the same time."""
         sizes = [encoded_bytes(replace(region, base=())) for region in regions]
         if self._is_for_here(sum(sizes)):
-            return self._here.touched(regions)
+            return self._here.build_change_test(regions)
         # To look at a region takes less time than to write it, by the share of the history that makes it worth while.
         looks = [Look(tuple(group)) for group in grouped(regions, sizes, self._unit(sum(sizes), self._part_bytes // 4))]
         is_touched = [region for answer in self._answers(looks) for region in answer.touched]

@@ -47,7 +47,7 @@ from persist.core.errors import (
 )
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import OnEngine, loaded, to_engine
+from persist.engine.location.opening import OnEngine, load_handle, to_engine
 
 Place = Literal["auto", "driver", "tasks"]
 TASKS_BYTES = 1 << 30  # Decoded: of outputs that begin with less to read, and of changes that touch less, here.
@@ -137,7 +137,7 @@ def _wait_for(engine: Engine, program: Program, until: int, timeout_s: float | N
     for node in program.plan.without_unused().nodes.values():
         if isinstance(node.operator, Source):
             with suppress(AsOfCompacted):  # Then it is sealed further.
-                snapshot(loaded(engine, node.operator.collection), until, timeout_s=timeout_s).close()
+                snapshot(load_handle(engine, node.operator.collection), until, timeout_s=timeout_s).close()
 
 
 def _cluster(

@@ -53,7 +53,7 @@ from persist.core.keyed.machine import DELETED, SEQ, Machine
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState
 from persist.core.timeline import read_timeline
-from persist.engine.location.opening import loaded, read_engine
+from persist.engine.location.opening import load_handle, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
 from persist.engine.read.keyed.resolution import require_machine
 
@@ -341,9 +341,9 @@ def planned(
     """
     name = options.collection
     with writable(name), read_engine(options.location, options.storage) as engine:
-        handle = loaded(engine, name)
+        handle = load_handle(engine, name)
         for what, named in (("time", options.time), ("seal", options.seal)):
-            handle.check_meant(what, named, allow_future=options.allow_future)
+            handle.check_plausible(what, named, allow_future=options.allow_future)
         contents = handle.contents()
         target = Target.of(handle, options.location, options.storage)
         target = replace(target, schema=contents.schema, keyed=contents.keyed)

@@ -85,7 +85,7 @@ def term_text(term: Term) -> str:
         if isinstance(node, Col):
             written.append(["column", node.name])
         elif isinstance(node, Lit):
-            written.append(["literal", *_written(node.value)])
+            written.append(["literal", *_encode_value(node.value)])
         else:
             assert isinstance(node, Call), "filters have no places"
             written.append(["call", node.function, len(node.arguments), [_option(option) for option in node.options]])
@@ -94,10 +94,10 @@ def term_text(term: Term) -> str:
 
 
 def _option(option: Any) -> Json:
-    return [option[0], *_written(option[1].value)] if isinstance(option, tuple) else option
+    return [option[0], *_encode_value(option[1].value)] if isinstance(option, tuple) else option
 
 
-def _written(value: pa.Scalar) -> tuple[Json, Json]:
+def _encode_value(value: pa.Scalar) -> tuple[Json, Json]:
     try:
         kind = type_to_json(value.type)
     except ValueError:  # No column has it, such as the type of a bare NULL.

@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 
 from persist.codecs.part.shredding import EXTRACT, whole_path
 from persist.core.errors import InvalidUsage
-from persist.core.expression.sql_functions import computed_by_duckdb
+from persist.core.expression.sql_functions import compute_by_duckdb
 
 _PREFIX = EXTRACT.removesuffix("json_extract_string")
 
@@ -71,7 +71,7 @@ def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
 
 
 def _computed(function: str, documents: pa.Array, literal: str) -> pa.Array:
-    return computed_by_duckdb(f'{function}("$1", {literal})', documents, pa.string())
+    return compute_by_duckdb(f'{function}("$1", {literal})', documents, pa.string())
 
 
 @cache

@@ -22,7 +22,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME
 from persist.core.errors import InvalidUsage
-from persist.core.expression.sql_functions import SQL_FUNCTIONS, computed_together
+from persist.core.expression.sql_functions import SQL_FUNCTIONS, compute_together
 from persist.core.expression.term import SQL, Call, Col, Lit, Place, Term, calls, sql_call
 
 Value = Any  # A pa.Array, or a pa.Scalar with that value for all records.
@@ -61,7 +61,7 @@ def together(expressions: Sequence[Term], columns: Mapping[str, pa.Array]) -> di
             text, *arguments = call.arguments
             values = [as_array(evaluate(argument, columns), len(columns)) for argument in arguments]
             batches.append((evaluate(text, columns).as_py(), values, call.options[-1]))
-        return dict(zip(python_calls, computed_together(batches), strict=True))
+        return dict(zip(python_calls, compute_together(batches), strict=True))
     except (InvalidUsage, *_ARROW_ERRORS):
         return {}
 
@@ -417,12 +417,12 @@ def conjuncts(condition: Term | None) -> list[Term]:
     return [] if condition is None else [condition]
 
 
-def factored_conjuncts(condition: Term) -> list[Term]:
+def factor_conjuncts(condition: Term) -> list[Term]:
     """Return the conditions that must all hold, with what all branches of an `or` have in common: of a b OR a c, a."""
     if isinstance(condition, Call) and calls(condition, "and"):
-        return [part for argument in condition.arguments for part in factored_conjuncts(argument)]
+        return [part for argument in condition.arguments for part in factor_conjuncts(argument)]
     if isinstance(condition, Call) and calls(condition, "or"):
-        branches = [factored_conjuncts(argument) for argument in condition.arguments]
+        branches = [factor_conjuncts(argument) for argument in condition.arguments]
         common = [part for part in branches[0] if all(part in other_branch for other_branch in branches[1:])]
         if not common:
             return [condition]

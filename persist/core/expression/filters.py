@@ -23,10 +23,12 @@ Text that is compared with a column of another type, such as a timestamp, is rea
 with NULL is neither true nor false, as in SQL. Values of documents are texts.
 """
 
+import math
 import operator
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from decimal import Decimal
 from functools import partial
 from typing import Any
 
@@ -75,6 +77,7 @@ _COMPARED = {
 _EXTRACTS = {"->": "json_extract", "->>": "json_extract_string"}
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
 DEPTH_MAX = 100
+_BEYOND = 10**20  # All integers are between this and its negative.
 DIGITS_MAX = 76  # For whole numbers: decimal256 has so many.
 
 
@@ -197,8 +200,11 @@ class _Parser:
                 values.append(self._literal(left))
             self._need(")")
             valid_values = [value for value in values if value.is_valid]
-            kinds = {value.type: None for value in valid_values} or {values[0].type: None}
-            sets = [pa.array([value for value in valid_values if value.type == kind], kind) for kind in kinds]
+            # What no whole number equals is left out.
+            is_whole = left.type is not None and pat.is_integer(left.type)
+            members = [value for value in valid_values if not (is_whole and pat.is_decimal(value.type))]
+            kinds = {value.type: None for value in members} or {left.type or values[0].type: None}
+            sets = [pa.array([value for value in members if value.type == kind], kind) for kind in kinds]
             tests = [Call("among", (self._term(left),), (value_set,)) for value_set in sets]
             among: Term = tests[0]
             for test in tests[1:]:  # Whole numbers and fractions, for example.
@@ -252,8 +258,9 @@ class _Parser:
             return _as_type(value, target_type)
         except (pa.ArrowException, ValueError, OverflowError, TypeError):
             raise InvalidUsage(
-                f"the condition {self._text!r:.200} compares {value!r:.80} with a column of type {target_type}, of "
-                "which it is not a value. Text is in single quotes, moments are as '2026-11-21T12:00:00Z'"
+                f"the condition {self._text!r:.200} compares {_describe_value(value)} with a column of type "
+                f"{target_type}, of which it is not a value. Text is in single quotes, "
+                "moments are as '2026-11-21T12:00:00Z'"
             ) from None
 
     def _operand(self) -> _Operand:
@@ -293,7 +300,7 @@ class _Parser:
                     f"the condition {self._text!r:.200} has a number of {len(token.text):,} digits, and columns hold "
                     f"{DIGITS_MAX} at most"
                 )
-            return _Operand(None, int(token.text) if is_whole else float(token.text))
+            return _Operand(None, int(token.text) if is_whole else Decimal(token.text))
         if token.kind == "text":
             self._advance()
             return _Operand(None, _unquoted(token.text))
@@ -380,18 +387,27 @@ def _with_nulls(condition: Term) -> Term:
     return _make_call(condition.function, *(x if isinstance(x, Lit) else _with_nulls(x) for x in condition.arguments))
 
 
+def _describe_value(value: Any) -> str:
+    """Return a literal as people typed it, for messages."""
+    return f"{value}" if isinstance(value, Decimal) else f"{value!r:.80}"
+
+
 def _unquoted(text: str) -> str:
     return text[1:-1].replace("''", "'")
 
 
 def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     """Return a literal as a scalar of a type, if it is a value of it; numbers stay what they are among numbers."""
+    if target_type is None or pat.is_floating(target_type):
+        value = float(value) if isinstance(value, Decimal) else value
     if target_type is None:
         return pa.scalar(value)
     if value is None:
         return pa.scalar(None, target_type)
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if is_number and (pat.is_integer(target_type) or pat.is_floating(target_type)):
+    is_number = isinstance(value, int | float | Decimal) and not isinstance(value, bool)
+    if is_number and pat.is_integer(target_type):
+        return _among_integers(value, target_type)
+    if is_number and pat.is_floating(target_type):
         return pa.scalar(value)
     if is_number and pat.is_decimal(target_type):
         return pa.scalar(str(value)).cast(target_type)
@@ -400,6 +416,22 @@ def _as_type(value: Any, target_type: pa.DataType | None) -> pa.Scalar:
     if is_number or (isinstance(value, bool) and not pat.is_boolean(target_type)):
         raise ValueError("of another kind")
     return pa.scalar(value, target_type)
+
+
+def _among_integers(number: int | Decimal, target_type: pa.DataType) -> pa.Scalar:
+    """Return a number that compares with all integers of a type as the given one does.
+
+    Arrow refuses to compare large integers with floats, and unsigned ones with signed ones. Decimals compare exactly.
+    """
+    number = max(-_BEYOND, min(_BEYOND, number))
+    whole = math.floor(number)
+    if whole != number:
+        return pa.scalar(Decimal(whole) + Decimal("0.5"))
+    if pat.is_uint64(target_type) and 0 <= whole < 2**64:
+        return pa.scalar(whole, target_type)
+    if pat.is_uint64(target_type) or not -(2**63) <= whole < 2**63:
+        return pa.scalar(Decimal(whole))
+    return pa.scalar(whole)
 
 
 def is_text(t: pa.DataType) -> bool:

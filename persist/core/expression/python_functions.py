@@ -140,7 +140,7 @@ def python_function(name: str) -> PythonFunction | None:
     return None if versions is None else [*versions.values()][-1]
 
 
-def computed_by_python(name: str, version: str, *arguments: Any) -> pa.Array:
+def compute_by_python(name: str, version: str, *arguments: Any) -> pa.Array:
     """Return the values of a function for each row of some columns; the last argument is their type.
 
     Raises:

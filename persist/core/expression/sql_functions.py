@@ -30,7 +30,7 @@ import pyarrow.types as pat
 from persist.codecs.types.calculator import calculator, is_calculator
 from persist.core.errors import InvalidUsage
 from persist.core.expression import sql_numbers as numbers
-from persist.core.expression.python_functions import computed_by_python
+from persist.core.expression.python_functions import compute_by_python
 from persist.core.expression.sql_numbers import normalize_for_order
 from persist.core.expression.term import INTERVAL
 
@@ -42,7 +42,7 @@ EXPRESSIONS_KEPT = 64  # For all threads together.
 DuckDBCall = tuple[str, Sequence[Any], pa.DataType]  # Text, columns, type.
 
 
-def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
+def compute_by_duckdb(text: str, *arguments: Any) -> pa.Array:
     """Return the value of an expression for each row of some columns; the last argument is its type.
 
     Raises:
@@ -50,11 +50,11 @@ def computed_by_duckdb(text: str, *arguments: Any) -> pa.Array:
         ValueError: DuckDB raises on a row.
     """
     *columns, kind = arguments
-    return computed_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
+    return compute_together([(text, columns or [pa.nulls(1, pa.int8())], kind)])[0]  # Constants have one value.
 
 
-def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
-    """Return the values of several expressions over columns of one length; raises as `computed_by_duckdb`."""
+def compute_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
+    """Return the values of several expressions over columns of one length; raises as `compute_by_duckdb`."""
     check_duckdb()
     import duckdb
 
@@ -66,18 +66,18 @@ def computed_together(calls: Sequence[DuckDBCall]) -> list[pa.Array]:
                 columns.append(column)
                 numbers_of[id(column)] = len(columns)
         names = tuple((numbers_of[id(column)], column.type == INTERVAL) for column in arguments)
-        texts.append(_renumbered(text, names))
+        texts.append(_renumber(text, names))
     table = pa.table({f"${number}": column for number, column in enumerate(columns, 1)})
     are_intervals = tuple(kind == INTERVAL for _, _, kind in calls)
     try:
-        computed = _bound(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
+        computed = _bind(tuple(texts), are_intervals, table.schema, get_ident()).of(table)
     except duckdb.Error as error:
         raise ValueError(str(error).split("\n")[0]) from error
-    return [_checked(column, kind) for column, (_, _, kind) in zip(computed.columns, calls, strict=True)]
+    return [_check_result(column, kind) for column, (_, _, kind) in zip(computed.columns, calls, strict=True)]
 
 
 @lru_cache(1024)
-def _renumbered(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
+def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
     """Renumber the columns `$1`, `$2` … of an expression; leave its constants as they are.
 
     Args:
@@ -91,7 +91,7 @@ def _renumbered(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 
-def _checked(made: Any, kind: pa.DataType) -> pa.Array:
+def _check_result(made: Any, kind: pa.DataType) -> pa.Array:
     array = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
@@ -164,26 +164,26 @@ def _interval_to_arrow(name: str) -> str:
 
 
 @lru_cache(EXPRESSIONS_KEPT)
-def _bound(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
+def _bind(texts: tuple[str, ...], are_intervals: tuple[bool, ...], schema: pa.Schema, thread: int) -> _Bound:
     return _Bound(texts, are_intervals, schema)
 
 
 _PARTS = ("year", "quarter", "month", "day", "hour", "minute", "second")
 
 
-def _compared(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
+def _compare(function: Callable[..., pa.Array], sign: str) -> Callable[..., pa.Array]:
     """Return a comparison; lists, structs and maps, which Arrow cannot order, DuckDB compares."""
 
     def compare(one: pa.Array, other: pa.Array, kind: pa.DataType = BOOLEAN) -> pa.Array:
         if pat.is_nested(one.type):
-            return computed_by_duckdb(f'"$1" {sign} "$2"', one, other, kind)
+            return compute_by_duckdb(f'"$1" {sign} "$2"', one, other, kind)
         return function(normalize_for_order(one), normalize_for_order(other))
 
     return compare
 
 
 BOOLEAN = pa.bool_()
-_equal = _compared(pc.equal, "=")
+_equal = _compare(pc.equal, "=")
 
 
 def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
@@ -191,7 +191,7 @@ def _is_same(one: pa.Array, other: pa.Array) -> pa.Array:
     return pc.or_(both_null, pc.fill_null(pc.equal(one, other), False))
 
 
-_not_distinct_from = _compared(_is_same, "IS NOT DISTINCT FROM")
+_not_distinct_from = _compare(_is_same, "IS NOT DISTINCT FROM")
 
 
 def _differs(one: pa.Array, other: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -217,7 +217,7 @@ def _arithmetic(sign: str, function: Callable[..., pa.Array]) -> Callable[..., p
         kinds = [*(value.type for value in values), kind]
         if INTERVAL in kinds or any(map(pat.is_temporal, kinds)):
             text = f" {sign} ".join(f'"${at}"' for at in range(1, len(values) + 1))
-            return computed_by_duckdb(text if len(values) > 1 else f"{sign} {text}", *values, kind)
+            return compute_by_duckdb(text if len(values) > 1 else f"{sign} {text}", *values, kind)
         if len(values) == 1:
             return numbers.negate(values[0], kind) if sign == "-" else values[0]
         return function(*values, kind)
@@ -276,7 +276,7 @@ def _as_micros(value: pa.Array) -> Any:
 def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
     bare = numbers.zoneless(kind)
     if value.type != kind and bare in numbers.DUCKDB_MOMENTS and numbers.has_extreme_moments(value):
-        moments = computed_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
+        moments = compute_by_duckdb(f'CAST("$1" AS {numbers.DUCKDB_MOMENTS[bare]})', numbers.without_zone(value), bare)
         return moments.cast(kind)
     return numbers.cast(value, kind)
 
@@ -284,7 +284,7 @@ def _cast(value: pa.Array, kind: pa.DataType) -> pa.Array:
 def _part(unit: str) -> Callable[..., pa.Array]:
     def part(value: pa.Array, kind: pa.DataType) -> pa.Array:
         if numbers.has_extreme_moments(value):
-            return computed_by_duckdb(f'"{unit}"("$1")', numbers.without_zone(value), pa.int64()).cast(kind)
+            return compute_by_duckdb(f'"{unit}"("$1")', numbers.without_zone(value), pa.int64()).cast(kind)
         if pat.is_date(value.type) and unit in ("hour", "minute", "second"):
             value = value.cast(pa.timestamp("us"))
         return getattr(pc, unit)(value).cast(kind)
@@ -342,12 +342,6 @@ def _fits(function: Callable[..., Any]) -> Callable[..., pa.Array]:
     return lambda value, kind: function(value)
 
 
-def _bucket(*arguments: Any) -> pa.Array:
-    *columns, kind = arguments
-    return pa.array(numbers.bucket(tuple(columns), BUCKETS)).cast(kind)
-
-
-BUCKETS = 64
 FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "add": _arithmetic("+", numbers.add),
     "subtract": _arithmetic("-", numbers.subtract),
@@ -355,18 +349,17 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "divide": numbers.divide,
     "divide_whole": numbers.divide_whole,
     "remainder": numbers.remainder,
-    "bucket": _bucket,
     "lower_limb": lambda value, kind: numbers.limb(value, 0),
     "upper_limb": lambda value, kind: numbers.limb(value, 1),
-    "joined_limbs": numbers.joined_limbs,
+    "joined_limbs": numbers.join_decimal_limbs,
     "mean_of_limbs": lambda lower, upper, count, scale, kind: numbers.mean_of_limbs(lower, upper, count, scale),
     "round_even": lambda value, kind: pc.round(value, round_mode="half_to_even"),
     "equal": _equal,
-    "not_equal": _compared(pc.not_equal, "<>"),
-    "less": _compared(pc.less, "<"),
-    "less_equal": _compared(pc.less_equal, "<="),
-    "greater": _compared(pc.greater, ">"),
-    "greater_equal": _compared(pc.greater_equal, ">="),
+    "not_equal": _compare(pc.not_equal, "<>"),
+    "less": _compare(pc.less, "<"),
+    "less_equal": _compare(pc.less_equal, "<="),
+    "greater": _compare(pc.greater, ">"),
+    "greater_equal": _compare(pc.greater_equal, ">="),
     "distinct_from": _differs,
     "not_distinct_from": _not_distinct_from,
     "in": _in,
@@ -395,8 +388,8 @@ FUNCTIONS: dict[str, Callable[..., pa.Array]] = {
     "time_from": _build_time_bound(after=False),
     "time_after": _build_time_bound(after=True),
     "parts_of_interval": _parts_of_interval,
-    "duckdb": computed_by_duckdb,
-    "python": computed_by_python,
+    "duckdb": compute_by_duckdb,
+    "python": compute_by_python,
 }
 _NAMED = {"duckdb": 1, "python": 2}  # The number of leading constant arguments: the text, or name and version.
 
@@ -414,7 +407,7 @@ def build_function(name: str) -> Callable[..., Any]:
         *values, kind = arguments
         first = [values.pop(0).as_py() for _ in range(_NAMED.get(name, 0))]
         rows = next((len(value) for value in values if not isinstance(value, pa.Scalar)), None)
-        arrays = [_repeated(value, 1 if rows is None else rows) for value in values]
+        arrays = [_repeat(value, 1 if rows is None else rows) for value in values]
         arrays = [array.combine_chunks() if isinstance(array, pa.ChunkedArray) else array for array in arrays]
         results = function(*first, *arrays, kind)
         if name in ("case", "error"):
@@ -426,7 +419,7 @@ def build_function(name: str) -> Callable[..., Any]:
     return call
 
 
-def _repeated(value: Any, rows: int) -> Any:
+def _repeat(value: Any, rows: int) -> Any:
     if not isinstance(value, pa.Scalar):
         return value
     return pa.repeat(value, rows) if rows else pa.array([], value.type)  # Nested values are repeated once or more.

@@ -72,7 +72,7 @@ def as_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
     if value.type == kind:
         return value
     if value.type.scale > kind.scale:
-        value = rounded_decimal(value, kind.scale)
+        value = round_decimal(value, kind.scale)
     if value.type.bit_width == 128 and value.type.precision + max(0, kind.scale - value.type.scale) > 38:
         value = pc.cast(value, pa.decimal256(_WIDE - max(0, kind.scale - value.type.scale), value.type.scale))
     try:
@@ -81,7 +81,7 @@ def as_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
         raise ValueError(f"a number needs more than the {kind.precision} digits of {kind}: {error}") from error
 
 
-def rounded_decimal(value: pa.Array, digits: int) -> pa.Array:
+def round_decimal(value: pa.Array, digits: int) -> pa.Array:
     """Return decimals rounded to so many digits behind the point, as decimals of one digit more: 99.9 becomes 100.0."""
     precision, scale = value.type.precision, value.type.scale
     if -digits > precision - scale:
@@ -169,7 +169,7 @@ def to_double(value: pa.Array) -> pa.Array:
     if not pat.is_decimal(value.type):
         return pc.cast(value, pa.float64(), safe=False) if not pat.is_boolean(value.type) else _of_boolean(value)
     if value.type.precision <= 15:
-        return of_floats(unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
+        return of_floats(to_unscaled(value).astype(np.float64) / 10.0**value.type.scale, value)
     return pa.array([None if number is None else float(number) for number in value.to_pylist()], pa.float64())
 
 
@@ -177,7 +177,7 @@ def _of_boolean(value: pa.Array) -> pa.Array:
     return pc.cast(pc.cast(value, pa.int8()), pa.float64())
 
 
-def unscaled(value: pa.Array) -> npt.NDArray[np.int64]:
+def to_unscaled(value: pa.Array) -> npt.NDArray[np.int64]:
     """Return decimals of at most 18 digits as whole numbers of their last digit; NULL as 0."""
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
@@ -213,7 +213,7 @@ def limb(value: pa.Array, number: int) -> pa.Array:
     return pa.array((high << 2) | ((low >> LIMB) & 3), mask=mask)
 
 
-def joined_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
+def join_decimal_limbs(lower: pa.Array, upper: pa.Array, kind: pa.DataType) -> pa.Array:
     """Return sums of limbs as decimals.
 
     Raises:
@@ -248,43 +248,9 @@ def mean_of_limbs(lower: pa.Array, upper: pa.Array, counts: pa.Array, scale: pa.
     return pa.array(means, pa.float64())
 
 
-def bucket(columns: tuple[pa.Array, ...], buckets: int) -> npt.NDArray[np.int64]:
-    """Return a number below buckets for each record, the same for equal ones."""
-    hashes = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        hashes = hashes * np.int64(31) + _small(column)
-    return (hashes ^ (hashes >> 7) ^ (hashes >> 17)) & np.int64(buckets - 1)
-
-
-def _small(column: pa.Array) -> npt.NDArray[np.int64]:
-    kind = column.type
-    if pat.is_list(kind):
-        return pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-    if pat.is_nested(kind):
-        return np.zeros(len(column), np.int64)
-    if pat.is_string(kind) or pat.is_binary(kind):
-        if column.null_count:
-            column = column.fill_null("" if pat.is_string(kind) else b"")
-        ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset : column.offset + len(column) + 1]
-        data = column.buffers()[2]
-        sums = np.concatenate(([0], np.frombuffer(data, np.uint8).cumsum() if data is not None else ()))
-        places = ends.astype(np.int64)
-        byte_sums: npt.NDArray[np.int64] = (sums[places[1:]] - sums[places[:-1]]).astype(np.int64)
-        return byte_sums
-    if pat.is_decimal128(kind):
-        return unscaled(column) if column.type.precision <= 18 else limb(column, 0).fill_null(0).to_numpy()
-    if pat.is_floating(kind):
-        return (floats(column) + 0.0).view(np.int64) >> 40
-    if pat.is_boolean(kind):
-        column = column.cast(pa.int8())
-    elif not pat.is_integer(kind):
-        column = column.view(pa.int32() if kind.bit_width == 32 else pa.int64())
-    filled = column.fill_null(pa.scalar(0, column.type)) if column.null_count else column
-    numbers: npt.NDArray[np.int64] = filled.to_numpy(zero_copy_only=False).astype(np.int64)
-    return numbers
-
-
-def of_unscaled(words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None) -> pa.Array:
+def from_unscaled(
+    words: npt.NDArray[np.int64], kind: pa.DataType, mask: npt.NDArray[np.bool_] | None = None
+) -> pa.Array:
     """Return decimals from whole numbers of units of their last digit; mask: where NULL is."""
     pairs = np.empty((len(words), 2), np.int64)
     pairs[:, 0], pairs[:, 1] = words, words >> 63
@@ -405,7 +371,7 @@ def _to_decimal(value: pa.Array, kind: pa.DataType) -> pa.Array:
     if not (np.abs(scaled if mask is None else scaled[~mask]) < 10.0**kind.precision).all():
         raise ValueError(f"a number does not fit {kind}")
     if kind.precision <= 15:
-        return of_unscaled(scaled.astype(np.int64), kind, mask)
+        return from_unscaled(scaled.astype(np.int64), kind, mask)
     whole = pa.array(scaled, mask=mask).cast(pa.decimal128(38, 0))
     return pa.Array.from_buffers(kind, len(whole), whole.buffers(), offset=whole.offset)
 

@@ -168,21 +168,21 @@ def substitute_columns(term: Term, by: Mapping[str, Term]) -> Term:
     return by.get(term.name, term) if isinstance(term, Col) else term
 
 
-def moved(term: Term, to: Callable[[int], Term]) -> Term:
+def replace_columns(term: Term, to: Callable[[int], Term]) -> Term:
     """Return a term with the column of each place replaced by what a function of the place returns."""
     if isinstance(term, Call):
-        return Call(term.function, tuple(map(moved, term.arguments, repeat(to))), term.options, term.at)
+        return Call(term.function, tuple(map(replace_columns, term.arguments, repeat(to))), term.options, term.at)
     return to(term.index) if isinstance(term, Place) else term
 
 
-def shifted(term: Term, by: int) -> Term:
+def shift_columns(term: Term, by: int) -> Term:
     """Return a term with its columns at places further on."""
-    return moved(term, lambda index: Place(index + by))
+    return replace_columns(term, lambda index: Place(index + by))
 
 
 def move_columns(term: Term, places: Mapping[int, int]) -> Term:
     """Return a term with its columns at other places."""
-    return moved(term, lambda index: Place(places[index]))
+    return replace_columns(term, lambda index: Place(places[index]))
 
 
 _Binary: TypeAlias = Callable[["Expression", Any], "Expression"]
@@ -192,7 +192,7 @@ def _operator(function: str) -> _Binary:
     return lambda self, other: _make_expression(function, self, other)
 
 
-def _turned(function: str) -> _Binary:
+def _build_reflected(function: str) -> _Binary:
     return lambda self, other: _make_expression(function, other, self)
 
 
@@ -215,12 +215,12 @@ class Expression:
     def __repr__(self) -> str:
         return f"<Expression {self.term}>"
 
-    __add__, __radd__ = _operator("add"), _turned("add")
-    __sub__, __rsub__ = _operator("subtract"), _turned("subtract")
-    __mul__, __rmul__ = _operator("multiply"), _turned("multiply")
-    __truediv__, __rtruediv__ = _operator("divide"), _turned("divide")
-    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _turned("floor_divide")
-    __mod__, __rmod__ = _operator("modulo"), _turned("modulo")
+    __add__, __radd__ = _operator("add"), _build_reflected("add")
+    __sub__, __rsub__ = _operator("subtract"), _build_reflected("subtract")
+    __mul__, __rmul__ = _operator("multiply"), _build_reflected("multiply")
+    __truediv__, __rtruediv__ = _operator("divide"), _build_reflected("divide")
+    __floordiv__, __rfloordiv__ = _operator("floor_divide"), _build_reflected("floor_divide")
+    __mod__, __rmod__ = _operator("modulo"), _build_reflected("modulo")
     __eq__, __ne__ = _operator("equal"), _operator("not_equal")  # type: ignore[assignment]
     __lt__, __le__ = _operator("less"), _operator("less_equal")
     __gt__, __ge__ = _operator("greater"), _operator("greater_equal")

@@ -190,11 +190,12 @@ def prepared(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Pre
 
 def _ranks(schema: CollectionSchema, form: KeyedForm, events: pa.Table) -> Ints:
     """Return the order of events of one key and time, as a number for each."""
-    if not form.order_by:
-        return np.zeros(len(events), np.int64)
-    ranks = watermark_ranks(events, form.order_by)
+    ranks = watermark_ranks(events, form.order_by) if form.order_by else np.zeros(len(events), np.int64)
     if GIVEN not in events.column_names:
         return ranks
+    if not form.order_by:  # The columns that partial events lack are no values, and must not decide a tie.
+        is_partial = boolean_values(combined(pc.is_valid(events[GIVEN])))
+        return is_partial.astype(np.int64) if form.ties == "greatest" else ranks
     return np.where(lacks_column(events, schema, form.order_by[0]), len(events), ranks)
 
 

@@ -20,14 +20,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
-from persist.codecs.order.arrays import boolean_array, boolean_values, copied, int64_array, int64_values
+from persist.codecs.order.arrays import boolean_array, boolean_values, copy_table, int64_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.types.arrow_types import is_text
 from persist.codecs.types.schema import TIME, CollectionSchema, Side
 from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.codecs.updates.tuples import is_named, out_of_place
-from persist.codecs.updates.updates import Stamp, stamped, to_updates
+from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates
 from persist.core.keyed.events import Prepared, event_fields, events_schema, is_tombstone, marked
 from persist.core.keyed.form import describe_orders, find_machine, is_counted
 from persist.core.keyed.machine import DELETED, GIVEN, NAME, SEQ, Machine
@@ -101,13 +101,13 @@ def to_events(
     """
     fields = event_fields(schema, form)
     if form.fields is None:
-        taken_schema = schema.derived(_with_nullable_values)  # The columns of a deletion are NULL.
+        taken_schema = schema.compute_once(_with_nullable_values)  # The columns of a deletion are NULL.
     else:
         taken_schema = CollectionSchema(schema.key, Side(fields), schema.timeline)
     needed = _Needed.of(schema, form, machine, may_delete=may_delete)
     if columns is not None:
         needed = replace(needed, live=tuple(name for name in needed.live if name in columns))
-    data = opened(data)
+    data = open_stream(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else None
     are_tuples = isinstance(first, (list, tuple)) and not is_named(first)
     if isinstance(data, TableStream):
@@ -290,7 +290,7 @@ def _of_table(
         texts, unchanged = _partial_texts(table[UNCHANGED], deleted, schema, form)
         table = table.drop_columns([UNCHANGED])
     if stamp is not None:
-        table = stamped(table, taken, stamp)
+        table = stamp_rows(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
     events = _finish_table(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
     return events if texts is None else replace(events, table=events.table.append_column(GIVEN, texts))
@@ -380,7 +380,7 @@ def _finish_table(
     numbers = int64_array(np.arange(len(rows), dtype=np.int64))
     columns = {**dict(zip(rows.column_names, rows.columns, strict=True)), SEQ: numbers, DELETED: flags}
     # A copy, because they wait for others, and the caller may use the buffers again.
-    table = copied(
+    table = copy_table(
         pa.Table.from_arrays([columns[field.name] for field in event_schema.arrow], schema=event_schema.arrow)
     )
     watermarks = None

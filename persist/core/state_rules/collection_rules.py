@@ -19,7 +19,7 @@ import msgspec
 
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.core.antichain import END, as_time, from_stored, to_antichain, to_stored
+from persist.core.antichain import END, as_time, decode_frontier, encode_frontier, to_antichain
 from persist.core.errors import (
     AsOfCompacted,
     AsOfNotSealed,
@@ -194,7 +194,7 @@ _replace_fields = msgspec.structs.replace
 
 def create_clone(step: kinds.Clone) -> CollectionState:
     """Return the contents of a new clone. Raises ValueError if its parts do not match its statistics."""
-    end = to_stored(step.as_of + 1)
+    end = encode_frontier(step.as_of + 1)
     is_background = step.keyed is not None and step.keyed.resolve == "background"
     contents = CollectionState(
         step.collection,
@@ -273,16 +273,16 @@ def _check_versions_known(contents: CollectionState, parts: tuple[Part, ...]) ->
 
 
 def _apply_seal(contents: CollectionState, step: kinds.Seal) -> CollectionState:
-    _check_forward("upper", contents.upper, from_stored(step.upper))
+    _check_forward("upper", contents.upper, decode_frontier(step.upper))
     if step.upper == contents.upper_times:
         return contents
     return _apply_retention(_advance_since(seal_contents(contents, step.upper)))
 
 
 def _apply_allow_compaction(contents: CollectionState, step: kinds.AllowCompaction) -> CollectionState:
-    since = from_stored(step.since)
+    since = decode_frontier(step.since)
     _check_forward("since", contents.since, since)
-    return _advance_since(_replace_fields(contents, allowed_times=to_stored(max(contents.allowed, since))))
+    return _advance_since(_replace_fields(contents, allowed_times=encode_frontier(max(contents.allowed, since))))
 
 
 def _apply_tokens(contents: CollectionState, step: kinds.Tokens) -> CollectionState:
@@ -300,7 +300,7 @@ def _advance_since(contents: CollectionState) -> CollectionState:
     """Return contents with since as far as compaction is allowed and the holds let it (rule 4)."""
     hold_times = [*map(attrgetter("time"), contents.holds.values()), *contents.tags.values()]
     reach = min(contents.allowed, compute_since_max(contents), *hold_times)
-    return _replace_fields(contents, since_times=to_stored(reach)) if reach > contents.since else contents
+    return _replace_fields(contents, since_times=encode_frontier(reach)) if reach > contents.since else contents
 
 
 def _apply_retention(contents: CollectionState) -> CollectionState:
@@ -311,7 +311,7 @@ def _apply_retention(contents: CollectionState) -> CollectionState:
     if contents.retention is None or not contents.upper_times:
         return contents
     allowed = max(contents.allowed, contents.upper - contents.retention)
-    return _advance_since(_replace_fields(contents, allowed_times=to_stored(allowed)))
+    return _advance_since(_replace_fields(contents, allowed_times=encode_frontier(allowed)))
 
 
 def _apply_retain(contents: CollectionState, step: kinds.SetRetention) -> CollectionState:
@@ -394,7 +394,7 @@ def _expect_definition(contents: CollectionState, step: ExpectDefinition) -> Col
 
 
 def _expect_upper(contents: CollectionState, step: ExpectUpper | ExpectNothingBeyondUpper) -> CollectionState:
-    if (expected := from_stored(step.upper)) != contents.upper:
+    if (expected := decode_frontier(step.upper)) != contents.upper:
         raise UpperMismatch(to_antichain(expected), to_antichain(contents.upper))
     return contents
 

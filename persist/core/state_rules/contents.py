@@ -36,7 +36,7 @@ import msgspec
 from persist.codecs.evolution import versions
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END, from_stored, to_antichain
+from persist.core.antichain import END, decode_frontier, to_antichain
 from persist.core.errors import (
     AsOfCompacted,
     BeforeViewBegan,
@@ -174,12 +174,12 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def allowed(self) -> int:
         """The time up to which compaction is allowed; holds may keep since behind it."""
-        return from_stored(self.allowed_times)
+        return decode_frontier(self.allowed_times)
 
     @property
     def resolved(self) -> int:
         """The time before which all events are resolved; upper, if not keyed."""
-        return self.upper if self.resolved_times is None else from_stored(self.resolved_times)
+        return self.upper if self.resolved_times is None else decode_frontier(self.resolved_times)
 
     @property
     def timeline(self) -> str | None:

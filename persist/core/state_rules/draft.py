@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
-from persist.core.antichain import from_stored, to_antichain
+from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
 from persist.core.log import kinds
 from persist.core.log.kinds import Mutation
@@ -81,7 +81,7 @@ class Draft:
         self._check_views(steps)
         for gathered_step in merge_holds(steps):
             if isinstance(gathered_step, ExpectNothingBeyondUpper) and gathered_step.collection in self._appended:
-                raise UpdatesBeyondUpper(to_antichain(from_stored(gathered_step.upper)), None)
+                raise UpdatesBeyondUpper(to_antichain(decode_frontier(gathered_step.upper)), None)
             draft.add(gathered_step, self._seqno, 0)
         self._valid_from.clear()
         now.entries.update(draft.entries)

@@ -24,7 +24,7 @@ from persist.codecs.nested import all_ids
 from persist.codecs.part.part import Footer, Part
 from persist.codecs.types.arrow_types import is_flat, scalar_from_json, type_from_json
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import END, from_stored, to_antichain
+from persist.core.antichain import END, decode_frontier, to_antichain
 from persist.core.errors import (
     FrontierRegression,
     InvalidUsage,
@@ -312,7 +312,7 @@ def resolve_events(contents: CollectionState, step: kinds.Resolve) -> Collection
         ValueError: its updates are at times that it does not resolve.
     """
     keyed = get_keyed_form(contents)
-    start, end = from_stored(step.start), from_stored(step.end)
+    start, end = decode_frontier(step.start), decode_frontier(step.end)
     if contents.resolved != start:
         raise Superseded(f"events up to {contents.resolved} are resolved already, and this began at {start}")
     if end < start or (keyed.resolve == "seal" and start == end):

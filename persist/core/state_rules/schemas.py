@@ -17,7 +17,7 @@ from persist.codecs.errors import SchemaMismatch
 from persist.codecs.evolution import check_next, only_adds
 from persist.codecs.nested import Node, all_ids, changes_between, column_node, find_differences
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import from_stored, to_antichain
+from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import InvalidUsage, SchemaMoved, UpperMismatch, ViewRedefined
 from persist.core.log import kinds
 from persist.core.state_rules.annotations import drop_columns
@@ -108,8 +108,8 @@ def apply_redefine(contents: CollectionState, step: kinds.Redefine) -> Collectio
     """
     if contents.view is None:
         raise InvalidUsage(f"collection {contents.name!r} is not a view: it is written by its users")
-    if not step.start or from_stored(step.start) != contents.upper:
-        raise UpperMismatch(to_antichain(from_stored(step.start)), to_antichain(contents.upper))
+    if not step.start or decode_frontier(step.start) != contents.upper:
+        raise UpperMismatch(to_antichain(decode_frontier(step.start)), to_antichain(contents.upper))
     number = get_definition_number(contents)
     if step.view.get("number") != number + 1:
         raise ViewRedefined(contents.name, int(step.view.get("number", 1)) - 1, number)

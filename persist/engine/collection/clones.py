@@ -56,20 +56,20 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
     engine = source.engine
     writer = engine.writer("clone")
     check_free_name(name)
-    contents, time = source.sealed(as_of, 0.0)
+    contents, time = source.wait_sealed(as_of, 0.0)
     if as_of in (None, LATEST) and contents.upper == END:
         # So that the clone can be written, although its source is complete for ever.
         if contents.keyed is not None:
             writer.resolver.resolve(source.id, source.name, source.machine)
-        time = _last_change(source.known())
+        time = _last_change(source.get_known_state())
 
     def plan() -> CollectionHandle:
         """Plan the steps of the clone from the newest state, and rewrite parts if needed."""
         if engine.find_newest_id(name) is not None:
             raise CollectionExists(name)
-        if time >= source.known().resolved:
+        if time >= source.get_known_state().resolved:
             writer.resolver.resolve(source.id, source.name, source.machine)
-        contents = source.known()
+        contents = source.get_known_state()
         check_readable(contents, time)
         id_, shares = uuid.uuid4().hex, _cheapest(contents, time)
         new_parts: Sequence[Part] = ()
@@ -81,7 +81,7 @@ def clone(source: CollectionHandle, name: str, as_of: int | Moment | None = None
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 writer.part_writer().discard(new_parts)
             raise
-        clone_contents = engine.follower.known(id_, name)
+        clone_contents = engine.follower.require(id_, name)
         return open_handle(engine, clone_contents, load_newest_schema(source.schema, clone_contents), source.machine)
 
     def raise_if_needed(error: PersistError) -> None:

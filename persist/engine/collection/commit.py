@@ -25,7 +25,7 @@ from typing import Any, Self
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
-from persist.core.antichain import to_antichain, to_stored
+from persist.core.antichain import encode_frontier, to_antichain
 from persist.core.errors import FrontierRegression, InvalidUsage, SchemaMismatch, UpdateNotBeyondUpper, with_timeline
 from persist.core.keyed.intake import EventTable, joined_events
 from persist.core.keyed.partial import Missing
@@ -176,7 +176,8 @@ class Commit:
             InvalidUsage: outside of the block, or the collection is of another client.
         """
         self.check(handle)
-        self._names[handle.id] = handle.name
+        if handle.id not in self._names:
+            self._names[handle.id] = handle.name
         self._steps += steps
 
     def add_parts(
@@ -197,7 +198,7 @@ class Commit:
         steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
         if at_commit:
             steps = [replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps]
-            steps.append(handle.at_commit())
+            steps.append(handle.commit_time_step())
         self.add(handle, steps)
 
     def add_events(self, handle: CollectionHandle, events: EventTable) -> None:
@@ -263,7 +264,7 @@ class Commit:
                 f"{handle.name!r} is a view: it holds what its query gives of its inputs. Restore these, and refresh it"
             )
         then = handle.as_time("as_of", as_of)
-        handle.sealed(then, 0.0)
+        handle.wait_sealed(then, 0.0)
         if handle.keyed is None:
             self._add_difference(handle, time, partial(restore_steps, handle, then, time, self.options.token))
             return
@@ -282,7 +283,7 @@ class Commit:
 
     def dated(self, handle: CollectionHandle, time: int | Moment | None) -> CollectionHandle:
         """Return the collection for writes at a time, as the options allow; refuse an implausible time."""
-        handle.check_meant("time", time, allow_future=self.options.allow_future)
+        handle.check_plausible("time", time, allow_future=self.options.allow_future)
         return handle.dating(allow_future=self.options.allow_future)
 
     def _add_difference(
@@ -338,7 +339,7 @@ class Commit:
         """Add a seal, which resolves events if the collection is keyed; see `MultiWrite.seal`."""
         handle = handle.as_keyed()
         if handle.keyed is None:
-            self.add(handle, [kinds.Seal(handle.id, to_stored(upper))])
+            self.add(handle, [kinds.Seal(handle.id, encode_frontier(upper))])
         else:
             self._draft(handle).seal(upper)
 

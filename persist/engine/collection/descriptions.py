@@ -7,7 +7,7 @@ from typing import Any
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.nested import changes_between
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import Antichain, to_antichain, to_stored
+from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import HoldMoved, HoldNotFound, InvalidUsage, Superseded, TagNotFound
 from persist.core.log import kinds
 from persist.core.log.fields import Words
@@ -48,7 +48,7 @@ def allow_compaction(handle: CollectionHandle, since: int | Moment | Antichain) 
     """Let since advance as far as no hold needs what is before; see `Collection.allow_compaction`."""
     # A moment stays readable: the last time that is not after it does.
     reach = handle.as_time("since", since) if is_moment(since) else since
-    step = kinds.AllowCompaction(handle.id, to_stored(handle.frontier("since", reach)))
+    step = kinds.AllowCompaction(handle.id, encode_frontier(handle.frontier("since", reach)))
     return handle.engine.writer("allow_compaction").allow_compaction(step, handle.name)
 
 
@@ -240,7 +240,7 @@ def set_tag(handle: CollectionHandle, name: str, time: int | Moment | None, *, m
     """Make or move a tag, durably; return its time. Arguments and errors as of `Collection.tag`."""
     handle.engine.writer("tag")
     check_tag_name(name)
-    contents, at = handle.sealed(time, 0.0)
+    contents, at = handle.wait_sealed(time, 0.0)
     present = contents.tags.get(name)
     if present != at:
         expected = present if move else None

@@ -17,11 +17,11 @@ from typing import Any
 import pyarrow as pa
 
 from persist.codecs.errors import SchemaMismatch
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.nested import Node, column_node, reshape_column, split_changes, split_names
 from persist.codecs.types.python_types import field_types
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.codecs.types.widening import may_overflow, widened_column
+from persist.codecs.types.widening import may_overflow, widen_column
 from persist.core.errors import InvalidUsage, NotOneValue, Superseded, UpperMismatch
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.keyed.form import Keyed, build_form, find_machine
@@ -158,7 +158,7 @@ def _evolve_schema(before: CollectionSchema, evolution: WantedEvolution, content
         add, drop, rename, widen, inner = split_changes(
             known, evolution.add, evolution.drop, evolution.rename, evolution.widen
         )
-        return evolved(
+        return evolve_schema(
             known,
             add=add,
             defaults=split_names(evolution.defaults),
@@ -255,7 +255,7 @@ def _check_fits(
     for table in (*scan.base_rows(reader, [*shapes], base), *scan.updates(reader, [*shapes]), *waiting):
         for name, pair in shapes.items():
             try:
-                reshape_column(table[name], *pair, widened_column)
+                reshape_column(table[name], *pair, widen_column)
             except pa.ArrowException as error:
                 raise SchemaMismatch(
                     f"column {name!r} holds times that {pair[1].kind} cannot hold: {error}. Keep its unit, or correct "

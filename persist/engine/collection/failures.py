@@ -96,7 +96,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
         columns = {name for handle in handles for name in handle.schema.names}
         text = _redact_error(error, {*engine.follower.state.names(), *columns})
         failure = Failure(now_ms, engine.writer("tell_failure").name, text)
-        stale = [handle for handle in handles if _is_news(load_failures(handle.known()).get(sink), failure)]
+        stale = [handle for handle in handles if _is_news(load_failures(handle.get_known_state()).get(sink), failure)]
         _say(stale, sink, msgspec.json.encode(failure).decode())
     except PersistError as problem:
         logger.warning("a failure could not be stored in the location: %s", problem)
@@ -105,7 +105,7 @@ def tell_failure(handles: Sequence[CollectionHandle], error: Exception, sink: st
 def tell_success(handles: Sequence[CollectionHandle], sink: str = "") -> None:
     """Remove the stored failure from collections that have one. Cost: nothing if there is none."""
     try:
-        _say([handle for handle in handles if sink in load_failures(handle.known())], sink, None)
+        _say([handle for handle in handles if sink in load_failures(handle.get_known_state())], sink, None)
     except CollectionNotFound:
         pass  # Its properties are gone.
     except PersistError as problem:

@@ -17,8 +17,8 @@ from persist.codecs.order.digest import DIGEST_MODULUS, compute_digest
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import ranges_that_may_match, referenced_columns, with_both_zeros
 from persist.codecs.types.schema import TIME, CollectionSchema
-from persist.codecs.updates.inputs import as_table, opened
-from persist.codecs.updates.updates import Stamp, stamped, to_updates, with_time
+from persist.codecs.updates.inputs import as_table, open_stream
+from persist.codecs.updates.updates import Stamp, stamp_rows, to_updates, with_time
 from persist.core.errors import (
     InvalidUsage,
     NotKeyed,
@@ -62,7 +62,7 @@ class Rewrite:
     def updates(self, schema: CollectionSchema, time: int) -> pa.Table:
         """Return the difference of both, consolidated; before is not None."""
         sides = [(self.after, 1), (self.before, -1)]
-        tables = [to_updates(stamped(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
+        tables = [to_updates(stamp_rows(rows, schema, Stamp(time, diff)), schema) for rows, diff in sides]
         return consolidate(pa.concat_tables(tables), [*schema.names, TIME]).select(schema.arrow.names)
 
 
@@ -134,7 +134,7 @@ class KeyedChange:
             rewrite = new(reading_rows(partial(snapshot_scan, after, schema, time, None), reader))
             if rewrite is None:
                 raise Unchanged("nothing of it changes")
-            new = to_updates(stamped(rewrite.after, schema, Stamp(time, 1)), schema)
+            new = to_updates(stamp_rows(rewrite.after, schema, Stamp(time, 1)), schema)
             if rewrite.before is not None:
                 yield with_time(self._replace(handle, after, rewrite.before, new), time, schema)
                 return
@@ -143,20 +143,20 @@ class KeyedChange:
         is_delete = not len(new)
         scan = snapshot_scan(after, schema, time, None, where if is_delete else None, raw=not is_delete)
         of_keys = KeyReplacement(handle.name, schema, form, None if is_delete else where)
-        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replaced):
+        for updates in compute_differences(scan, new, reader, of_keys.check, of_keys.replace_keys):
             yield with_time(updates, time, schema)
 
     def _replace(self, handle: CollectionHandle, after: CollectionState, before: pa.Table, new: pa.Table) -> pa.Table:
         """Return the updates that replace rows by new ones; raise DuplicateKeys if a new key has another row."""
         schema, time = handle.current_schema(after), self.time or 0
-        old = to_updates(stamped(before, schema, Stamp(time, 1)), schema)
+        old = to_updates(stamp_rows(before, schema, Stamp(time, 1)), schema)
         of_keys = KeyReplacement(handle.name, schema, keyed_form(handle), None)
         of_keys.check(new)
         keys = distinct_keys(pa.concat_tables([old, new]).select(schema.key_names), schema)
         scan = snapshot_scan(after, schema, time, None, raw=True)
         present = Lookup(scan).contents(Wanted.of(keys, schema), "diff", handle.engine.reader())
         of_keys.check_absent(new, old, present)
-        return of_keys.replaced(new, present)
+        return of_keys.replace_keys(new, present)
 
 
 def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, missing: Missing) -> EventTable:
@@ -280,7 +280,7 @@ def deleting_events(handle: CollectionHandle, what: Any, stamp: Stamp | None) ->
     columns.
     """
     form = keyed_form(handle)
-    rows = as_table(opened(what), handle.schema)
+    rows = as_table(open_stream(what), handle.schema)
     if rows is None or {*rows.column_names} <= {*handle.schema.key_names}:
         rows = distinct_keys(what, handle.schema)
     rows = rows.append_column(DELETED, pa.array(np.ones(len(rows), np.bool_)))

@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.order.arrays import copied, int64_array
+from persist.codecs.order.arrays import copy_table, int64_array
 from persist.codecs.order.digest import compute_digest
 from persist.codecs.order.ordering import row_sorter
 from persist.codecs.order.search import SortedKeys
@@ -30,10 +30,10 @@ from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
-from persist.codecs.updates.inputs import opened
+from persist.codecs.updates.inputs import open_stream
 from persist.codecs.updates.tuples import is_named
 from persist.codecs.updates.updates import Stamp, with_time
-from persist.core.antichain import END, Antichain, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     DuplicateKeys,
     InvalidUsage,
@@ -64,11 +64,11 @@ from persist.engine.collection.keyed_events import (
 from persist.engine.collection.reads import changes
 from persist.engine.follow.log_queries import say_whose
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.read.keyed.key_replacement import check_one_row_per_key, repeated_keys
+from persist.engine.read.keyed.key_replacement import check_one_row_per_key, find_repeated_keys
 from persist.engine.read.lookups.lookup import Lookup, Wanted
 from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.merging import NewRows, Replaced, compute_differences
-from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negate
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
 from persist.engine.write.part_writer import PartWriter, group_bytes_max
@@ -88,7 +88,7 @@ def restore_steps(handle: CollectionHandle, then: int, time: int | Moment | None
     writer = handle.engine.writer("restore").part_writer()
     with ExitStack() as stack:
         later = stack.enter_context(changes(handle, then + 1, contents.upper))
-        back = (with_time(negated(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
+        back = (with_time(negate(pa.Table.from_batches([rows])), at or 0, handle.schema) for rows in later)
         new, _ = _hold_or_store_rows(handle, back, None, (), writer, stack)
         nothing = Scan(handle.schema, (), 0, 0, handle.schema.names)
         return [request, *_alone(handle, contents, at, _upload(handle, nothing, new, at or 0, writer))]
@@ -203,7 +203,7 @@ class NewContents:
         """Read the rows now, because the difference is made when the caller may use the buffers again."""
         new, digest = self._new()
         if isinstance(new, pa.Table):
-            self._held = copied(new), digest
+            self._held = copy_table(new), digest
 
     def keyed_change(self, where: pc.Expression | None) -> KeyedChange:
         """Return the change that makes them a keyed collection's contents; they are needed until it is committed."""
@@ -270,7 +270,7 @@ def delete_steps(
             writes = _upload(handle, present, (), at or 0, writer.part_writer())
             return [request, *_alone(handle, contents, at, writes)]
         records = Lookup(present).contents(Wanted.of(keys, handle.schema), "diff", handle.engine.reader())
-        step = writer.write_step(handle.id, handle.schema, with_time(negated(records), at or 0, handle.schema))
+        step = writer.write_step(handle.id, handle.schema, with_time(negate(records), at or 0, handle.schema))
         return [request, *_alone(handle, contents, at, [] if step is None else [step], is_single=True)]
 
 
@@ -295,7 +295,7 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
         SchemaMismatch, InvalidUpdate: the rows do not fit, or the collection has a column `_deleted` or `_seq`.
     """
     schema = handle.schema
-    data = opened(data)
+    data = open_stream(data)
     first = data[0] if isinstance(data, (list, tuple)) and data else data
     if may_delete and not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
         raise InvalidUsage(
@@ -341,7 +341,7 @@ def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> 
     once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
     if not starts.all():
-        raise DuplicateKeys(handle.name, repeated_keys(once, schema.key_names, order[~starts]), action)
+        raise DuplicateKeys(handle.name, find_repeated_keys(once, schema.key_names, order[~starts]), action)
     return events
 
 
@@ -363,7 +363,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
     ends = pc.min_max(events.table[TIME]).as_py()
     first, last = (None, None) if events.at_commit else (ends["min"], ends["max"])
     if handle.remembers(contents, token):
-        return [request, *([handle.at_commit()] if events.at_commit else [])]
+        return [request, *([handle.commit_time_step()] if events.at_commit else [])]
     _check_beginning(handle, contents, first)
     if not len(events.table):
         return [*_creating(handle), request]
@@ -375,7 +375,7 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
             ready, rows = complete_events(ready, lookup.contents(keys_to_replace, "diff", reader), form, handle.name)
             step = writer.write_step(handle.id, schema, replace_by_event(ready, rows))
         else:
-            step = writer.checked_step(
+            step = writer.make_checked_step(
                 handle.id, schema, replace_by_event(ready, lookup.terms(keys_to_replace, reader))
             )
         return [request, *_alone(handle, contents, last, [] if step is None else [step], is_single=True)]
@@ -443,7 +443,7 @@ def _alone(
         *_creating(handle),
         *expect_unchanged(contents),
         *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
-        *(_stamping(handle, at) or [kinds.Seal(contents.id, to_stored((at or 0) + 1))]),
+        *(_stamping(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
     ]
 
 
@@ -452,7 +452,7 @@ def _creating(handle: CollectionHandle) -> list[Step]:
 
 
 def _stamping(handle: CollectionHandle, at: int | None) -> list[Step]:
-    return [handle.at_commit()] if at is None else []
+    return [handle.commit_time_step()] if at is None else []
 
 
 def _present(

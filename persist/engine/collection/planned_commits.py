@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 from persist.blob.errors import MissingBlob
 from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.types.schema import TIME_MAX
-from persist.core.antichain import Antichain, to_antichain, to_stored
+from persist.core.antichain import Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     ClientClosed,
     Conflict,
@@ -239,7 +239,7 @@ class _Commit:
         return last
 
     def _with_retry(self, commit: Callable[[], T]) -> T:
-        self.contents = {handle.id: handle.known() for handle, _ in self.asks}
+        self.contents = {handle.id: handle.get_known_state() for handle, _ in self.asks}
         try:
             return commit_with_retry(
                 commit, action=self.action, clock=self.engine.clock, conflicts=_LOST, prepare=self._drop_what_moved
@@ -273,7 +273,7 @@ class _Commit:
         self.times = self.times or self._times()
         for handle, request in self.asks:
             if handle.id not in self.plans:
-                contents = self.contents.get(handle.id) or handle.known()
+                contents = self.contents.get(handle.id) or handle.get_known_state()
                 self.plans[handle.id] = _plan_commit(handle, contents, request, self.times.get(handle.id))
         return self._submitted()
 
@@ -282,7 +282,7 @@ class _Commit:
         if not any(request.at_commit and request.plain is None for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
-        asks += [handle.at_commit() for handle, request in self.asks if request.at_commit]
+        asks += [handle.commit_time_step() for handle, request in self.asks if request.at_commit]
         uppers = {request.collection: self._upper(request.collection) for request in asks}
         return times_together({request.collection: request for request in asks}, uppers, self.engine.clock.wall_ms())
 
@@ -356,7 +356,7 @@ def _plan_commit(
     resolves = _resolves(handle, request)
     steps = _resolving_steps(handle, contents, timely) if resolves else _plain_steps(handle, timely)
     if time is not None:
-        steps.append(handle.at_commit(time))
+        steps.append(handle.commit_time_step(time))
     if request.late_steps is None or late is None:
         return _Planned(contents, steps, {}, late)
     more, named = request.late_steps(late)
@@ -400,7 +400,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
     assert end is not None
     if handle.remembers(contents, request.token):
         return [*request.marks]  # It was done before, which the committer will find.
-    sealing = kinds.Seal(handle.id, to_stored(end))
+    sealing = kinds.Seal(handle.id, encode_frontier(end))
     due_events, after = _split_events(request.events, end)
     first = [] if due_events is None else [pc.min(due_events["_time"]).as_py()]
     if request.change is not None:
@@ -416,7 +416,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
         watermarks = None if request.events is None or due_events is None else request.events.watermarks
         resolver = handle.engine.writer("seal").resolver
         machine = handle.load_machine(contents)
-        resolution = resolver.made(contents, contents.schema, machine, end, due_events, watermarks, change)
+        resolution = resolver.make_resolution(contents, contents.schema, machine, end, due_events, watermarks, change)
         resolving = [ExpectErasures(handle.id, count_erasures(contents)), resolution]
     pending: list[Step] = []
     if after is not None and request.events is not None:
@@ -428,9 +428,9 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
 
 def _plain_steps(handle: CollectionHandle, request: AskedEvents) -> list[Step]:
     pending: list[Step] = [] if request.events is None else [handle.pend_step(request.events)]
-    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, to_stored(request.end))]
+    sealing: list[Step] = [] if request.end is None else [kinds.Seal(handle.id, encode_frontier(request.end))]
     if request.at_commit:
-        sealing = [handle.at_commit()]
+        sealing = [handle.commit_time_step()]
     return [*request.also, *pending, *sealing, *request.marks]
 
 

@@ -15,10 +15,10 @@ import pyarrow.compute as pc
 import pyarrow.types as pat
 
 from persist.codecs.errors import InvalidUpdate, did_you_mean
-from persist.codecs.types.casts import cast_column, decoded_column
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.casts import cast_column, decode_column
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import TIME_MAX
-from persist.codecs.updates.inputs import TableStream, as_table, opened
+from persist.codecs.updates.inputs import TableStream, as_table, open_stream
 from persist.core.antichain import END, Antichain
 from persist.core.errors import InvalidUsage, SchemaMismatch
 from persist.core.state_rules.contents import CollectionState, check_changes_readable, check_readable, get_last_sealed
@@ -41,13 +41,13 @@ from persist.engine.read.following.changes import (
     with_moments,
 )
 from persist.engine.read.following.listen import Listen, Piece
-from persist.engine.read.keyed.key_history import joined
+from persist.engine.read.keyed.key_history import join_records
 from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.merging import Form, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead
 from persist.engine.read.planning.scan import Scan
 from persist.engine.read.planning.snapshot_plan import UnreadParts, changes_scan, snapshot_scan
-from persist.engine.read.results.snapshot import Snapshot, checked_filter
+from persist.engine.read.results.snapshot import Snapshot, build_filter
 
 READ_TIMEOUT_S = 0.0  # A read of an unsealed time fails at once.
 
@@ -63,11 +63,11 @@ def snapshot(
     timeout_s: float | None = READ_TIMEOUT_S,
 ) -> Snapshot:
     """Return the contents as of a time; see `Collection.snapshot` for arguments and errors."""
-    checked_filter(handle.reading_schema(schema), where, columns, form)
-    contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s)
+    build_filter(handle.reading_schema(schema), where, columns, form)
+    contents, time, reading = handle.wait_and_claim(as_of, timeout_s)
     try:
         read_as = handle.load_schema(contents, schema)
-        filter = checked_filter(read_as, where, columns, form)
+        filter = build_filter(read_as, where, columns, form)
         scan = snapshot_scan(contents, read_as, time, columns, filter)
         scan.check_columns()
     except BaseException:
@@ -92,7 +92,7 @@ def snapshots_together(
     with engine.follower.looks.once(), ExitStack() as listens, ExitStack() as claimed:
         for handle, as_of in wanted:
             if as_of is not None:
-                handle.sealed(as_of, timeout_s)
+                handle.wait_sealed(as_of, timeout_s)
         engine.settle()
         engine.follower.refresh()
         _, states = engine.follower.read_known_states([(handle.id, handle.name) for handle, _ in wanted])
@@ -162,7 +162,7 @@ def _changes(
             raise InvalidUsage(
                 f"start={lower} and until={upper} are backwards: the interval is [start, until), so start <= until"
             )
-    checked_filter(handle.reading_schema(schema), where, columns)
+    build_filter(handle.reading_schema(schema), where, columns)
     handle.engine.settle()
     contents = handle.contents()
     if upper is None:
@@ -173,13 +173,13 @@ def _changes(
         is_short = upper > lower
     check_changes_readable(contents, lower)
     if is_short and upper > contents.upper:
-        contents, _ = handle.sealed(upper - 1, timeout_s, until=upper)
+        contents, _ = handle.wait_sealed(upper - 1, timeout_s, until=upper)
         check_changes_readable(contents, lower)
     contents, reading = handle.claim(max(0, lower - 1), end=upper)
     try:
         check_changes_readable(contents, lower)
         read_as = handle.load_schema(contents, schema)
-        filter = checked_filter(read_as, where, columns)
+        filter = build_filter(read_as, where, columns)
         scan = changes_scan(contents, read_as, lower, upper, columns, filter, raw=raw)
         scan.check_columns()
         return make(scan, reading)
@@ -220,7 +220,7 @@ def upserts(
     """Return the changes of a keyed collection as events; see `Collection.upserts` for arguments and errors."""
     keyed_form(handle)
     updates = changes(handle, start, until, schema=schema, timeout_s=timeout_s, raw=True)
-    form = load_form(handle.known(), updates.scan.result_schema, resolves=False)
+    form = load_form(handle.get_known_state(), updates.scan.result_schema, resolves=False)
     return Upserts(updates, UpsertEvents(updates.scan.result_schema, form))
 
 
@@ -244,10 +244,10 @@ def open_listen(
     def planned(contents: CollectionState, lower: int, upper: int) -> Scan:
         """Plan the updates of an interval."""
         if contents.keyed is not None:
-            return changes_scan(handle.folded(contents), handle.schema, lower, upper, columns)
+            return changes_scan(handle.fold(contents), handle.schema, lower, upper, columns)
         parts = unread.at_or_after(contents, lower)
         schema = attach_versions(handle.schema, contents)
-        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().pruned()
+        return Scan(schema, parts, lower, upper, tuple(columns or schema.columns)).with_newest_types().prune()
 
     def plan(reading: ClaimedRead, contents: CollectionState, lower: int, upper: int) -> Sequence[Piece]:
         """Cut an interval into pieces that fit into memory."""
@@ -257,7 +257,8 @@ def open_listen(
         for slices in slices_by_time(scan, reading().changes_slice_bytes):
             start, end = slices[0].time_lower, slices[0].time_upper
             if is_whole or len(slices) == 1:
-                interval = replace(scan, time_lower=start, time_upper=end).pruned()
+                is_one = len(slices) == 1
+                interval = slices[0] if is_one else replace(scan, time_lower=start, time_upper=end).prune()
                 pieces.append(Piece(partial(read, interval), end, interval.updates_memory))
                 continue
             uppers = [*[start] * (len(slices) - 1), end]
@@ -284,7 +285,7 @@ def read_as_updates(
 
     They are one piece, or several within the budget, of which the last one completes that time.
     """
-    scan = snapshot_scan(handle.folded(contents), handle.schema, time, None, None)
+    scan = snapshot_scan(handle.fold(contents), handle.schema, time, None, None)
     slices = [scan] if whole_times else scan.slices_within(reading().changes_slice_bytes)
 
     def read(scan: Scan, reading: ClaimedRead) -> pa.Table:
@@ -329,7 +330,7 @@ def begun_subscription(
     consumer: str = "",
 ) -> Listen:
     """Return a listen of the contents as of a time, then of what follows; see `Collection.subscribe`."""
-    contents, time, reading = handle.sealed_and_claimed(as_of, timeout_s, consumer)
+    contents, time, reading = handle.wait_and_claim(as_of, timeout_s, consumer)
     try:
         first = read_as_updates(handle, contents, time, reading, moments, whole_times=bool(consumer))
     except BaseException:
@@ -418,12 +419,12 @@ def as_of_join(
         )
     ends = pc.min_max(times).as_py()
     if ends["min"] is None:  # No row has a time, so none has a record.
-        return joined(table, keys, times, schema.arrow.empty_table(), schema, value_columns)
-    handle.sealed(ends["max"], timeout_s)
+        return join_records(table, keys, times, schema.arrow.empty_table(), schema, value_columns)
+    handle.wait_sealed(ends["max"], timeout_s)
     contents, reading = handle.claim(ends["min"])
     try:
         check_readable(contents, ends["min"])
-        with reading.explained():
+        with reading.explain_missing():
             lookup = Lookup(snapshot_scan(contents, schema, ends["min"], None))
             records = lookup.contents(lookup.to_lookup_keys(keys), "diff", reading())
             first = records.append_column(schema.arrow.field("_time"), pa.array(np.full(len(records), ends["min"])))
@@ -433,11 +434,11 @@ def as_of_join(
     finally:
         reading.close()
     updates = pa.concat_tables([first.select(schema.arrow.names), later])
-    return joined(table, keys, times, updates, schema, value_columns)
+    return join_records(table, keys, times, updates, schema, value_columns)
 
 
 def _frame(frame: Any) -> pa.Table:
-    data = opened(frame)
+    data = open_stream(frame)
     if isinstance(data, TableStream):
         tables = [*data.tables(None)]
         try:
@@ -454,7 +455,7 @@ def _frame(frame: Any) -> pa.Table:
         )
     for at, field in enumerate(table.schema):
         if "_view" in str(field.type) and not pat.is_dictionary(field.type):  # Arrow takes no rows of views.
-            table = table.set_column(at, field.name, decoded_column(table.column(at)))
+            table = table.set_column(at, field.name, decode_column(table.column(at)))
     return table
 
 
@@ -478,7 +479,7 @@ def _keys(table: pa.Table, on: Sequence[str] | None, time: str, handle: Collecti
 def _times(table: pa.Table, name: str, handle: CollectionHandle) -> pa.ChunkedArray:
     """Return the time of each row, int64: of a moment, the last time that is not after it."""
     column = _column(table, name)
-    if (plain := stored_type(column.type)) != column.type:
+    if (plain := get_stored_type(column.type)) != column.type:
         column = cast_column(column, plain, name)
     if handle.timeline is not None and (pat.is_string(column.type) or pat.is_large_string(column.type)):
         times = handle.timeline.column_of_last_times(column)

@@ -15,12 +15,12 @@ import pyarrow.compute as pc
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.schema import TIME_MAX
-from persist.codecs.updates.small import SmallUpdates, gathered
+from persist.codecs.updates.small import SmallUpdates, gather_updates
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import attach_versions
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import read_changes
-from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negate
 from persist.engine.read.planning.snapshot_plan import UnreadParts
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.operations import Write
@@ -64,7 +64,7 @@ class UnsealedUpdates:
             if key not in self._told
         }
         # Nothing is forgotten before all has been read, because reading may fail and is repeated then.
-        retracted = [negated(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
+        retracted = [negate(self._told.pop(key)) for key in self._told.keys() - pieces.keys()]
         self._told |= come
         futures = {key: piece[1] for key, piece in pieces.items() if not isinstance(piece, int)}
         self._writes = {key: future for key, future in (self._writes | futures).items() if key in self._told}
@@ -75,7 +75,7 @@ class UnsealedUpdates:
         passed = []
         for key, table in self._told.items():
             is_passed = pc.less(table["_time"], upper)
-            passed.append(negated(table.filter(is_passed)))
+            passed.append(negate(table.filter(is_passed)))
             self._told[key] = table.filter(pc.invert(is_passed))
         return pa.concat_tables(passed) if passed else None
 
@@ -101,9 +101,9 @@ class UnsealedUpdates:
     def _of_part(self, contents: CollectionState, number: int, lower: int) -> pa.Table:
         schema = attach_versions(self._handle.schema, contents)
         scan = Scan(schema, (contents.numbered[number],), lower, TIME_MAX + 1, self._columns).with_newest_types()
-        return read_changes(scan.pruned(), self._handle.engine.reader())
+        return read_changes(scan.prune(), self._handle.engine.reader())
 
     def _of_write(self, write: Write) -> pa.Table:
-        data = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
+        data = gather_updates([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
         assert isinstance(data, pa.Table)
         return data.select([*self._columns, "_time", "_diff"])

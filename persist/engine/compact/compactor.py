@@ -110,7 +110,7 @@ def with_read(parts: Sequence[Part], report: CompactionReport) -> CompactionRepo
     )
 
 
-def with_written(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
+def add_written_parts(parts: Sequence[Part], report: CompactionReport) -> CompactionReport:
     """Return report with parts added to what it wrote."""
     return report + CompactionReport(
         parts_written=len(parts),
@@ -214,7 +214,7 @@ class Compactor:
     def _contents(self, id_: str, name: str) -> CollectionState:
         if self._stop.is_set():
             raise ClientClosed("compaction")
-        return self._follower.current(id_, name)
+        return self._follower.refresh_and_require(id_, name)
 
     def _do(self, contents: CollectionState, work: Work) -> CompactionReport:
         attempt = _Attempt(contents)
@@ -236,11 +236,11 @@ class Compactor:
             if isinstance(error, MissingBlob) and not self._needs(contents, error.key):
                 raise Superseded("what this compaction read has been replaced and deleted meanwhile") from error
             raise
-        return with_written(attempt.parts, report)
+        return add_written_parts(attempt.parts, report)
 
     def _needs(self, contents: CollectionState, blob: str) -> bool:
         try:
-            contents_now = self._follower.current(contents.id, contents.name)
+            contents_now = self._follower.refresh_and_require(contents.id, contents.name)
         except CollectionNotFound:
             return False
         return any(part.blob == blob for part in contents_now.stored_parts)
@@ -328,7 +328,7 @@ class Compactor:
         """Write the updates of some runs from time lower on; return the runs that they are now, if anything is left."""
         schema = contents.schema
         parts = [contents.list_parts(run) for run in runs]
-        scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).pruned() for run_parts in parts]
+        scans = [Scan(schema, run_parts, lower, TIME_MAX + 1, schema.names).prune() for run_parts in parts]
         rewritten = []
         for old, maker_output in zip(
             parts, self._make(contents, [[Rewrite(scan)] for scan in scans], attempt), strict=True

@@ -211,13 +211,13 @@ class PartEraser:
         counted = {n for run in contents.history for n in run}
         if contents.history_from:  # Then what came before is in the first keyframe alone.
             counted.update(contents.keyframes[0].parts)
-        for number, part, outcome in self._touched(contents.numbered, schema, inline_bytes):
+        for number, part, outcome in self._find_touched_parts(contents.numbered, schema, inline_bytes):
             take(number, part, outcome)
             updates += outcome.rows if number in counted else 0
         events = len(parts)
         if contents.pending:
             schema = load_events_schema(contents)
-            for number, part, outcome in self._touched(contents.pending, schema, inline_bytes):
+            for number, part, outcome in self._find_touched_parts(contents.pending, schema, inline_bytes):
                 # Rows at times that are resolved do not count, and no part is pending for their sake.
                 is_waiting = [new_part.time_max >= contents.resolved for new_part in outcome.parts or ()]
                 waiting = tuple(
@@ -261,7 +261,7 @@ class PartEraser:
             self.discard()
             self._records = ErasedRecords(distinct, None)
 
-    def committed(self, step: kinds.Erase | None) -> None:
+    def note_commit(self, step: kinds.Erase | None) -> None:
         """Note that a record names a step's parts; delete the other new parts."""
         named = set() if step is None else {part.blob for part in step.parts}
         self._discard(lambda part: part.blob not in named)
@@ -276,7 +276,7 @@ class PartEraser:
             self._outcomes.clear()
         self._writer.discard(part for part in new_parts if is_unwanted(part))
 
-    def _touched(
+    def _find_touched_parts(
         self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
     ) -> Iterator[tuple[int, Part, _Outcome]]:
         """Yield the parts that hold records which go, with what is known of them."""
@@ -304,7 +304,7 @@ class PartEraser:
             diffs += exact_sum(goes["_diff"].to_numpy())
         if not rows:
             return _Outcome(0, None)
-        new_parts = self._written(part, schema, inline_bytes)
+        new_parts = self._write_rest(part, schema, inline_bytes)
         if sum(new_part.diff_sum for new_part in new_parts) != part.diff_sum - diffs:
             self._writer.discard(new_parts)
             raise AssertionError("the diffs of what is left of a part are not those of the part less what was erased")
@@ -314,10 +314,10 @@ class PartEraser:
         if not (self._reads_blobs or all(part.inline for part in parts)):
             raise Superseded("a part has come that has not been looked at: try again")
 
-    def _written(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
+    def _write_rest(self, part: Part, schema: CollectionSchema, inline_bytes: int) -> tuple[Part, ...]:
         """Return the parts that hold what stays of a part; none if that is nothing."""
         if not part.inline:
-            scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).pruned()
+            scan = Scan(schema, (part,), 0, TIME_MAX + 1, schema.names).prune()
             (run,) = self._maker.make(self._collection, [[Rewrite(scan, keep=self._records.drop_erased)]], [part])
             return run.new
         tables = [table for _, table in self._reader().tables([part], schema, [*schema.names, "_time", "_diff"])]

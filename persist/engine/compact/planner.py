@@ -102,7 +102,7 @@ def next_work(
         without: work that could not be done, and what it merges.
     """
     if merge_bytes_max is not None:
-        runs = _merge_due(contents, tuning, _merged(without), full=False)
+        runs = _merge_due(contents, tuning, _list_merged_runs(without), full=False)
         merged = contents.list_parts(chain.from_iterable(run for run in contents.history if run[0] in (runs or ())))
         return MergeRuns(runs) if runs and sum(part.bytes for part in merged) <= merge_bytes_max else None
     if (full or destroy) and (time := must_destroy(contents)) is not None:
@@ -111,7 +111,7 @@ def next_work(
             return Forget(time) if is_made else MakeKeyframe(time)
     if (time := _forgettable(contents)) is not None:
         return Forget(time)
-    runs = _merge_due(contents, tuning, _merged(without), full=full)
+    runs = _merge_due(contents, tuning, _list_merged_runs(without), full=full)
     time = _keyframe_due(contents, tuning, full=full)
     if time is not None and MakeKeyframe(time) in without:
         time = None
@@ -125,7 +125,7 @@ def next_work(
     return None
 
 
-def _merged(works: "frozenset[Work]") -> frozenset[int]:
+def _list_merged_runs(works: "frozenset[Work]") -> frozenset[int]:
     return frozenset(run for work in works if isinstance(work, MergeRuns) for run in work.runs)
 
 
@@ -143,11 +143,11 @@ def must_destroy(contents: CollectionState) -> int | None:
 
 def last_readable(contents: CollectionState) -> int | None:
     """Return the latest sealed time that since has reached; None without one."""
-    sealed = last_resolved(contents)
+    sealed = find_last_resolved(contents)
     return None if contents.since == 0 or sealed is None else min(contents.since, sealed)
 
 
-def last_resolved(contents: CollectionState) -> int | None:
+def find_last_resolved(contents: CollectionState) -> int | None:
     """Return the last sealed time; of a collection that is complete for ever, the last one at which it changed.
 
     If it is keyed, return the last resolved time, because only what is resolved is updates alone.
@@ -159,7 +159,7 @@ def last_resolved(contents: CollectionState) -> int | None:
 
 
 def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> int | None:
-    sealed = last_resolved(contents)
+    sealed = find_last_resolved(contents)
     last = contents.keyframes[-1] if contents.keyframes else None
     if sealed is None or (last is not None and last.as_of >= sealed):
         return None
@@ -179,11 +179,11 @@ def _keyframe_due(contents: CollectionState, tuning: Tuning, *, full: bool) -> i
     inside = sum(part.rows for part in parts if since_last < part.time_min and part.time_max <= sealed)
     if inside < max(tuning.keyframe_rows_min, HISTORY_TIMES * NAME_ROWS * len(base)):
         return None
-    written = _touched_rows(contents, base, parts) + NAME_ROWS * len(base)
+    written = _count_touched_rows(contents, base, parts) + NAME_ROWS * len(base)
     return sealed if inside >= HISTORY_TIMES * written else None
 
 
-def _touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequence[Part]) -> int:
+def _count_touched_rows(contents: CollectionState, base: Sequence[Part], history: Sequence[Part]) -> int:
     """Return how many rows those parts of a keyframe have in whose range of keys some history may be.
 
     The range of a part ends where the next one begins, as in `persist.engine.compact.rewriter`. Cost: O(parts), and a

@@ -84,7 +84,7 @@ class MadeRun:
 class PartMaker(Protocol):
     """Makes parts in this process, or in the tasks of a cluster."""
 
-    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+    def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """Return a function that determines whether the history changes anything in a region."""
         ...
 
@@ -137,14 +137,14 @@ class LocalPartMaker:
         self._part_bytes = part_bytes
         self._stop = stop
 
-    def touched(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
+    def build_change_test(self, regions: Sequence[Scan]) -> Callable[[Scan], bool]:
         """See `PartMaker`; a region is read when the function is called for it."""
         return self.is_touched
 
     def is_touched(self, region: Scan) -> bool:
         """Tell whether the history of a region changes anything in it. Cost: reading it until something does."""
         for slice_ in self._slices(region):
-            if len(self._consolidated(replace(slice_, base=()), region.schema.names, [])):
+            if len(self._consolidate(replace(slice_, base=()), region.schema.names, [])):
                 return True
         return False
 
@@ -154,7 +154,7 @@ class LocalPartMaker:
         try:
             return [self._run(run, sources, uploads) for run in runs]
         except BaseException:
-            self.discard(uploads.stored())
+            self.discard(uploads.finish())
             raise
 
     def discard(self, parts: Iterable[Part]) -> None:
@@ -207,10 +207,10 @@ class LocalPartMaker:
         """Return what one slice of a piece amounts to, and the sum of the diffs of its history."""
         names, sums = scan.schema.names, list[int]()
         if piece.as_of is None:
-            return self._consolidated(scan, [*names, "_time"], sums, piece.keep), sum(sums)
-        return with_time(self._consolidated(scan, names, sums), piece.as_of, scan.schema), sum(sums)
+            return self._consolidate(scan, [*names, "_time"], sums, piece.keep), sum(sums)
+        return with_time(self._consolidate(scan, names, sums), piece.as_of, scan.schema), sum(sums)
 
-    def _consolidated(
+    def _consolidate(
         self,
         scan: Scan,
         names: Sequence[str],
@@ -259,7 +259,7 @@ class _Uploads:
             begun.append(self._begun[-1])
         return begun
 
-    def stored(self) -> list[Part]:
+    def finish(self) -> list[Part]:
         """Return all that was stored, once nothing is under way."""
         return [upload.result() for upload in self._begun if upload.exception() is None]
 
@@ -276,7 +276,7 @@ def keyframe_pieces(scan: Scan, numbers: Mapping[str, int], part_bytes: int, mak
         maker: looks at what the history changes, where that has to be known.
     """
     regions, whole_bytes = _regions(scan), part_bytes // WHOLE_FRACTION
-    touches = maker.touched([region for region in regions if _is_in_doubt(region)])
+    touches = maker.build_change_test([region for region in regions if _is_in_doubt(region)])
     rewritten = 0  # Bytes of neighbours before that are rewritten, and whose parts may go on.
     for region in regions:
         is_small = rewritten > 0 and _base_bytes(region) < min(whole_bytes, rewritten + 1)
@@ -315,7 +315,7 @@ def _stretches(region: Scan, quiet_bytes: int) -> list[Rewrite]:
     cuts = sorted((starts | ends) - {0, len(samples)})
     bounds = [region.keys.lower, *((part.keys or [])[cut] for cut in cuts), region.keys.upper]
     return [
-        Rewrite(replace(region, keys=KeyRange(*within)).pruned(), region.as_of, is_quiet=start in starts)
+        Rewrite(replace(region, keys=KeyRange(*within)).prune(), region.as_of, is_quiet=start in starts)
         for start, within in zip([0, *cuts], pairwise(bounds), strict=True)
     ]
 
@@ -333,7 +333,7 @@ def _regions(scan: Scan) -> list[Scan]:
         return [scan]
     cuts = [bound[0] for bound in bounds[1:] if bound is not None]
     ranges = [KeyRange(a, b) for a, b in zip([None, *cuts], [*cuts, None], strict=True)]
-    pruned = scan.pruned()
+    pruned = scan.prune()
     history = parts_within(
         pruned.parts, scan.schema, ranges, [comparable_keys(part, scan.schema) for part in pruned.parts]
     )

@@ -92,7 +92,7 @@ class Checkpoint(Framed, frozen=True, kw_only=True, tag="checkpoint"):
     freed: tuple[str, ...] | UnsetType = UNSET
 
 
-def checkpoint_due(seqno: int) -> bool:
+def is_checkpoint_due(seqno: int) -> bool:
     """Return whether the client that created the record at seqno should make a checkpoint: every `INTERVAL` records."""
     return (seqno + 1) % INTERVAL == 0
 
@@ -221,7 +221,7 @@ def read_newest_checkpoint(
     return _newest(blob, known_levels, skip_damaged=False, page_of=page_of)[0]
 
 
-def beyond_the_log(blob: Blob) -> list[int]:
+def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
     """Return the seqnos of the newest checkpoints that were made after records which are not in the log, newest first.
 
     A client whose location was rolled back while it wrote a checkpoint leaves such a checkpoint, and perhaps records
@@ -252,7 +252,7 @@ def beyond_the_log(blob: Blob) -> list[int]:
 
 def read_newest_control(blob: Blob) -> LocationState:
     """Return the location's own state in the newest checkpoint. Cost: one page of LIST and one GET."""
-    return next((stored.checkpoint.control for stored in stored_checkpoints(blob)), LocationState())
+    return next((stored.checkpoint.control for stored in iterate_checkpoints(blob)), LocationState())
 
 
 def _newest(
@@ -269,7 +269,7 @@ def _newest(
     Args:
         until, taken: of the checkpoints before this seqno, only those count that are allowed.
     """
-    for stored in stored_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
+    for stored in iterate_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
         if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
             continue
@@ -296,7 +296,7 @@ class StoredCheckpoint:
     pointer: BlobRef
 
 
-def stored_checkpoints(
+def iterate_checkpoints(
     blob: Blob, *, skip_damaged: bool = False, page_of: Callable[[int], LogPage] | None = None
 ) -> Iterator[StoredCheckpoint]:
     """Yield the checkpoints, the newest first; page_of is the argument of `read_newest_checkpoint`.
@@ -318,7 +318,7 @@ def stored_checkpoints(
             if page is None and page_of is not None:
                 page = page_of(seqno)
             try:
-                stored = stored_checkpoint(blob, entry.key)
+                stored = load_checkpoint(blob, entry.key)
             except Corruption as error:
                 if not skip_damaged or isinstance(error, IncompatibleVersion):
                     raise
@@ -340,7 +340,7 @@ def stored_checkpoints(
         raise MissingBlob(record_key(0), why, advice)
 
 
-def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
+def load_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
     """Return the checkpoint at key, or None if there is none (any more); raises CorruptBlob if it is damaged."""
     data = get_at_most(blob, key, CHECKPOINT_BYTES_MAX)
     if data is None:
@@ -357,7 +357,7 @@ def stored_checkpoint(blob: Blob, key: str) -> StoredCheckpoint | None:
 
 def read_checkpoint(blob: Blob, key: str) -> Checkpoint | None:
     """Return what `stored_checkpoint` does, without the pointer."""
-    stored = stored_checkpoint(blob, key)
+    stored = load_checkpoint(blob, key)
     return None if stored is None else stored.checkpoint
 
 
@@ -395,7 +395,7 @@ def checkpoint_state(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLeve
     return _with_levels(blob, checkpoint, known_levels)[0]
 
 
-def directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> set[str]:
+def list_directory_blobs(blob: Blob, checkpoint: Checkpoint, known_levels: KnownLevels | None = None) -> set[str]:
     """Return the keys of all objects of a checkpoint's directory; costs and raises what `checkpoint_state` does."""
     levels = (known_levels or KnownLevels()).read(blob, checkpoint.location, checkpoint.directory)
     return {key for level in levels for key in level.blobs}

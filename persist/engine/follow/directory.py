@@ -157,17 +157,17 @@ class Changes:
         """The ids of collections that are gone."""
         return tuple(id_ for id_, entry in self.entries.items() if entry is None)
 
-    def freed_over(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
+    def list_freed_names(self, levels: "Sequence[Level]") -> tuple[str, ...] | UnsetType:
         """The names that are free now, if these changes are written over levels of which some have pages."""
         is_read = not levels or levels[-1].directory.entries.is_all_in_memory
         return UNSET if is_read else tuple(name for name, id_ in self.ids.items() if id_ is None)
 
-    def encoded_entries(self) -> Iterator[tuple[str, bytes]]:
+    def encode_entries(self) -> Iterator[tuple[str, bytes]]:
         """Yield the ids, ascending, and the JSON of the entries."""
         for id_, entry in sorted(self.entries.items(), key=_key):
             yield id_, msgspec.json.encode(None if entry is None else _to_directory_entry(entry))
 
-    def encoded_names(self) -> Iterator[tuple[str, bytes]]:
+    def encode_names(self) -> Iterator[tuple[str, bytes]]:
         """Yield the names, ascending, and the JSON of the ids."""
         for name, id_ in sorted(self.ids.items(), key=_key):
             yield name, msgspec.json.encode(id_)
@@ -290,7 +290,7 @@ def new_directory(
     changes = directory.changes_since(levels[-1].directory if levels else EMPTY)
     size = _size(changes.collections)
     if size <= INLINE_BYTES_MAX and len(kept) == len(levels):
-        return NewDirectory(kept, changes.collections, changes.gone, changes.freed_over(kept))
+        return NewDirectory(kept, changes.collections, changes.gone, changes.list_freed_names(kept))
     while kept and kept[-1].bytes < RATIO * size:
         size += kept[-1].bytes
         kept = kept[:-1]
@@ -308,7 +308,7 @@ def new_directory(
         stored = _with_pages(stored, changes, levels, len(kept), store)
     else:
         stored = msgspec.structs.replace(
-            stored, collections=changes.collections, gone=changes.gone, freed=changes.freed_over(kept)
+            stored, collections=changes.collections, gone=changes.gone, freed=changes.list_freed_names(kept)
         )
     pointer, data = encode_object(directory_prefix(state.seqno), stored)
     if len(data) > OBJECT_BYTES_MAX:
@@ -318,7 +318,7 @@ def new_directory(
         )
     store(pointer.blob, data)
     new_levels = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
-    return NewDirectory(new_levels, freed=Changes({}, {}).freed_over(new_levels))
+    return NewDirectory(new_levels, freed=Changes({}, {}).list_freed_names(new_levels))
 
 
 def _with_pages(
@@ -329,13 +329,13 @@ def _with_pages(
     store: Callable[[str, bytes], object],
 ) -> DirectoryObject:
     """Return a directory object with pages, which it stores, of all levels but the first kept ones, and of changes."""
-    entries, names = changes.encoded_entries(), changes.encoded_names()
+    entries, names = changes.encode_entries(), changes.encode_names()
     tables = None
     for n in range(len(levels) - 1, kept - 1, -1):
         tables = levels[n].tables
         if tables is None:
             older = levels[n].directory.changes_since(levels[n - 1].directory if n else EMPTY)
-            entries, names = merge_sorted(entries, older.encoded_entries()), merge_sorted(names, older.encoded_names())
+            entries, names = merge_sorted(entries, older.encode_entries()), merge_sorted(names, older.encode_names())
         elif n > kept:
             entries, names = merge_sorted(entries, tables[0].raw()), merge_sorted(names, tables[1].raw())
     oldest = tables or (None, None)

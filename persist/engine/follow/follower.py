@@ -36,9 +36,9 @@ from persist.engine.follow.log_identity import (
     PROVE_READS_AFTER_S,
     Past,
     check_not_beyond,
-    contradiction,
     is_past,
     load_record,
+    make_contradiction_error,
 )
 from persist.engine.follow.log_queries import Submissions
 from persist.engine.follow.waiting import POLL_FIRST_S, POLL_MAX_S
@@ -136,7 +136,7 @@ class Follower(KnownCollections):
             self._recent[record.seqno] = record
             return True
         if self._newest_checkpoint().seqno == newest.seqno:
-            raise contradiction(None, newest)
+            raise make_contradiction_error(None, newest)
         return False
 
     def _look_beyond(self, listed: Sequence[int]) -> None:
@@ -189,10 +189,10 @@ class Follower(KnownCollections):
                 self._read_forward()
                 if not self._is_opening:
                     self.past.check(self._state, began, PROVE_READS_AFTER_S)
-                self.looks.served(serves)
+                self.looks.finish(serves)
                 self._seen_end = began
             state = self._state
-        self.looks.noted()
+        self.looks.note()
         return state
 
     def _read_forward(self, last: float = math.inf) -> None:
@@ -290,7 +290,7 @@ class Follower(KnownCollections):
         while newest.seqno < self._state.seqno:
             record = self._recent.get(newest.seqno + 1) or read_record(self._blob, newest.seqno + 1)
             if record is None:
-                self.past.sees(self._state)  # If it went with the past, one of these is gone, too: LogReplaced.
+                self.past.check_tops(self._state)  # If it went with the past, one of these is gone, too: LogReplaced.
                 raise MissingBlob(record_key(newest.seqno + 1), "it is missing, and later ones have been read")
             try:
                 newest = apply(newest, record)
@@ -329,7 +329,7 @@ class Follower(KnownCollections):
                     raise self.past.stop(record.seqno, recent.commit, record.commit)
                 return
             if self._state.location not in (None, record.location):
-                raise contradiction(record, self._state)
+                raise make_contradiction_error(record, self._state)
             try:
                 is_known = applied is not None and applied[0] is self._state
                 after = applied[1] if applied is not None and is_known else apply(self._state, record)
@@ -347,7 +347,7 @@ class Follower(KnownCollections):
                 raise CorruptBlob(record_key(record.seqno), f"it breaks a rule of the log: {error}") from error
             self.submissions.note(record)  # Before the state, so that its readers find the records before it.
             self._state = after
-            self.past.learned(self._state, self.now())
+            self.past.note_state(self._state, self.now())
             self._recent[record.seqno] = record
             if len(self._recent) > RECENT_MAX:
                 self._recent.popitem(last=False)

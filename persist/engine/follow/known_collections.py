@@ -118,24 +118,24 @@ class KnownCollections(AwaitedLog):
                         self._state = self._state.with_entry(loaded)
         return self._state
 
-    def current(self, id_: str, name: str) -> CollectionState:
+    def refresh_and_require(self, id_: str, name: str) -> CollectionState:
         """Refresh, and return the contents of a collection.
 
         Raises:
             CollectionNotFound: it does not exist, or not any more.
         """
         self.refresh()
-        return self.known(id_, name)
+        return self.require(id_, name)
 
-    def known(self, id_: str, name: str) -> CollectionState:
-        """Like `current`, without a refresh."""
+    def require(self, id_: str, name: str) -> CollectionState:
+        """Like `refresh_and_require`, without a refresh."""
         contents = self.load(id_)
         if contents is None:
             raise CollectionNotFound(name, self._blob.url, self._state.names_in_memory())
         return contents
 
-    def glanced(self, id_: str, name: str) -> CollectionState:
-        """Like `known`, but keep nothing of it: for a look at each of very many collections."""
+    def peek(self, id_: str, name: str) -> CollectionState:
+        """Like `require`, but keep nothing of it: for a look at each of very many collections."""
         entry = self.entry(id_)
         location = self._state.location
         if entry is None or location is None:
@@ -143,15 +143,15 @@ class KnownCollections(AwaitedLog):
         try:
             contents = load_contents(self._blob, location, entry, self._levels).contents
         except MissingBlob:
-            return self.known(id_, name)
+            return self.require(id_, name)
         assert contents is not None
         return contents
 
     def read_known_states(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
-        """Return the states of collections by (id, name) as `known` does, all from one state, with its seqno."""
+        """Return the states of collections by (id, name) as `require` does, all from one state, with its seqno."""
         with self._lock:
-            return self._state.seqno, [self.known(id_, name) for id_, name in wanted]
+            return self._state.seqno, [self.require(id_, name) for id_, name in wanted]
 
-    def remembered(self, contents: CollectionState, token: str | None) -> Remembered | None:
+    def find_token(self, contents: CollectionState, token: str | None) -> Remembered | None:
         """Return what contents remember of a token; see `TokenMemory.find`."""
         return self.tokens.find(self._state.location, contents, token)

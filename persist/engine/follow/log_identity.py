@@ -28,7 +28,7 @@ from persist.core.errors import LogInterrupted, LogReplaced
 from persist.core.log.keys import checkpoint_key, list_records, record_key
 from persist.core.log.records import Record, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.state import State
-from persist.engine.follow.checkpoint import beyond_the_log, read_newest_control
+from persist.engine.follow.checkpoint import list_checkpoints_beyond_log, read_newest_control
 
 PROVE_AFTER_S = 10.0
 PROVE_READS_AFTER_S = 60.0
@@ -43,8 +43,8 @@ Fate = Gone | Literal["there", "truncated"]
 class Past:
     """One client's knowledge of the log, and the time of its last check.
 
-    `learned`, `note_continuation` and `check` are called with the lock of its `Follower`. `begin`, `verify`, `stop` and
-    `check_stopped` need no lock. The others take it.
+    `note_state`, `note_continuation` and `check` are called with the lock of its `Follower`. `begin`, `verify`, `stop`
+    and `check_stopped` need no lock. The others take it.
     """
 
     def __init__(self, blob: Blob, lock: "threading.RLock") -> None:
@@ -59,27 +59,27 @@ class Past:
         self._marks: list[Mark] = []
         self._tops: list[Mark] = []  # The newest records when others were read after them, since the last look.
         self._lost: tuple[int, str, str | None] | None = None
-        self._mark(state)
+        self._add_mark(state)
 
-    def learned(self, state: State, now: Moment) -> None:
+    def note_state(self, state: State, now: Moment) -> None:
         """Note that the last record of state became known at that moment."""
         self._learned = now
         if len(self._marks) < 2:
-            self._mark(state)
+            self._add_mark(state)
 
     def note_continuation(self, state: State) -> None:
         """Note that a record after state was read, which another client may have written beyond a hole."""
         if state.commit is not None:
             self._tops = [*self._tops[1 - TOPS_MAX :], (state.seqno, state.commit)]
 
-    def tops(self, before: State) -> list[Mark]:
+    def list_tops(self, before: State) -> list[Mark]:
         """Return the records that must still exist before a follower of this state acknowledges anything."""
         with self._lock:
             self.check_stopped()
             return [*self._tops, *([] if before.commit is None else [(before.seqno, before.commit)])]
 
-    def saw(self, looks: list[tuple[Mark, Fate]]) -> bool:
-        """Note what became of tops: return whether all are there, and not truncated.
+    def note_fates(self, looks: list[tuple[Mark, Fate]]) -> bool:
+        """Note the fates of tops; return whether all of them are in the log.
 
         Raises:
             LogReplaced: one of them is gone, or another one is there; the client stops.
@@ -95,9 +95,9 @@ class Past:
                 self._tops = [top for top in self._tops if top not in seen]
         return are_there
 
-    def sees(self, before: State) -> bool:
-        """Look for the tops of a state, and do what `saw` does. Cost: a GET of a few bytes for each."""
-        return self.saw([(top, determine_fate(self._blob, top)) for top in self.tops(before)])
+    def check_tops(self, before: State) -> bool:
+        """Look for the tops of a state, as `note_fates` does. Cost: a GET of a few bytes for each."""
+        return self.note_fates([(top, determine_fate(self._blob, top)) for top in self.list_tops(before)])
 
     def prove(self, state: State, now: Moment) -> None:
         """Make sure that what is committed next will be read by others. Cost: nothing, or a GET now and then.
@@ -114,7 +114,7 @@ class Past:
         """Like `prove`, whenever that was done before. Cost: one GET. The records for the next check stay the same."""
         with self._lock:
             self.check_stopped()
-            self._ask(state, self._marks[-1:])
+            self._verify_marks(state, self._marks[-1:])
             self._check_whole()
 
     def prove_known(self, state: State) -> None:
@@ -127,7 +127,7 @@ class Past:
             Indeterminate: the state may belong to an older log: call `Follower.restart` first.
         """
         self.prove_now(state)
-        if not self.sees(state):
+        if not self.check_tops(state):
             raise Indeterminate(f"the log of {self._blob.url} was truncated beyond seqno {state.seqno}")
 
     def _check_whole(self) -> None:
@@ -146,17 +146,17 @@ class Past:
             return
         if is_past(self._learned, now, after_s):
             self._marks.clear()
-            self._mark(state)
-        self._ask(state, self._marks)
+            self._add_mark(state)
+        self._verify_marks(state, self._marks)
         self._asked = now
         self._marks.clear()
-        self._mark(state)
+        self._add_mark(state)
 
-    def _mark(self, state: State) -> None:
+    def _add_mark(self, state: State) -> None:
         if state.commit is not None:
             self._marks.append((state.seqno, state.commit))
 
-    def _ask(self, state: State, marks: list[Mark]) -> None:
+    def _verify_marks(self, state: State, marks: list[Mark]) -> None:
         for seqno, commit in marks:
             if seqno >= state.control.log_floor:
                 self.verify(seqno, commit)
@@ -217,19 +217,19 @@ def load_record(blob: Blob, newest: State) -> Record | None:
     if record is None or record.location == newest.location:
         check_not_beyond(blob, newest)
     if record is not None:
-        raise contradiction(record, newest)
+        raise make_contradiction_error(record, newest)
     return None
 
 
 def check_not_beyond(blob: Blob, newest: State) -> None:
     """Raise LogInterrupted if the newest checkpoint lies beyond the end of the log."""
-    if newest.seqno in beyond_the_log(blob):
+    if newest.seqno in list_checkpoints_beyond_log(blob):
         seqnos = [seqno for seqno, _ in list_records(blob)]
         end = max((seqno for seqno in seqnos if newest.seqno in seqnos or seqno < newest.seqno), default=-1)
         raise LogInterrupted(blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 
 
-def contradiction(record: Record | None, state: State) -> CorruptBlob:
+def make_contradiction_error(record: Record | None, state: State) -> CorruptBlob:
     """Return the error for a record that is not of the state that it was found with; or for none, where one must be."""
     checkpoint = checkpoint_key(state.seqno)
     if record is None:

@@ -117,7 +117,7 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
         return
     by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
     remaining_updates = hidden.updates
-    for record in _backwards(blob, state):
+    for record in _iterate_backwards(blob, state):
         writes = _of_record(record, contents, own)
         if writes is not None:
             later = by_writer.get((writes.writer, writes.epoch))
@@ -128,7 +128,7 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     error.with_writes([*by_writer.values()])
 
 
-def last_moved(records: Mapping[int, Record], collection: str) -> int | None:
+def find_last_move_ms(records: Mapping[int, Record], collection: str) -> int | None:
     """Return when the last of some records that moved upper was written, in ms since 1970 by its writer's clock; None
     without one.
 
@@ -142,7 +142,7 @@ def last_moved(records: Mapping[int, Record], collection: str) -> int | None:
     return None
 
 
-def _backwards(blob: Blob, state: State) -> Iterator[Record]:
+def _iterate_backwards(blob: Blob, state: State) -> Iterator[Record]:
     first = max(state.control.log_floor, state.seqno + 1 - RECORDS_MAX)
     for seqno in range(state.seqno, first - 1, -1):
         try:

@@ -60,19 +60,19 @@ class Looks:
         """Whether this thread is in `once`, and has looked."""
         return getattr(self._here, "has_looked", False) and self._here.elsewhere == self._elsewhere
 
-    def noted(self) -> None:
+    def note(self) -> None:
         """Note that this thread has looked."""
         if hasattr(self._here, "has_looked"):
             self._here.has_looked, self._here.elsewhere = True, self._elsewhere
 
-    def committed_elsewhere(self) -> None:
+    def require_new_look(self) -> None:
         """Let every thread look again: another client has made a commit for this one, which has not read it."""
         self._elsewhere += 1
 
     def skip_refresh(self) -> bool:
         """In `once`, do as if this thread had looked, until `again`; return whether it had not."""
         is_first = not getattr(self._here, "has_looked", True)
-        self.noted()
+        self.note()
         return is_first
 
     def again(self) -> None:
@@ -89,7 +89,7 @@ class Looks:
         """Return whom a look serves that begins now; None if the one with the ticket is served."""
         return None if self._served >= ticket else self._issued
 
-    def served(self, issued: int) -> None:
+    def finish(self, issued: int) -> None:
         """Note that a look is done."""
         self._served = issued
 

@@ -200,7 +200,7 @@ class Leases:
             CollectionNotFound: a collection was destroyed.
             Unavailable, Indeterminate: the store did not take it.
         """
-        return self._claimed(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
+        return self._commit_claims(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
 
     def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
         """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
@@ -214,16 +214,16 @@ class Leases:
             shared_hold = self._held.get(wanted.collection)
             if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= wanted.time:
                 return None
-        (claim,), seqno = self._claimed([wanted], self._follower.state.seqno)
+        (claim,), seqno = self._commit_claims([wanted], self._follower.state.seqno)
         if 0 <= seqno <= self._follower.state.seqno:
             return claim
         claim.release()
         return None
 
-    def _claimed(self, requests: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
+    def _commit_claims(self, requests: Sequence[WantedClaim], reads_from: int) -> tuple[list[Claim], int]:
         """Return claims, and the seqno of the record that was made for them; -1 if none was."""
         while True:
-            lease, claims, uncovered = self._noted(requests, reads_from)
+            lease, claims, uncovered = self._note_claims(requests, reads_from)
             try:
                 seqno = -1
                 if uncovered:
@@ -238,7 +238,7 @@ class Leases:
             if not lease.is_lost:  # Or else: nothing relied on it yet, so begin another one.
                 return claims, seqno
 
-    def _noted(
+    def _note_claims(
         self, requests: Sequence[WantedClaim], reads_from: int
     ) -> tuple[OwnLease, list[Claim], dict[str, _SharedHold]]:
         """Note claims; return the lease they are by, the claims, and the holds that must be moved to cover them."""
@@ -284,7 +284,7 @@ class Leases:
             try:
                 error = future.exception()
                 self._take_in_grant(shared_hold.lease, begins, future)
-                self._settled(collection, shared_hold, steps, error)
+                self._take_results(collection, shared_hold, steps, error)
             finally:
                 shared_hold.moving.release()
 
@@ -430,7 +430,7 @@ class Leases:
                 collection: self._steps(collection, shared_hold, eager=eager)
                 for collection, shared_hold in holds.items()
             }
-            errors, seqno = self._committed(holds, {id_: steps for id_, steps in planned.items() if steps})
+            errors, seqno = self._commit_together(holds, {id_: steps for id_, steps in planned.items() if steps})
             for collection, error in errors.items():
                 shared_hold = holds[collection]
                 if shared_hold.claims and not (eager and shared_hold.is_gone):
@@ -438,7 +438,7 @@ class Leases:
                     raise error
         return seqno
 
-    def _committed(
+    def _commit_together(
         self, holds: Mapping[str, _SharedHold], planned: Mapping[str, list[Step]]
     ) -> tuple[dict[str, BaseException], int]:
         """Commit the steps of each collection, together if that is possible, and take the results in.
@@ -455,7 +455,7 @@ class Leases:
             alone = self._outcomes(holds, planned, [[collection] for collection in planned])
             errors = {collection: future.exception() for collection, future in zip(planned, alone, strict=True)}
         for collection, error in errors.items():
-            self._settled(collection, holds[collection], planned[collection], error)
+            self._take_results(collection, holds[collection], planned[collection], error)
         failed = {collection: error for collection, error in errors.items() if error is not None}
         return failed, -1 if together.exception() is not None else together.result()
 
@@ -528,7 +528,7 @@ class Leases:
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 
-    def _settled(self, collection: str, held: _SharedHold, steps: list[Step], error: BaseException | None) -> None:
+    def _take_results(self, collection: str, held: _SharedHold, steps: list[Step], error: BaseException | None) -> None:
         """Take in what became of steps."""
         with self._lock:
             if isinstance(error, CollectionNotFound):

@@ -40,7 +40,7 @@ def list_arrangements(
     every = []
     for id_ in ids:
         with suppress(CollectionNotFound):  # It has gone meanwhile.
-            every.append(engine.follower.known(id_, id_))
+            every.append(engine.follower.require(id_, id_))
     return every
 
 

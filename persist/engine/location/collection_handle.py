@@ -17,7 +17,7 @@ from persist.codecs.nested import changes_between
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.updates.updates import Stamp, plain_rows
-from persist.core.antichain import END, Antichain, to_antichain, to_stored
+from persist.core.antichain import END, Antichain, encode_frontier, to_antichain
 from persist.core.errors import (
     AsOfNotSealed,
     CollectionNotFound,
@@ -43,7 +43,7 @@ from persist.core.timeline import (
     is_moment,
     read_timeline,
 )
-from persist.engine.follow.log_queries import last_moved
+from persist.engine.follow.log_queries import find_last_move_ms
 from persist.engine.hold import Claim, WantedClaim, no_claim
 from persist.engine.location.collection_times import LATEST, CollectionTimes
 from persist.engine.location.engine import Engine
@@ -102,9 +102,9 @@ class CollectionHandle(CollectionTimes):
         self.engine.check_open("reading")
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
-        return self.engine.follower.current(self.id, self.loaded_as)
+        return self.engine.follower.refresh_and_require(self.id, self.loaded_as)
 
-    def known(self) -> CollectionState:
+    def get_known_state(self) -> CollectionState:
         """Return its state as this client knows it, without asking the store.
 
         Raises:
@@ -112,11 +112,11 @@ class CollectionHandle(CollectionTimes):
         """
         if self.create is not None and self.engine.follower.entry(self.id) is None:
             return CollectionState(self.id, self.loaded_as, self.create.schema)
-        return self.engine.follower.known(self.id, self.loaded_as)
+        return self.engine.follower.require(self.id, self.loaded_as)
 
     def remembers(self, contents: CollectionState, token: str | None) -> bool:
         """Return whether contents remember a write with a token; cost and errors as of `TokenMemory.find`."""
-        return self.engine.follower.remembered(contents, token) is not None
+        return self.engine.follower.find_token(contents, token) is not None
 
     def reading_schema(self, version: int | None = None) -> CollectionSchema:
         """Return the newest schema, as far as this client knows, or a version of it, with the codecs of its user.
@@ -124,7 +124,7 @@ class CollectionHandle(CollectionTimes):
         Raises:
             SchemaMismatch: there is no such version.
         """
-        return self.load_schema(self.known(), version)
+        return self.load_schema(self.get_known_state(), version)
 
     def load_schema(self, contents: CollectionState, version: int | None) -> CollectionSchema:
         """Return the newest schema of a state, or a version of it, with the codecs of its user."""
@@ -132,7 +132,7 @@ class CollectionHandle(CollectionTimes):
 
     def newest(self) -> "CollectionHandle":
         """Return a handle on the same collection as it is now, with its newest schema."""
-        return self.adapt_to(self.known())
+        return self.adapt_to(self.get_known_state())
 
     def adapt_to(self, contents: CollectionState) -> "CollectionHandle":
         """Return a handle on the same collection as it is in some state, with the newest schema of that state."""
@@ -168,7 +168,7 @@ class CollectionHandle(CollectionTimes):
             )
         return self.schema
 
-    def sealed(
+    def wait_sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
         """Return the state of a moment at which as_of is sealed, and the time to read; after all own writes (rule 3).
@@ -187,10 +187,10 @@ class CollectionHandle(CollectionTimes):
             as_of = None
         check_timeout(timeout_s)
         if as_of is not None:
-            as_of = self._time_when_known(as_of, timeout_s)
+            as_of = self._await_time(as_of, timeout_s)
 
         def look() -> CollectionState | None:
-            contents = self.known()
+            contents = self.get_known_state()
             if as_of is not None:
                 check_readable(contents, as_of)
             return contents if (as_of or 0) < contents.upper else None
@@ -198,11 +198,11 @@ class CollectionHandle(CollectionTimes):
         timeout_s = 0.0 if as_of is None else timeout_s
         contents = self.engine.follower.wait_for(look, timeout_s)
         if contents is None:
-            contents = self.known()  # From a moment later: the seal may just have come.
+            contents = self.get_known_state()  # From a moment later: the seal may just have come.
         if (as_of or 0) >= contents.upper:
             hidden = summarize_unsealed(contents)
             advice = hidden.advice if hidden else ""
-            moved_ms = last_moved(self.engine.follower.recent()[1], self.id)
+            moved_ms = find_last_move_ms(self.engine.follower.recent()[1], self.id)
             view = "" if contents.view is None else self.name
             upper = to_antichain(contents.upper)
             error = AsOfNotSealed(as_of, upper, timeout_s or 0.0, advice, until, moved_ms, view)
@@ -211,7 +211,7 @@ class CollectionHandle(CollectionTimes):
         check_readable(contents, time)
         return contents, time
 
-    def _time_when_known(self, as_of: int | Moment, timeout_s: float | None) -> int:
+    def _await_time(self, as_of: int | Moment, timeout_s: float | None) -> int:
         """Return the time of as_of; wait for moments that a source has not reached."""
         if timeout_s == 0 or self.timeline is not None or not is_moment(as_of):
             return self.as_time("as_of", as_of)
@@ -230,7 +230,7 @@ class CollectionHandle(CollectionTimes):
 
         Args:
             consumer: see `Engine.claim_all`.
-            end: see `folded`.
+            end: see `fold`.
 
         Raises:
             AsOfCompacted: since has passed time.
@@ -241,15 +241,15 @@ class CollectionHandle(CollectionTimes):
     def _start_read(self, claim: Claim, time: int, end: int | None) -> tuple[CollectionState, ClaimedRead]:
         try:
             # A claim that needs no commit may be as old as the state; blobs outlive both by the grace period.
-            contents = self.known()
+            contents = self.get_known_state()
             check_readable(contents, time)
-            contents = self.folded(contents, end=end)
+            contents = self.fold(contents, end=end)
         except BaseException:
             claim.release()
             raise
-        return contents, ClaimedRead(self.engine.reader, claim, self.needs, self.name)
+        return contents, ClaimedRead(self.engine.reader, claim, self.needs, contents.name)
 
-    def folded(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
+    def fold(self, contents: CollectionState, *, end: int | None = None) -> CollectionState:
         """Return contents as they are once all sealed events are resolved; as they are, if they are already.
 
         Their updates are in parts that only this client has. Cost: reading the events and what their keys hold, the
@@ -276,27 +276,27 @@ class CollectionHandle(CollectionTimes):
         """Return the step that adds events, of which there are some, to a commit; start their upload."""
         return self.engine.writer("upsert").committer.write_steps.of_events(self.id, events)
 
-    def sealed_and_claimed(
+    def wait_and_claim(
         self, as_of: int | Moment | None, timeout_s: float | None, consumer: str = ""
     ) -> tuple[CollectionState, int, ClaimedRead]:
-        """Call `sealed`, then `claim` its time. Cost: a commit, or a look if the claim is free."""
+        """Wait for a sealed time, then claim it. Cost: a commit, or a look if the claim is free."""
         check_timeout(timeout_s)
-        early = None if consumer else self._claimed_unseen(as_of)
+        early = None if consumer else self._claim_unseen(as_of)
         if early is not None:
             return early
-        _, time = self.sealed(as_of, timeout_s)
+        _, time = self.wait_sealed(as_of, timeout_s)
         contents, reading = self.claim(time, consumer, end=time + 1)
         return contents, time, reading
 
-    def _claimed_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
-        """Do the work of `sealed_and_claimed` for the latest time, or a time known to be sealed, without a look.
+    def _claim_unseen(self, as_of: int | Moment | None) -> tuple[CollectionState, int, ClaimedRead] | None:
+        """Do the work of `wait_and_claim` for the latest time, or a time known to be sealed, without a look.
 
         None if a look is needed. The state includes the record of the claim, and so everything committed before the
         call.
         """
         self.engine.check_open("reading")
         exact_as_of = as_of if type(as_of) is int and as_of >= 0 else None
-        if self.is_kept or not (as_of is None or as_of == LATEST or exact_as_of is not None):
+        if exact_as_of is None and (self.is_kept or not (as_of is None or as_of == LATEST)):
             return None
         self.engine.settle()
 
@@ -309,6 +309,9 @@ class CollectionHandle(CollectionTimes):
             return get_last_sealed(contents) if exact_as_of is None else exact_as_of
 
         time = sealed_time()
+        if time is not None and self.is_kept:
+            contents, reading = self.claim(time, end=time + 1)
+            return contents, time, reading
         claim = None if time is None else self.engine.claim_unseen(WantedClaim(self.id, self.name, time))
         if claim is None:
             return None
@@ -316,7 +319,7 @@ class CollectionHandle(CollectionTimes):
             claim.release()
             return None
         contents, reading = self._start_read(claim, time, end=time + 1)
-        self.engine.follower.looks.noted()
+        self.engine.follower.looks.note()
         return contents, time, reading
 
     def needs(self, blob: str) -> bool:
@@ -359,9 +362,9 @@ class CollectionHandle(CollectionTimes):
         if step is None:
             return []
         request = [] if token is None else [Asked(self.id, step.digest)]
-        return [step, *([self.at_commit()] if step.at_commit else []), *request]
+        return [step, *([self.commit_time_step()] if step.at_commit else []), *request]
 
-    def at_commit(self, time: int | None = None) -> AtCommit:
+    def commit_time_step(self, time: int | None = None) -> AtCommit:
         """Return the step that assigns the commit's time to writes without one; time: the time that it must be."""
         return AtCommit(self.id, self.schema.timeline, time, self.allow_future)
 
@@ -387,11 +390,11 @@ class CollectionHandle(CollectionTimes):
 
     def expect_step(self, upper: int | Moment | Antichain) -> ExpectUpper:
         """Return the step that rejects a commit unless the collection has this upper."""
-        return ExpectUpper(self.id, to_stored(self.frontier("expected upper", upper)))
+        return ExpectUpper(self.id, encode_frontier(self.frontier("expected upper", upper)))
 
     def seal_step(self, upper: int | Moment | Antichain) -> kinds.Seal:
         """Return the step that seals the collection in a commit."""
-        return kinds.Seal(self.id, to_stored(self.frontier("upper", upper)))
+        return kinds.Seal(self.id, encode_frontier(self.frontier("upper", upper)))
 
     def submit(self, action: str, steps: Sequence[Step]) -> CommitFuture:
         """Queue steps on this collection as one commit; see `Engine.submit`."""
@@ -436,10 +439,10 @@ class CollectionHandle(CollectionTimes):
         if as_of is not None and not self._is_last(as_of):
             return self.as_time("as_of", as_of)
         if contents.upper == 0:
-            return self.sealed(None, 0.0)[1]  # It raises the reason, or finds a sealed time by now.
+            return self.wait_sealed(None, 0.0)[1]  # It raises the reason, or finds a sealed time by now.
         return get_last_sealed(contents)
 
-    def check_written(self, steps: Sequence[Step], *, allow_future: bool) -> None:
+    def check_write_times(self, steps: Sequence[Step], *, allow_future: bool) -> None:
         """Refuse writes with an implausible first or last time; for a stream only the first is known."""
         for step in steps:
             if isinstance(step, Write) and not step.at_commit:
@@ -471,7 +474,7 @@ class CollectionHandle(CollectionTimes):
         moments = CollectionHandle(self.engine, id_, contents.name, contents.schema)
 
         def read(filter: pc.Expression) -> pa.Table:
-            contents, time, reading = moments.sealed_and_claimed(None, 0.0)
+            contents, time, reading = moments.wait_and_claim(None, 0.0)
             try:
                 scan = snapshot_scan(contents, moments.schema, time, None, filter)
                 return pa.concat_tables([scan.empty([*scan.columns]), *snapshot_tables(scan, "rows", reading)])

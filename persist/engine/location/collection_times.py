@@ -57,7 +57,7 @@ class CollectionTimes(ABC):
         """Return its newest state. Cost: one GET."""
 
     @abstractmethod
-    def sealed(
+    def wait_sealed(
         self, as_of: int | Moment | None, timeout_s: float | None, *, until: int | None = None
     ) -> tuple[CollectionState, int]:
         """Return the state of a moment at which as_of is sealed, and the time to read."""
@@ -86,15 +86,15 @@ class CollectionTimes(ABC):
         if isinstance(value, Antichain):
             raise InvalidUsage(explain_frontier(what, value, self.format_time))
         if self._is_last(value):
-            return self.sealed(None, 0.0)[1]
+            return self.wait_sealed(None, 0.0)[1]
         by_clock = parse_time_word(value, self.engine.clock.wall_ms())
         if by_clock is not None:
-            times, last = self._times_of_moments(what, value), self.sealed(None, 0.0)[1]
+            times, last = self._times_of_moments(what, value), self.wait_sealed(None, 0.0)[1]
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return last if is_later else min(last, times.time_of(by_clock))
-        value = self._typed(what, value)
+        value = self._parse(what, value)
         if is_tag(value):
-            return self.tagged(value)
+            return self.load_tag_time(value)
         return self._times_of_moments(what, value).time_of(value) if is_moment(value) else as_time(what, value)
 
     def _is_last(self, value: object) -> bool:
@@ -102,7 +102,7 @@ class CollectionTimes(ABC):
         word = value.strip().lower() if isinstance(value, str) else None
         return word == LATEST or (word == NOW and self.timeline is None)
 
-    def _typed(self, what: str, value: Any) -> Any:
+    def _parse(self, what: str, value: Any) -> Any:
         """Return what `parse_time` makes of a time; refuse a number that is not whole."""
         if isinstance(value, (float, np.floating)):
             unit = "" if self.timeline is None else f" of {self.timeline.unit} since 1970"
@@ -129,14 +129,14 @@ class CollectionTimes(ABC):
             times, upper = self._times_of_moments(what, value), self.contents().upper
             is_later = isinstance(times, MomentMap) and by_clock > times.last()
             return upper if is_later else min(upper, times.bound_of(by_clock))
-        value = self._typed(what, value)
+        value = self._parse(what, value)
         if is_tag(value):
-            return self.tagged(value)
+            return self.load_tag_time(value)
         if is_moment(value):
             return self._times_of_moments(what, value).bound_of(value)
         return as_time(what, value, most=most)
 
-    def tagged(self, name: str) -> int:
+    def load_tag_time(self, name: str) -> int:
         """Return the time that a tag names. Cost: one GET.
 
         Raises:
@@ -149,7 +149,7 @@ class CollectionTimes(ABC):
 
     def exact_time(self, what: str, value: int | Moment) -> int:
         """Like `as_time`, for what is written: a moment between two times is an error, and words are the clock's."""
-        value = self._typed(what, value)
+        value = self._parse(what, value)
         if not is_moment(value):
             return as_time(what, value)
         return replace(self._get_timeline(what, value), wall_ms=self.engine.clock.wall_ms).exact_time_of(value)
@@ -159,16 +159,16 @@ class CollectionTimes(ABC):
         if not isinstance(value, int | Antichain):
             if parse_time_word(value, self.engine.clock.wall_ms()) is not None:
                 return self.exact_time(what, cast(str, value))
-            value = self._typed(what, value)
+            value = self._parse(what, value)
         return self.as_bound(what, value) if is_moment(value) else to_frontier(cast(int | Antichain, value))
 
-    def check_meant(self, what: str, value: Any, *, allow_future: bool) -> None:
+    def check_plausible(self, what: str, value: Any, *, allow_future: bool) -> None:
         """Refuse an implausible time to write at, or an upper to seal to, if there is a timeline.
 
         A frontier is what a program computed, and passes.
 
         Raises:
-            InvalidUsage: see `Timeline.check_meant`.
+            InvalidUsage: see `Timeline.check_plausible`.
         """
         if value is None or self.timeline is None or isinstance(value, Antichain):
             return
@@ -180,7 +180,7 @@ class CollectionTimes(ABC):
         self._check_time(self.timeline, what, time, is_number=not is_moment(value), allow_future=allow_future)
 
     def check_times(self, times: Iterable[int], *, allow_future: bool) -> None:
-        """Refuse implausible times of updates, if there is a timeline; see `Timeline.check_meant`."""
+        """Refuse implausible times of updates, if there is a timeline; see `Timeline.check_plausible`."""
         if self.timeline is not None:
             for time in times:
                 self._check_time(self.timeline, "the time", time, is_number=False, allow_future=allow_future)
@@ -188,7 +188,7 @@ class CollectionTimes(ABC):
     def _check_time(self, timeline: Timeline, what: str, time: int, *, is_number: bool, allow_future: bool) -> None:
         """Refuse an implausible time, and a time that only a clock far ahead allows."""
         wall_ms = self.engine.clock.wall_ms()
-        timeline.check_meant(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
+        timeline.check_plausible(what, time, wall_ms, is_number=is_number, allow_future=allow_future)
         if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
             self.engine.check_clock()
 

@@ -188,7 +188,7 @@ class Engine:
         except ClientClosed:
             self.abandon(steps)
             raise
-        if naming := frozenset(_changed_names(steps, names)):
+        if naming := frozenset(_list_changed_names(steps, names)):
             self._naming[future] = naming
             future.add_done_callback(partial(_forget, self._naming))
         commit_span(future, action, self.url, names)
@@ -333,7 +333,7 @@ class Engine:
         close_after(error, self.close)
 
 
-def _changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iterator[str]:
+def _list_changed_names(steps: Sequence[Step], names: Mapping[str, str]) -> Iterator[str]:
     """Yield the names that steps give or free.
 
     Args:

@@ -56,10 +56,10 @@ class MomentMap:
         at = UNIT.time_of(moment)
         last = self._last_us()
         if at > last:
-            raise self._not_sealed(last)
+            raise self._make_not_sealed_error(last)
         time = self._last_row(at)
         if time is None:
-            raise self._too_early(moment)
+            raise self._make_too_early_error(moment)
         return time
 
     def bound_of(self, moment: Moment) -> int:
@@ -67,13 +67,13 @@ class MomentMap:
         at = UNIT.bound_of(moment)
         last = self._last_us()
         if at > last + 1:
-            raise self._not_sealed(last)
+            raise self._make_not_sealed_error(last)
         row_before = self._last_row(at - 1)
         if row_before is not None:
             return row_before + 1
         same = self.read(pc.field(MOMENT) == _scalar(at))
         if not len(same):
-            raise self._too_early(moment)
+            raise self._make_too_early_error(moment)
         return int(pc.min(same[TIME]).as_py())
 
     def last(self) -> datetime:
@@ -102,11 +102,11 @@ class MomentMap:
                 return int(pc.max(rows[TIME]).as_py())
         return None
 
-    def _not_sealed(self, last: int) -> AsOfNotSealed:
+    def _make_not_sealed_error(self, last: int) -> AsOfNotSealed:
         beyond = f"moments after {UNIT.text_of(last)}, up to which the source was read"
         return AsOfNotSealed(self.upper, to_antichain(self.upper), 0.0, beyond)
 
-    def _too_early(self, moment: Moment) -> InvalidUsage:
+    def _make_too_early_error(self, moment: Moment) -> InvalidUsage:
         first = pc.min(self.read(pc.scalar(True))[MOMENT].cast(pa.int64())).as_py()
         return InvalidUsage(
             f"{moment!r} is before {UNIT.text_of(first)}, the first moment of {self.name!r}: what its source held "

@@ -180,7 +180,7 @@ def to_engine(action: str, client: OnEngine | Engine) -> Engine:
     return engine
 
 
-def created_or_loaded(
+def load_or_create(
     engine: Engine,
     name: str,
     schema: CollectionSchema,
@@ -227,7 +227,7 @@ def created_or_loaded(
     return commit_with_retry(plan, action="create_or_load", clock=engine.clock, conflicts=(CollectionExists,))
 
 
-def target_of_rows(
+def find_row_target(
     engine: Engine, name: str, rows: Any, *, key: Any = ..., timeline: Any = ..., time: Any = None
 ) -> CollectionHandle:
     """Return the collection of a name that rows are for; if there is none, the next commit by the handle creates it.
@@ -258,11 +258,11 @@ def target_of_rows(
                 f"as key=[{next(iter(names), 'id')!r}], or key=[] for none. The columns are {names}"
             )
         sides = sides_like(rows, key)
-        unit = _timeline_like(columns, time) if timeline is ... else timeline
+        unit = _choose_timeline(columns, time) if timeline is ... else timeline
         id_, schema = uuid.uuid4().hex, CollectionSchema.of(*sides, unit)
         check_new_names(schema.names)
         return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
-    handle = loaded(engine, name)
+    handle = load_handle(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
         raise SchemaMismatch(
             f"key={key!r:.200} is not the key of the collection {name!r}, which is {[*handle.schema.key_names]}: give "
@@ -299,17 +299,17 @@ def choose_write_mode(
     return chosen
 
 
-def create_target_of_rows(engine: Engine, name: str, rows: Any, **options: Any) -> None:
-    """Create a collection for rows, unless a fitting one exists; see `target_of_rows`."""
-    handle = target_of_rows(engine, name, rows, **options)
+def create_row_target(engine: Engine, name: str, rows: Any, **options: Any) -> None:
+    """Create a collection for rows, unless a fitting one exists; see `find_row_target`."""
+    handle = find_row_target(engine, name, rows, **options)
     if handle.create is not None:
         try:
             handle.submit("create", []).result()
         except CollectionExists:
-            target_of_rows(engine, name, rows, **options)
+            find_row_target(engine, name, rows, **options)
 
 
-def _timeline_like(columns: Mapping[str, pa.Field], time: Any) -> str | None:
+def _choose_timeline(columns: Mapping[str, pa.Field], time: Any) -> str | None:
     """Return the timeline of rows: none, if their writer counts the times, and moments in ms otherwise."""
     named = TIME if time is None else time
     kind = columns[named].type if isinstance(named, str) and named in columns else pa.null()
@@ -317,7 +317,7 @@ def _timeline_like(columns: Mapping[str, pa.Field], time: Any) -> str | None:
     return None if is_number or pa.types.is_integer(kind) else "ms"
 
 
-def loaded(engine: Engine, name: str) -> CollectionHandle:
+def load_handle(engine: Engine, name: str) -> CollectionHandle:
     """Return the collection of a name, with the schema it has. Cost: one GET.
 
     Raises:
@@ -334,11 +334,11 @@ def loaded(engine: Engine, name: str) -> CollectionHandle:
         if engine.mode == "read":
             error.remedy = "Check the name. This client only reads: load one that is there."
         raise error
-    contents = engine.follower.known(id_, name)
+    contents = engine.follower.require(id_, name)
     return open_handle(engine, contents, contents.schema)
 
 
-def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
+def load_handles(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
     """Return handles as they are now, and the collections of names. Cost: one GET, and the GETs of all contents in
     parallel.
 
@@ -351,16 +351,16 @@ def loaded_together(engine: Engine, wanted: Sequence[CollectionHandle | str]) ->
         for _ in range(2):  # The second round finds the collections that came with the first round's look.
             ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in wanted]
             engine.follower.refresh_and_load({id_ for id_ in ids if id_ is not None}, engine.pool)
-        return [loaded(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
+        return [load_handle(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
 
 
-def loaded_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
+def load_handle_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
     """Return the collection of an id, whatever it is called by now; name is for errors. Cost: one GET.
 
     Raises:
         CollectionNotFound: it was dropped.
     """
-    contents = engine.follower.current(id_, name)
+    contents = engine.follower.refresh_and_require(id_, name)
     return CollectionHandle(engine, id_, contents.name, contents.schema)
 
 
@@ -379,7 +379,7 @@ def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
     engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    return engine.submit("drop", *steps_to_drop(engine, [handle.known()]))
+    return engine.submit("drop", *steps_to_drop(engine, [handle.get_known_state()]))
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.
@@ -434,7 +434,7 @@ def upgrade(engine: Engine, *, dry_run: bool) -> UpgradeReport:
     return UpgradeReport(format_before, FORMAT, seqno, brings)
 
 
-def changed_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
+def change_policy(policy: Policy, changes: Mapping[str, int]) -> Policy:
     """Return a policy in which some values are others.
 
     Raises:
@@ -449,7 +449,7 @@ def set_policy(engine: Engine, changes: Mapping[str, int], *, at_once: bool) -> 
 
     def steps(state: State) -> list[Step]:  # Two clients that change other values do not undo each other's.
         policies = state.control.policies or engine.follower.policies
-        return [kinds.SetPolicy(changed_policy(policies.newest, changes), at_once)]
+        return [kinds.SetPolicy(change_policy(policies.newest, changes), at_once)]
 
     engine.submit("set_policy", steps(engine.follower.state), {}, renew=steps).result()
     return engine.follower.policies.newest

@@ -25,7 +25,7 @@ from persist.codecs.order.arrays import boolean_array, int64_values
 from persist.codecs.order.ordering import combined
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.core.antichain import to_stored
+from persist.core.antichain import encode_frontier
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
 from persist.core.keyed.events import lacks_column
 from persist.core.keyed.form import find_machine
@@ -231,7 +231,7 @@ class Resolver:
         """Remember the machine that a user gave for a collection, for maintenance."""
         self._given[collection] = machine
 
-    def made(
+    def make_resolution(
         self,
         contents: CollectionState,
         schema: CollectionSchema,
@@ -258,7 +258,7 @@ class Resolver:
         pending, unused = list_due_parts(contents, end), list_unused_after_resolve(contents, end)
 
         def resolution() -> kinds.Resolve:
-            start, until = to_stored(contents.resolved), to_stored(end)
+            start, until = encode_frontier(contents.resolved), encode_frontier(end)
             return kinds.Resolve(
                 contents.id, start, until, pending, tuple(stored), watermarks=watermarks, unused=unused
             )
@@ -296,7 +296,7 @@ class Resolver:
 
         def plan() -> bool:
             """Resolve once, with the newest contents; return whether there was anything to do."""
-            contents = self._follower.current(id_, name)
+            contents = self._follower.refresh_and_require(id_, name)
             if not list_due_parts(contents, contents.upper):
                 return False
             machine = require_machine(
@@ -304,7 +304,7 @@ class Resolver:
             )
             resolution_parts: tuple[Part, ...] = ()
             try:
-                step = self.made(contents, contents.schema, machine, contents.upper)
+                step = self.make_resolution(contents, contents.schema, machine, contents.upper)
                 resolution_parts = step.parts
                 self._submit([ExpectErasures(id_, count_erasures(contents)), step], {id_: name}).result()
                 return True
@@ -312,7 +312,7 @@ class Resolver:
                 self.discard(resolution_parts)
                 raise
             except MissingBlob as error:
-                if self._follower.current(id_, name) == contents:
+                if self._follower.refresh_and_require(id_, name) == contents:
                     raise
                 raise Superseded("what this resolution read has been replaced and deleted meanwhile") from error
 

@@ -137,7 +137,7 @@ class Writer:
         self.upkeep = Upkeep(
             self.leases, self.consumers, self.compaction, collect, shorten_log, clock, settings, follower
         )
-        committer.groups.appended = self.upkeep.committed
+        committer.groups.appended = self.upkeep.note_commit
         self._stop_with_client(self.upkeep.request_stop)
 
     def write_step(
@@ -157,7 +157,7 @@ class Writer:
             self.compaction.relieve(collection)
         return self.committer.write_steps.of(collection, schema, updates, stamp, by=digest_by)
 
-    def checked_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write | None:
+    def make_checked_step(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write | None:
         """Return the step that adds a table of `schema.arrow`, all of whose rows were checked; as `write_step`."""
         if self.committer.may_wait():
             self.compaction.relieve(collection)
@@ -192,7 +192,7 @@ class Writer:
         """Compact a collection, in this thread; full means all that can be done, and not only what is due."""
         self.committer.check_may_wait()
         if full:
-            self.resolver.resolve_due(self._follower.current(collection, name))
+            self.resolver.resolve_due(self._follower.refresh_and_require(collection, name))
         return self.compactor.compact(collection, name, full=full, destroy=full)
 
     def collect_garbage(self, *, dry_run: bool = False) -> GarbageReport:

@@ -31,7 +31,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.objects import to_dicts
 from persist.core.errors import InvalidUsage, NegativeMultiplicity
 from persist.engine.read.parts.reader import ClaimedRead, PartReader, ahead, finish
-from persist.engine.read.planning.scan import Scan, cheap_first, negated, rows_without_columns, with_diff
+from persist.engine.read.planning.scan import Scan, cheap_first, negate, rows_without_columns, with_diff
 
 Form = Literal["rows", "diff"]
 REPEATED_ROWS_MAX = 1 << 20  # Rows made at a time of records with a multiplicity above 1.
@@ -59,7 +59,7 @@ def read_snapshot(
     """
     for item in _read_slice(scan, reader, form, elsewhere):
         if isinstance(item, _Rest):
-            yield from _to_form(item.consolidated(), scan, form)
+            yield from _to_form(item.consolidate(), scan, form)
         else:
             yield item
 
@@ -140,7 +140,7 @@ class _Rest:
     def __init__(self, rows: pa.Table, by: list[str]) -> None:
         self._rows, self._names, self._by = [rows], rows.column_names, by
 
-    def consolidated(self) -> pa.Table:
+    def consolidate(self) -> pa.Table:
         """Return the rows consolidated, and free the original ones."""
         return consolidate(self._rows.pop(), self._by).select(self._names)
 
@@ -196,14 +196,14 @@ def _read_slice(
                     break  # Nothing is touched, so the other parts need not be read.
                 if not is_here:
                     continue
-                yield from _to_form(_selected(table, columns), scan, form)
+                yield from _to_form(_select(table, columns), scan, form)
             elif touching is None:
                 touched.append(with_diff(table).select([*apart, "_diff"]))
             else:
                 inside, outside = touching.split(table) if is_here else (touching.inside(table), None)
                 touched.append(with_diff(inside).select([*apart, "_diff"]))
                 if outside is not None:
-                    yield from _to_form(_selected(outside, columns), scan, form)
+                    yield from _to_form(_select(outside, columns), scan, form)
     yield _Rest(pa.concat_tables(touched), cheap_first(apart, scan.schema))
 
 
@@ -221,7 +221,7 @@ def _read_standing(
         yield from scan.updates(reader, names if bare else [*names, "_diff"], [*parts])
 
 
-def _selected(table: pa.Table, columns: list[str]) -> pa.Table:
+def _select(table: pa.Table, columns: list[str]) -> pa.Table:
     return table.select([*columns, "_diff"] if "_diff" in table.column_names else columns)
 
 
@@ -232,7 +232,7 @@ def snapshot_tables(scan: Scan, form: Form, reading: ClaimedRead) -> Iterator[pa
     """
     reader = reading()
     slices = snapshot_slices(scan, form, reader.slice_bytes)
-    tables = _read_slices(slices, form, lambda: reading.checked(reader))
+    tables = _read_slices(slices, form, lambda: reading.check(reader))
     if form == "rows" or {*scan.schema.key_names} <= {*scan.columns}:
         yield from tables
         return
@@ -260,7 +260,7 @@ def _read_slices(slices: Sequence[Scan], form: Form, reading: Callable[[], PartR
             for item in _read_slice(scan_slice, reader, form):
                 yield from last_merged
                 if isinstance(item, _Rest):
-                    merging = reader.pool.submit(item.consolidated)
+                    merging = reader.pool.submit(item.consolidate)
                     last_merged = _merge_and_emit(merging, scan_slice, form)
                 else:
                     yield item
@@ -333,7 +333,7 @@ def compute_differences(
         rows_of, ours = _slice_memory(new.select(columns), present, reader.rewrite_slice_bytes)
         row_count = len(new)
     else:
-        rows_of, ours = _stored(new, columns, reader), [*new]
+        rows_of, ours = _build_stored_rows(new, columns, reader), [*new]
         row_count = sum(part.rows for part in new)
     ids = {id(part) for part in ours}
     passed = 0
@@ -347,7 +347,7 @@ def compute_differences(
         if replaced is not None:
             yield replaced(rows, present_rows)
         else:
-            yield consolidate(pa.concat_tables([rows, negated(present_rows)]), schema.names)
+            yield consolidate(pa.concat_tables([rows, negate(present_rows)]), schema.names)
     if passed != row_count:
         raise InvalidUsage(
             f"where={present.filter} is not true for {row_count - passed:,} of the {row_count:,} rows, so they would "
@@ -358,7 +358,7 @@ def compute_differences(
 RowsOf: TypeAlias = Callable[[Scan], list[pa.Table]]  # The new rows in a slice that pass its filter.
 
 
-def _stored(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
+def _build_stored_rows(new: Sequence[Part], columns: Sequence[str], reader: PartReader) -> RowsOf:
     ids = {id(part) for part in new}
     return lambda scan_slice: [
         *scan_slice.base_rows(reader, columns, [part for part in scan_slice.base if id(part) in ids])

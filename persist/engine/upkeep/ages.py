@@ -85,7 +85,7 @@ class Ages:
         """Return the seqno before which uploads may be declared void; 0 if none may.
 
         That is after the last upload that has taken too long, and not after any other. A writer may have read the log
-        before an old upload began, and store its first part only now; see `_first_unpassed`.
+        before an old upload began, and store its first part only now; see `_find_first_pending`.
 
         Args:
             uploads: the seqno in the name and the age in seconds of each part that nothing names.
@@ -97,9 +97,9 @@ class Ages:
                 floor = max(floor, seqno + 1)
             else:
                 young.append(seqno)
-        return min(floor, self._first_unpassed(uploads), *young)
+        return min(floor, self._find_first_pending(uploads), *young)
 
-    def _first_unpassed(self, uploads: Sequence[tuple[int, float]]) -> int:
+    def _find_first_pending(self, uploads: Sequence[tuple[int, float]]) -> int:
         """Return the first seqno that an upload may have whose writer still has time, though no part is stored yet.
 
         Nobody plans an upload of a seqno once the record at it is known. So that record must be as old as an upload may

@@ -115,7 +115,7 @@ class CompactionSchedule:
         if swept is None or not entries.shares_base_with(swept):
             # Most of them are idle, so their contents do not stay in memory.
             all_ids = self._follower.over_all(lambda state: [(id_, entry.name) for id_, entry in state.entries.each()])
-            worked, error = self._compact_all(all_ids, is_overdue, self._follower.glanced)
+            worked, error = self._compact_all(all_ids, is_overdue, self._follower.peek)
         else:
             changed = {id_: entry.name for id_, entry in entries.changes_since(swept).items() if entry is not None}
             unfinished = [(id_, id_) for id_ in self._unfinished - changed.keys()]
@@ -132,7 +132,7 @@ class CompactionSchedule:
         look: Callable[[str, str], CollectionState] | None = None,
     ) -> tuple[int, PersistError | None]:
         """Do the due work of collections, by (id, name); return how many had some, and the first error."""
-        look = look or self._follower.known
+        look = look or self._follower.require
         worked = 0
         first_error: PersistError | None = None
         for id_, name in collections:
@@ -164,7 +164,7 @@ class CompactionSchedule:
         entry = self._follower.entry(id_)
 
         def now() -> CollectionState:
-            return contents if self._follower.entry(id_) is entry else self._follower.known(id_, name)
+            return contents if self._follower.entry(id_) is entry else self._follower.require(id_, name)
 
         is_unfinished = bool(self._resolve(contents))
         destroys, has_worked = is_overdue(now()), False
@@ -177,7 +177,7 @@ class CompactionSchedule:
             is_unfinished |= bool(look_after(now()))
         return has_worked, is_unfinished or must_destroy(now()) is not None or self._compactor.is_due(now())
 
-    def committed(self, collection: str) -> bool:
+    def count_commit(self, collection: str) -> bool:
         """Count a commit that added updates; return whether so many make compaction due."""
         self._commits[collection] += 1
         return self._commits[collection] >= COMMITS_MAX
@@ -292,9 +292,9 @@ class Upkeep:
                 self._shorten_at_s = now_s + SHORTEN_S
                 self._shorten_log()
 
-    def committed(self, collection: str) -> None:
+    def note_commit(self, collection: str) -> None:
         """Count a commit that added updates; after many, wake the thread that compacts."""
-        if self.compaction.committed(collection):
+        if self.compaction.count_commit(collection):
             for thread in self._threads[1:]:
                 thread.wake()
 

@@ -269,7 +269,7 @@ class _Round:
         while len(self._deleted) > had_deleted:
             had_deleted = len(self._deleted)
             self._full = None
-            self._unhindered(lambda: self._collect(before))
+            self._collect_with_retries(lambda: self._collect(before))
             if self._full is None:
                 return GarbageReport(**self._counts)
         assert self._full is not None, "it was the reason to do it again"
@@ -279,13 +279,13 @@ class _Round:
         ) from self._full
 
     def run_only(self) -> Deleted:
-        self._unhindered(self._collect_only)
+        self._collect_with_retries(self._collect_only)
         return Deleted(tuple(self._deleted), tuple(self._declarations))
 
     def run_log(self) -> None:
-        self._unhindered(self._collect_log)
+        self._collect_with_retries(self._collect_log)
 
-    def _unhindered(self, collect: Callable[[], object]) -> None:
+    def _collect_with_retries(self, collect: Callable[[], object]) -> None:
         """Collect; begin again if another collector deletes a blob before this one reads it."""
         failed = ""
         for _ in range(ROUNDS_MAX):
@@ -406,7 +406,7 @@ class _Round:
             self._names.known.uploads = self._checked.update(self._ages.now_s, unnamed, self._shared)
 
     def _delete_unnamed(self) -> None:
-        state, uploads = self._unnamed_uploads()
+        state, uploads = self._find_unnamed_uploads()
         orphans = [seqno for entry, seqno in uploads if self._is_orphan(entry, seqno)]
         if not orphans:
             return
@@ -415,12 +415,12 @@ class _Round:
             # The second, because without a new record nothing in the log would ever be newer than these uploads.
             self._with_room(lambda: self._declare(kinds.VoidUploads(floor)))
         # A part that no record names after the declaration can never be named.
-        state, uploads = self._unnamed_uploads()
+        state, uploads = self._find_unnamed_uploads()
         voided = max(state.control.upload_floor, floor if self._is_dry else 0)
         orphaned = (entry for entry, seqno in uploads if seqno < voided and self._is_orphan(entry, seqno))
         self._delete("parts", orphaned)
 
-    def _unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
+    def _find_unnamed_uploads(self) -> tuple[State, list[tuple[BlobEntry, int]]]:
         """Return the newest state, and the parts that nothing names, each with the seqno in its name."""
         state = self._follower.refresh()
         self._unnamed, self._shared = find_unnamed(self._blob, state, self._checked, self._names.list_clones(state))

@@ -43,11 +43,11 @@ from persist.engine.follow.checkpoint import (
     Checkpoint,
     StoredCheckpoint,
     checkpoint_state,
-    directory_blobs,
+    iterate_checkpoints,
+    list_directory_blobs,
+    load_checkpoint,
     load_contents,
     read_checkpoint,
-    stored_checkpoint,
-    stored_checkpoints,
 )
 from persist.engine.follow.directory import KnownLevels
 from persist.engine.follow.directory_pages import Pages, Table
@@ -123,16 +123,16 @@ class Names:
 
     def newest(self) -> StoredCheckpoint | None:
         """Return the newest checkpoint; None if none exists."""
-        return next(stored_checkpoints(self._blob), None)
+        return next(iterate_checkpoints(self._blob), None)
 
     def list_named(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys of all objects and part lists that a checkpoint refers to."""
         entries = checkpoint_state(self._blob, checkpoint, self._levels).entries
-        return directory_blobs(self._blob, checkpoint, self._levels) | set(_list_stored(entries))
+        return list_directory_blobs(self._blob, checkpoint, self._levels) | set(_list_stored(entries))
 
     def list_mentioned(self, checkpoint: Checkpoint) -> set[str]:
         """Return the keys of `list_named`, and of objects that only replaced entries of its pages refer to."""
-        names = directory_blobs(self._blob, checkpoint, self._levels)
+        names = list_directory_blobs(self._blob, checkpoint, self._levels)
         for entries, mentioned in self._layers(checkpoint_state(self._blob, checkpoint, self._levels).entries):
             names.update(_list_stored(dict(entries.in_memory())))
             names.update(name for joined, _ in mentioned for name in joined.split())
@@ -194,7 +194,7 @@ class Names:
         hashes_by_pointer: dict[BlobRef, np.ndarray] = {}
         remembered = 0
         for key in map(checkpoint_key, seqnos):
-            stored = stored_checkpoint(self._blob, key) if key != newest.pointer.blob else None
+            stored = load_checkpoint(self._blob, key) if key != newest.pointer.blob else None
             if stored is None:
                 continue  # Another collector may have deleted it.
             hashes = self.known.hashes.get(stored.pointer)

@@ -37,7 +37,7 @@ from msgspec import UNSET
 from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Clock
 from persist.codecs.part.part import Part
-from persist.core.antichain import from_stored
+from persist.core.antichain import decode_frontier
 from persist.core.errors import (
     CollectionNotFound,
     Conflict,
@@ -58,7 +58,7 @@ from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import check_uploaded
 from persist.core.state_rules.state import State, apply, compute_format
-from persist.engine.follow.checkpoint import checkpoint_due
+from persist.engine.follow.checkpoint import is_checkpoint_due
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import say_whose
 from persist.engine.write.archiving import with_archiving
@@ -160,7 +160,7 @@ class GroupCommit:
         if not all(map(is_plain, to_relay)):
             with suppress(PersistError):  # They are committed; the next reader gets the error.
                 self._follower.refresh()
-        self._follower.looks.committed_elsewhere()
+        self._follower.looks.require_new_look()
         for operation, answer in zip(to_relay, answers, strict=True):
             if isinstance(answer, PersistError):
                 self._reject(operation, answer)
@@ -250,7 +250,7 @@ class GroupCommit:
             entry = self._follower.entry(marked.collection)
             contents = None if entry is None else entry.contents
             for mark in marked.tokens if contents is not None else ():
-                remembered_write = None if contents is None else self._follower.remembered(contents, mark.token)
+                remembered_write = None if contents is None else self._follower.find_token(contents, mark.token)
                 if remembered_write is not None:
                     times[marked.collection] = remembered_write.time_min
         return _select_times(times, operation)
@@ -263,7 +263,7 @@ class GroupCommit:
             for step in (() if record is None else record.mutations)
             if isinstance(step, kinds.Seal | kinds.Resolve)
         }
-        return _select_times({id_: from_stored(upper) - 1 for id_, upper in sealed.items()}, operation)
+        return _select_times({id_: decode_frontier(upper) - 1 for id_, upper in sealed.items()}, operation)
 
     def _keep_unsettled(
         self, operations: list[Operation], state: State, unreadable: dict[str, PersistError]
@@ -317,7 +317,7 @@ class GroupCommit:
         if record is None:
             newest = self._follower.newest_record()
             # After a restore in place its slot is free, and to offer it would put it back behind the restored log.
-            if not self._follower.past.sees(state):
+            if not self._follower.past.check_tops(state):
                 self._follower.restart()
                 self._follower.refresh()
                 return False
@@ -373,7 +373,7 @@ class GroupCommit:
             return False
         self._follower.advance(record, (state, after))
         self._counts["records"] += 1
-        if checkpoint_due(record.seqno):
+        if is_checkpoint_due(record.seqno):
             self.checkpointing.begin(record.seqno)
         return True
 
@@ -477,7 +477,7 @@ class GroupCommit:
         Args:
             is_alone: there is one operation; if its steps are in order, its mutations are left to `apply`.
         """
-        draft = Draft(state, self.epoch, self._follower.remembered)
+        draft = Draft(state, self.epoch, self._follower.find_token)
         times = assigned_times(operations, partial(_get_upper, state), self._clock.wall_ms())
         accepted: list[Operation] = []
         done: list[Operation] = []

@@ -33,7 +33,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, TIME_UNITS, CollectionSchema
 from persist.codecs.updates.small import SmallUpdates
-from persist.core.antichain import from_stored, to_stored
+from persist.core.antichain import decode_frontier, encode_frontier
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, LocationMutation, TokenMark
 from persist.core.log.kinds import Mutation
@@ -252,7 +252,7 @@ class Operation:
     def build_seal(self, requested: AtCommit, times: Mapping[str, int]) -> kinds.Seal:
         """Return the seal of a collection after its assigned time, or farther if an earlier step seals it farther."""
         end = max(self.sealed_before(requested), times[requested.collection] + 1)
-        return kinds.Seal(requested.collection, to_stored(end))
+        return kinds.Seal(requested.collection, encode_frontier(end))
 
     def sealed_before(self, requested: AtCommit) -> int:
         """Return how far the operation seals a collection before the step that requests the commit time."""
@@ -261,7 +261,7 @@ class Operation:
             if step is requested:
                 break
             if isinstance(step, kinds.Seal) and step.collection == requested.collection:
-                upper = from_stored(step.upper)
+                upper = decode_frontier(step.upper)
         return upper
 
 
@@ -312,8 +312,8 @@ class Change:
             self.writes.append(step)
         elif isinstance(step, AtCommit):
             end = times[step.collection] + 1
-            if self.seal is None or from_stored(self.seal.upper) < end:
-                self.seal = kinds.Seal(step.collection, to_stored(end))
+            if self.seal is None or decode_frontier(self.seal.upper) < end:
+                self.seal = kinds.Seal(step.collection, encode_frontier(end))
         elif isinstance(step, kinds.Makes):
             self.create = step
         elif isinstance(step, kinds.Replace):
@@ -334,7 +334,7 @@ class Change:
             self.seal = step
         elif isinstance(step, kinds.AllowCompaction):
             compaction_before = self.allow_compaction
-            if compaction_before is None or from_stored(compaction_before.since) < from_stored(step.since):
+            if compaction_before is None or decode_frontier(compaction_before.since) < decode_frontier(step.since):
                 self.allow_compaction = step
         elif isinstance(step, CollectionMutation) and step.is_alone:
             self.alone.append(step)
@@ -374,7 +374,7 @@ class Change:
         if (
             contents is not None
             and self.allow_compaction is not None
-            and from_stored(self.allow_compaction.since) <= contents.allowed
+            and decode_frontier(self.allow_compaction.since) <= contents.allowed
         ):
             net_mutations.remove(self.allow_compaction)
         if contents is not None and kinds.Rename(self.id, contents.name) in self.alone:

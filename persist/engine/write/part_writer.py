@@ -22,7 +22,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX, encode_parts
 from persist.codecs.types.arrow_types import leaf_types
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import SmallUpdates, gathered
+from persist.codecs.updates.small import SmallUpdates, gather_updates
 from persist.core.keyed.events import in_order_of_arrival
 from persist.core.log import kinds
 from persist.core.log.fields import Watermarks
@@ -203,7 +203,7 @@ def _join_writes(writes: Sequence[Write], schema: CollectionSchema) -> pa.Table:
     values = [write.data for write in writes if isinstance(write.data, SmallUpdates)]
     tables = [write.data for write in writes if isinstance(write.data, pa.Table)]
     if values:
-        tables.append(gathered(values, schema))
+        tables.append(gather_updates(values, schema))
     return pa.concat_tables(tables)
 
 

@@ -30,7 +30,7 @@ import xxhash
 from persist.blob.errors import PersistError
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import SmallUpdates, gathered
+from persist.codecs.updates.small import SmallUpdates, gather_updates
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import event_fields, events_schema
 from persist.core.log import kinds
@@ -205,7 +205,7 @@ def _to_message(write: Write) -> _Write:
     if isinstance(write.data, Future):
         parts = write.data.result()
         return _Write(write.collection, schema, write.time_min, b"", parts, events, write.at_commit)
-    table = gathered([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
+    table = gather_updates([write.data], write.schema) if isinstance(write.data, SmallUpdates) else write.data
     return _Write(write.collection, schema, write.time_min, sent_rows(table), (), events, write.at_commit)
 
 

@@ -164,13 +164,13 @@ class LookBack:
         began_s = self._clock.monotonic_s()
         looks = None
         if self._pool is not None:
-            tops = self._follower.past.tops(before)
+            tops = self._follower.past.list_tops(before)
             looks = [(top, self._pool.submit(determine_fate, self._blob, top)) for top in tops]
 
         def end(record: Record | None) -> bool:
             try:
                 if looks is not None and (record is None or self._clock.monotonic_s() - began_s <= VALID_S):
-                    return self._follower.past.saw([(top, look.result()) for top, look in looks])
+                    return self._follower.past.note_fates([(top, look.result()) for top, look in looks])
                 return record is None or self.now(before)
             except LogReplaced:
                 raise
@@ -196,4 +196,4 @@ class LookBack:
             LogReplaced: one of them is gone.
             Unavailable, Corruption: that could not be found out.
         """
-        return self._follower.past.sees(before)
+        return self._follower.past.check_tops(before)

@@ -18,13 +18,13 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.threads import Clock
-from persist.codecs.order.arrays import copied
+from persist.codecs.order.arrays import copy_table
 from persist.codecs.order.digest import compute_digest
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
-from persist.codecs.updates.inputs import TableStream, opened
-from persist.codecs.updates.small import gathered, small_updates
-from persist.codecs.updates.updates import Stamp, stamped, streamed_updates, to_updates
+from persist.codecs.updates.inputs import TableStream, open_stream
+from persist.codecs.updates.small import gather_updates, small_updates
+from persist.codecs.updates.updates import Stamp, stamp_rows, stream_updates, to_updates
 from persist.core.keyed.intake import EventTable
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.core.timeline import Timeline, read_timeline
@@ -55,14 +55,16 @@ class WriteSteps:
         """
         at_commit = stamp is not None and stamp.time is None
         if stamp is not None:
-            updates = stamped(updates, schema, stamp)
+            updates = stamp_rows(updates, schema, stamp)
         small = small_updates(updates, schema)
         if small is not None and small.diff_abs_sum < 2**63:
-            digest = _digest(gathered([small], schema), by) if by else None  # As a table it costs more than all else.
+            digest = (
+                _digest(gather_updates([small], schema), by) if by else None
+            )  # As a table it costs more than all else.
             return Write(collection, schema, small.time_min, small.bytes, small, digest=digest, at_commit=at_commit)
-        data = opened(updates)
+        data = open_stream(updates)
         if isinstance(data, TableStream):
-            pieces = streamed_updates(data, schema, moments=self._get_timeline(schema))
+            pieces = stream_updates(data, schema, moments=self._get_timeline(schema))
             write = self._from_stream(collection, schema, pieces, by)
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
@@ -83,11 +85,11 @@ class WriteSteps:
         upload.
         """
         if stamp is not None:
-            updates = stamped(updates, schema, stamp)
-        data = opened(updates)
+            updates = stamp_rows(updates, schema, stamp)
+        data = open_stream(updates)
         if isinstance(data, TableStream):
             pieces = gathered_pieces(
-                streamed_updates(data, schema, moments=self._get_timeline(schema)), self._parts.piece_bytes
+                stream_updates(data, schema, moments=self._get_timeline(schema)), self._parts.piece_bytes
             )
             first, second = next(pieces, None), next(pieces, None)
             if second is not None:
@@ -130,7 +132,7 @@ class WriteSteps:
             size = table.nbytes  # The used size of these buffers, which takes longer to compute.
         fits = size <= self._parts.piece_bytes
         if fits and not is_ours:
-            table = copied(table)
+            table = copy_table(table)
         digest = _digest(table, by)
         # numpy rather than Arrow's kernels: for few rows those cost more than all else, and give up the GIL each time.
         diffs = table["_diff"].to_numpy()
@@ -196,7 +198,7 @@ def gathered_pieces(tables: Iterable[pa.Table], bytes_max: int) -> Iterator[pa.T
     size = 0
     for table in tables:
         if len(table):
-            pieces.append(copied(table))
+            pieces.append(copy_table(table))
             size += table.nbytes
         if size >= bytes_max:
             yield pa.concat_tables(pieces)

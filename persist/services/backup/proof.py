@@ -16,7 +16,7 @@ from persist.core.state_rules.contents import get_last_sealed
 from persist.engine.collection.reads import snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, loaded_by_id, open_engine
+from persist.engine.location.opening import load_handle, load_handle_by_id, open_engine
 from persist.engine.location.writer import OpenOptions
 from persist.services.fsck import Problem, fsck
 
@@ -87,7 +87,7 @@ def verify(
         done = ends.enter_context(task("verify", engine.url, total=len(names), unit="collections"))
         for name in names:
             try:
-                handle = loaded(engine, name)
+                handle = load_handle(engine, name)
                 time, version = get_last_sealed(handle.contents()), handle.schema.version
                 if time >= 0:
                     digests[name] = (time, _compute_digest(handle, time, version))
@@ -108,7 +108,7 @@ def _describe_difference(other: Engine, handle: CollectionHandle, time_and_diges
     """Return how a collection differs from another copy, or None."""
     time, digest = time_and_digest
     try:
-        original = loaded_by_id(other, handle.id, handle.name)
+        original = load_handle_by_id(other, handle.id, handle.name)
         original_digest = _compute_digest(original, time, handle.schema.version)
     except (CollectionNotFound, AsOfCompacted):
         return None

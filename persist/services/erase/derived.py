@@ -21,7 +21,7 @@ from persist.core.names import DERIVED_FROM, OWN_PREFIX
 from persist.core.state_rules.state import State
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_by_id
+from persist.engine.location.opening import load_handle_by_id
 
 WHY = (
     "it holds what a query gave of these records, and no erasure follows there: erase from it, or drop it. A search "
@@ -40,8 +40,8 @@ def list_family(handle: CollectionHandle) -> list[CollectionHandle]:
     relatives = [handle.newest()]
     for id_ in others:
         with suppress(CollectionNotFound):  # It was dropped just now.
-            relative = loaded_by_id(engine, id_, id_)
-            if relative.known().view is None:
+            relative = load_handle_by_id(engine, id_, id_)
+            if relative.get_known_state().view is None:
                 relatives.append(relative)
     return relatives
 
@@ -68,16 +68,16 @@ def list_unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
     ids = {relative.id for relative in family}
     for id_ in engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - ids:
         with suppress(CollectionNotFound):
-            collections[id_] = loaded_by_id(engine, id_, id_)  # A view that this is a clone of.
+            collections[id_] = load_handle_by_id(engine, id_, id_)  # A view that this is a clone of.
     sources = ids | _list_dependents(family)
     clones = {id_: {*folders, *derived} for id_, folders, derived in _list_clones(engine)}
     while new := {
         id_ for id_, of in clones.items() if id_ not in ids | collections.keys() and not sources.isdisjoint(of)
     }:
-        handles = [loaded_by_id(engine, id_, id_) for id_ in sorted(new)]
+        handles = [load_handle_by_id(engine, id_, id_) for id_ in sorted(new)]
         views = _list_dependents(handles)
         collections |= {
-            held.id: held for held in (*handles, *(loaded_by_id(engine, id_, id_) for id_ in sorted(views)))
+            held.id: held for held in (*handles, *(load_handle_by_id(engine, id_, id_) for id_ in sorted(views)))
         }
         sources |= new | views
     named = (held for held in collections.values() if not held.name.startswith(OWN_PREFIX))
@@ -106,6 +106,6 @@ def _list_clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]
     derived = []
     for id_, folders in clones:
         with suppress(CollectionNotFound):
-            properties = engine.follower.current(id_, id_).about.properties
+            properties = engine.follower.refresh_and_require(id_, id_).about.properties
             derived.append((id_, folders, properties.get(DERIVED_FROM, "").split()))
     return derived

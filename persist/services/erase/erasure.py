@@ -54,7 +54,7 @@ from persist.engine.location.arrangements import list_arrangements, steps_to_dro
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.read.lookups.requested_keys import distinct_keys
-from persist.engine.read.results.snapshot import checked_filter
+from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 from persist.services.erase.derived import find_relatives, list_family, list_longer_views, list_unfollowed
@@ -135,7 +135,7 @@ def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRec
         if not schema.key_names:
             raise InvalidUsage(f"collection {handle.name!r} has no key columns: erase by a condition, where=")
         return ErasedRecords(distinct_keys(keys, schema), None)
-    return ErasedRecords.matching(checked_filter(schema, where), schema)
+    return ErasedRecords.matching(build_filter(schema, where), schema)
 
 
 def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reason: str) -> ErasureReport:
@@ -205,11 +205,11 @@ def find_mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str,
 
     Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
     """
-    texts = _list_texts(None if keys is None else distinct_keys(keys, handle.known().schema), where)
+    texts = _list_texts(None if keys is None else distinct_keys(keys, handle.get_known_state().schema), where)
     family = list_family(handle) if texts else []
     views = {view.id: view for relative in family for view in load_dependents(handle.engine, relative)}
     places: list[str] = []
-    for contents in (collection.known() for collection in (*family, *views.values())):
+    for contents in (collection.get_known_state() for collection in (*family, *views.values())):
         about, name = contents.about, contents.name
         texts_by_place = {"the query": str((contents.view or {}).get("sql")), "the comment": about.comment}
         texts_by_place |= {f"the property {key!r}": value for key, value in about.properties.items()}
@@ -392,7 +392,7 @@ class _ErasureAttempts:
     def committed(self) -> Mapping[str, kinds.Erase]:
         """Note the commit; return the erasures by collection id."""
         for id_, eraser in self._erasers.items():
-            eraser.committed(self._erased.get(id_))
+            eraser.note_commit(self._erased.get(id_))
         return self._erased
 
     def _discard(self) -> None:

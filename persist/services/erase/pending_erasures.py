@@ -26,7 +26,7 @@ from persist.core.names import OWED_PREFIX
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded_by_id
+from persist.engine.location.opening import load_handle_by_id
 from persist.engine.write.operations import Step
 from persist.services.publish import delete_abandoned, make_format, publish
 
@@ -83,7 +83,7 @@ def settle_all(engine: Engine) -> None:
         engine.follower.refresh()
         for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(OWED_PREFIX)]):
             with attempt(), suppress(CollectionNotFound):  # Another one has done it.
-                settle(engine, engine.follower.known(id_, name))
+                settle(engine, engine.follower.require(id_, name))
 
 
 @contextmanager
@@ -147,5 +147,5 @@ def _load_existing(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]
     handles = []
     for id_ in ids:
         with suppress(CollectionNotFound):
-            handles.append(loaded_by_id(engine, id_, id_))
+            handles.append(load_handle_by_id(engine, id_, id_))
     return handles

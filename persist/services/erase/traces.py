@@ -55,13 +55,13 @@ from persist.core.log.keys import (
     state_collection,
     state_seqno,
 )
-from persist.core.rendering import Shown, aligned, format_count, moment_text, plain
+from persist.core.rendering import Shown, align_columns, format_count, moment_text, plain
 from persist.core.state_rules.contents import CollectionState, Erasure
 from persist.core.state_rules.erasures import count_erasures
 from persist.core.state_rules.location import Dropped, is_still_readable
 from persist.core.state_rules.state import State
 from persist.engine.compact import ErasedRecords, load_events_schema, without_deletions
-from persist.engine.follow.checkpoint import directory_blobs, stored_checkpoints
+from persist.engine.follow.checkpoint import iterate_checkpoints, list_directory_blobs
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.upkeep import Ages, checkpoint_marks
 from persist.services.erase.derived import WHY, list_family, list_unfollowed
@@ -118,7 +118,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return a receipt as JSON that nothing was found. `receipt_digest` verifies it.
+        """Return a receipt as JSON that nothing was found. `compute_receipt_digest` verifies it.
 
         Raises:
             InvalidUsage: something is left.
@@ -146,7 +146,7 @@ class Traces(Shown):
             until = "-" if trace.until is None else moment_text(trace.until)
             alike.setdefault((until, trace.why), []).append(trace)
         rows = [(f"{len(some):,}", until, plain(some[0].key), why) for (until, why), some in alike.items()]
-        table = aligned([("objects", "until", "such as", "why"), *rows], right={0})
+        table = align_columns([("objects", "until", "such as", "why"), *rows], right={0})
         some = f"{len(self.found):,} of {format_count(self.objects, 'object')}"
         return "\n".join([f"{some}, of {self.bytes:,} bytes in all, may hold what was erased:", *table])
 
@@ -175,7 +175,7 @@ class _Search:
         self._blob: Blob = handle.engine.blob
         self._texts = texts
         self._state: State = self._engine.follower.refresh()
-        self._family = {relative.id: relative.known() for relative in list_family(handle)}
+        self._family = {relative.id: relative.get_known_state() for relative in list_family(handle)}
         self._records = {
             id_: None if records is None else records.of(contents.schema) for id_, contents in self._family.items()
         }
@@ -188,8 +188,8 @@ class _Search:
         self._named = {key for contents in self._family.values() for key in contents.named_blobs}
         self._ages = Ages(self._state, self._engine.follower.policies, 0.0, ())
         # Those that the newest checkpoint names hold nothing that is gone, however old they are.
-        newest = next(stored_checkpoints(self._blob), None)
-        named = set() if newest is None else directory_blobs(self._blob, newest.checkpoint)
+        newest = next(iterate_checkpoints(self._blob), None)
+        named = set() if newest is None else list_directory_blobs(self._blob, newest.checkpoint)
         self._pages = {key for key in named if pages_seqno(key) is not None}
 
     def run(self) -> Traces:
@@ -207,10 +207,10 @@ class _Search:
             found_traces += [
                 Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in list_unfollowed(self._handle)
             ]
-        return Traces(self._handle.known().name, objects, size, tuple(found_traces), self._make_facts())
+        return Traces(self._handle.get_known_state().name, objects, size, tuple(found_traces), self._make_facts())
 
     def _make_facts(self) -> dict[str, Any]:
-        state = self._handle.known()
+        state = self._handle.get_known_state()
         return {
             "location": self._blob.url,
             "location_id": self._state.location,

@@ -35,7 +35,7 @@ from persist.core.state_rules.state import CollectionEntry, State
 from persist.engine.follow.checkpoint import (
     build_checkpoint,
     checkpoint_state,
-    directory_blobs,
+    list_directory_blobs,
     load_contents,
     read_checkpoint,
 )
@@ -222,7 +222,7 @@ def _list_checkpoint_names(blob: Blob, seqno: int) -> Iterator[str]:
         checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
         if checkpoint is None:
             return
-        yield from directory_blobs(blob, checkpoint)
+        yield from list_directory_blobs(blob, checkpoint)
         for entry in checkpoint_state(blob, checkpoint).entries.values():
             yield from (pointer.blob for pointer in entry.stored)
             for mutation in entry.pending:

@@ -30,9 +30,9 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply
 from persist.engine.follow.checkpoint import (
     Checkpoint,
-    beyond_the_log,
     checkpoint_state,
-    directory_blobs,
+    list_checkpoints_beyond_log,
+    list_directory_blobs,
     load_base,
     read_checkpoint,
 )
@@ -151,7 +151,7 @@ class LogExamination:
     def _find_beyond(self, end: int) -> None:
         """Note records beyond the log's end, after a gap."""
         self.beyond = tuple(seqno for seqno in self._unapplied if seqno > end)
-        still = beyond_the_log(self._blob) if self._doubtful else []
+        still = list_checkpoints_beyond_log(self._blob) if self._doubtful else []
         self.beyond_checkpoints = tuple(seqno for seqno in self._doubtful if seqno in still)
         last = max(self.beyond_checkpoints, default=end)
         if last > end and not self.beyond:
@@ -236,7 +236,7 @@ class LogExamination:
     def _list_checkpoints(self) -> None:
         """Find checkpoints that are not examined yet."""
         listed = {seqno for seqno, _ in list_checkpoints(self._blob)}
-        self._doubtful = beyond_the_log(self._blob)
+        self._doubtful = list_checkpoints_beyond_log(self._blob)
         self._waiting = sorted(listed - self._examined - {*self._doubtful})
 
     def _read_floor(self) -> int:
@@ -269,7 +269,7 @@ class LogExamination:
         self.named.update(pointer.blob for pointer in checkpoint.directory)
         try:
             checkpointed = checkpoint_state(self._blob, checkpoint, self._levels)
-            self.named |= directory_blobs(self._blob, checkpoint, self._levels)
+            self.named |= list_directory_blobs(self._blob, checkpoint, self._levels)
         except Corruption as error:
             # Perhaps the checkpoint was collected meanwhile, and its directory after it.
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:

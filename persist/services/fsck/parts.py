@@ -36,7 +36,7 @@ from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import State
 from persist.engine.read.keyed.key_history import keys_with_several
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, negated
+from persist.engine.read.planning.scan import Scan, negate
 from persist.services.fsck.log import LoosePart
 from persist.services.fsck.report import Findings
 
@@ -254,17 +254,17 @@ def _compare_keyframe(
     schema = contents.schema
     base = contents.list_parts(before.parts) if before is not None else ()
     lower = before.as_of + 1 if before is not None else 0
-    expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).pruned()
+    expected = Scan(schema, contents.history_parts, lower, keyframe.as_of + 1, schema.names, base=base).prune()
     actual = replace(expected, parts=(), base=contents.list_parts(keyframe.parts))
     columns, differing = [*schema.names, "_diff"], 0
     for piece in replace(expected, base=(*expected.base, *actual.base)).slices_within(SLICE_BYTES):
-        expected_slice, actual_slice = (replace(scan, keys=piece.keys).pruned() for scan in (expected, actual))
+        expected_slice, actual_slice = (replace(scan, keys=piece.keys).prune() for scan in (expected, actual))
         tables = [
             piece.empty(columns),
             *expected_slice.base_rows(reader, columns),
             *expected_slice.updates(reader, columns),
         ]
-        tables += map(negated, actual_slice.base_rows(reader, columns))
+        tables += map(negate, actual_slice.base_rows(reader, columns))
         differing += len(consolidate(pa.concat_tables(tables), schema.names))
     if differing:
         start = "the history" if before is None else f"the keyframe as of {before.as_of} and the history after it"

@@ -32,7 +32,7 @@ from persist.blob.errors import (
 from persist.blob.protocol import Blob, BlobEntry, get_at_most
 from persist.core.log.framing import read_intact_kind
 from persist.core.log.keys import LOG
-from persist.core.rendering import Shown, aligned, format_count
+from persist.core.rendering import Shown, align_columns, format_count
 
 ProblemKind = Literal[
     "beyond",
@@ -201,7 +201,7 @@ def _format_section(
 ) -> list[str]:
     """Return a titled table as lines; [] without rows."""
     cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
-    return ["", title, *(f"  {line}" for line in aligned(cells, right))] if rows else []
+    return ["", title, *(f"  {line}" for line in align_columns(cells, right))] if rows else []
 
 
 def _format_age(age_s: float) -> str:

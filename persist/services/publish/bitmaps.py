@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from persist.blob.errors import CorruptBlob
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 Rows = npt.NDArray[np.int64]
 MAGIC = struct.pack("<I", 1681511377)
@@ -25,7 +25,7 @@ VERSION = b"\x01"
 
 
 def _bitmap64() -> Any:
-    return required("pyroaring>=1.0").BitMap64
+    return require_package("pyroaring>=1.0").BitMap64
 
 
 def encode_rows(rows: Rows) -> bytes:

@@ -34,7 +34,7 @@ from persist.core.state_rules.contents import CollectionState, Publication, get_
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 from persist.services.publish.iceberg import IcebergTable, get_moment_ms
 from persist.services.publish.iceberg_files import (
     DataFiles,
@@ -105,7 +105,7 @@ class IcebergCatalog:
         Args:
             format_version: the least one of the tables; a table that was published with a newer one keeps it.
         """
-        required("pyiceberg[pyarrow]>=0.12")
+        require_package("pyiceberg[pyarrow]>=0.12")
         self._client = client
         self._interval_s = publish_interval_s
         self._options = {FORMAT_VERSION: str(format_version)} if format_version > 2 else {}
@@ -171,7 +171,7 @@ class IcebergCatalog:
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
         if handle.contents().upper == 0:
-            return _make_empty_table(handle, handle.known(), read_format_version(self._options))
+            return _make_empty_table(handle, handle.get_known_state(), read_format_version(self._options))
         requested = None if as_of is None else handle.as_time("as_of", as_of)
         if not slot.lock.acquire(timeout=LOCK_S):  # Or else loads of one table would take all threads of a server.
             raise Superseded(f"{handle.name!r} is being published: load it again")
@@ -259,7 +259,7 @@ class IcebergCatalog:
         options |= raised
         publish(handle, IcebergTable(handle, options), None, options=options)
         slot.published_s = now_s
-        return handle.known()
+        return handle.get_known_state()
 
     def _pin(self, handle: CollectionHandle, contents: CollectionState, requested: int | None) -> CollectionState:
         """Pin tagged and requested times, and drop unneeded pins; return the contents."""
@@ -269,26 +269,26 @@ class IcebergCatalog:
             until_ms = int(publication.options.get("until_ms", "0"))
             if time_ not in tagged and time_ != requested and until_ms < now_ms:
                 unpin(handle, time_)
-        pinned = handle.known().pins.keys()
+        pinned = handle.get_known_state().pins.keys()
         missing = sorted(tagged - pinned, reverse=True)[: max(0, PINS_MAX - len(pinned))]
         until_s = time.monotonic() + PINNING_S  # The next loads pin the others.
         for time_ in missing:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, {"at_ms": str(now_ms), **self._get_format_option(handle.known())})
+                pin(handle, time_, {"at_ms": str(now_ms), **self._get_format_option(handle.get_known_state())})
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
-        if requested is not None and requested != newest and requested not in handle.known().pins:
+        if requested is not None and requested != newest and requested not in handle.get_known_state().pins:
             if requested > newest:
                 raise AsOfNotSealed(requested, to_antichain(contents.upper), 0.0)
-            pins = handle.known().pins.values()
+            pins = handle.get_known_state().pins.values()
             requests = sum("until_ms" in pinned_.options for pinned_ in pins)
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
-            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._get_format_option(handle.known())})
-        return handle.known()
+            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._get_format_option(handle.get_known_state())})
+        return handle.get_known_state()
 
     def _describe_table(
         self, slot: _TableCache, handle: CollectionHandle, contents: CollectionState, requested: int | None
@@ -323,7 +323,7 @@ class IcebergCatalog:
         return LoadedTable(table.url(contents, known) if requested is None else None, metadata, _compute_tag(metadata))
 
     def _check(self, handle: CollectionHandle) -> None:
-        contents = handle.known()
+        contents = handle.get_known_state()
         IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_format_option(contents))
 
     def _get_format_option(self, contents: CollectionState) -> dict[str, str]:

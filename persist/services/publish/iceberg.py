@@ -41,7 +41,7 @@ from persist.core.log.keys import get_vectors_size, part_key, table_root, vector
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 from persist.services.publish.bitmaps import Rows, decode_rows, encode_rows, unframe_vector
 from persist.services.publish.iceberg_files import (
     FIELD_ID,
@@ -78,7 +78,7 @@ class IcebergTable:
             catalog: is notified of each version; None for the one that options name.
             pinned: a time that stays readable beside the newest version; None for the newest version.
         """
-        required("pyiceberg[pyarrow]>=0.12")
+        require_package("pyiceberg[pyarrow]>=0.12")
         self.name = "iceberg" if pinned is None else f"{PIN_PREFIX}{pinned}"
         self._handle = handle
         self._blob = handle.engine.blob

@@ -126,13 +126,13 @@ class Planner:
             NegativeMultiplicity: a record of that time cannot be shown as rows.
             Superseded: the table has another version by now, or is gone, or the collection has other columns.
         """
-        contents, _, reading = self._handle.sealed_and_claimed(as_of, 0.0)
+        contents, _, reading = self._handle.wait_and_claim(as_of, 0.0)
         try:
-            with reading.explained():
+            with reading.explain_missing():
                 reader = reading()
                 scan = snapshot_scan(contents, self._handle.load_schema(contents, None), as_of, None)
                 # Others may commit meanwhile: numbers belong to this state, whatever the client learns while it plans.
-                newest = self._handle.known()
+                newest = self._handle.get_known_state()
                 is_moved = newest.published.get(self._table) != publication
                 if is_moved or len(newest.earlier) + 1 != scan.schema.version:
                     raise Superseded(f"the {self._table} table of {newest.name!r} was changed meanwhile: try again")

@@ -48,7 +48,7 @@ from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import open_handle
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
 from persist.services.publish.planning import (
@@ -141,7 +141,7 @@ def publish(
 ) -> Published:
     """Publish a collection as of a sealed time; see `Collection.publish`."""
     writer = handle.engine.writer("publish")
-    contents, time = handle.sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)
+    contents, time = handle.wait_sealed(None if as_of is None else handle.as_time("as_of", as_of), 0.0)
     is_again = False
 
     def plan() -> Published:
@@ -176,7 +176,7 @@ def publish(
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 attempt.discard()
             raise
-        contents = handle.known()
+        contents = handle.get_known_state()
         publication = contents.published.get(format.name)
         if publication is None:
             raise Conflict(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
@@ -251,7 +251,7 @@ def publish_together(
     Args:
         handles: of the collections, by what they are called in the catalog.
     """
-    required("pyiceberg[pyarrow]>=0.12")
+    require_package("pyiceberg[pyarrow]>=0.12")
     from persist.services.publish.iceberg import CatalogTransaction, IcebergTable
 
     transaction = CatalogTransaction(catalog)
@@ -265,7 +265,7 @@ def publish_together(
             formats[name].show(contents, publication, is_new=False)
     transaction.commit()
     if as_of is None:
-        as_of = min(get_last_sealed(handle.known()) for handle in handles.values())
+        as_of = min(get_last_sealed(handle.get_known_state()) for handle in handles.values())
     new_tables = [
         publish(handle, formats[name], as_of, options={**options, **named, "identifier": name}, digest=digest)
         for name, handle in handles.items()

@@ -1,9 +1,10 @@
 """Flight SQL: lets its clients query the collections, over the port and with the limits of a server.
 
 A query is bound by `GetFlightInfo`: its collections, the time of each, and its columns. The ticket contains all of
-that, so the server keeps no state between the two calls, and a ticket always returns the same rows: sealed times do not
-change. A prepared statement is kept, with its last parameters, until it is closed or unused for `PREPARED_S`; beyond
-`PREPARED_MAX`, the least recently used one is dropped first.
+that, so a ticket always returns the same rows: sealed times do not change. The bound answer is kept for `BOUND_S`, and
+`DoGet` reads it; a later or second call binds the query again. The answer of a prepared statement is bound when it is
+prepared. Its execution takes this answer if nothing was committed in between. A prepared statement is kept, with its
+last parameters, until it is closed or unused for `PREPARED_S`. Beyond `BOUND_MAX` and `PREPARED_MAX`, the oldest go.
 
 It only reads: what writes is refused. A query ends when its client has gone, when it is cancelled, and at its limits.
 """
@@ -17,9 +18,9 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -32,6 +33,7 @@ from persist.services.serve.messages import encode_fields, group_fields
 from persist.services.serve.sql_answers import ANSWERS, PREPARED_S, Asked, result_schema
 
 PREPARED_MAX = 1024
+BOUND_MAX, BOUND_S = 8, 10.0
 SQL_ACTIONS = ("CreatePreparedStatement", "ClosePreparedStatement", "CancelFlightInfo", "CancelQuery", "CloseSession")
 PARAMETER_ROWS_MAX = 1024
 PARAMETER_BYTES_MAX = 1 << 20
@@ -56,7 +58,54 @@ class _Prepared:
     sql: str
     count: int
     rows: pa.Table | None = None
-    used_s: float = field(default_factory=time.monotonic)
+
+
+T = TypeVar("T")
+
+
+class _Store(Generic[T]):
+    """Values by key, each for `kept_s` after its last use, and the newest ones only; for any thread."""
+
+    def __init__(self, count_max: int, kept_s: float, drop: Callable[[T], object] = lambda value: None) -> None:
+        self._count_max, self._kept_s, self._drop = count_max, kept_s, drop
+        self._values: OrderedDict[bytes, tuple[float, T]] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def put(self, key: bytes, value: T) -> None:
+        """Keep a value in place of one with the same key, and drop old ones."""
+        with self._lock:
+            replaced = self._values.pop(key, None)
+            self._values[key] = time.monotonic(), value
+        if replaced is not None:
+            self._drop(replaced[1])
+        self.drop_old()
+
+    def find(self, key: bytes) -> T | None:
+        """Return a value, which is used by this; None if it is not there."""
+        with self._lock:
+            if key not in self._values:
+                return None
+            self._values[key] = time.monotonic(), self._values[key][1]
+            self._values.move_to_end(key)
+            return self._values[key][1]
+
+    def take(self, key: bytes) -> T | None:
+        """Return a value, and forget it; None if it is not there."""
+        with self._lock:
+            return self._values.pop(key, (0.0, None))[1]
+
+    def drop_old(self, kept_s: float | None = None) -> None:
+        """Drop what was not used for so long, by default `kept_s`, and the oldest ones of too many."""
+        dropped, limit_s = [], time.monotonic() - (self._kept_s if kept_s is None else kept_s)
+        with self._lock:
+            while self._values:
+                used_s, value = next(iter(self._values.values()))
+                if used_s > limit_s and len(self._values) <= self._count_max:
+                    break
+                dropped.append(value)
+                self._values.popitem(last=False)
+        for value in dropped:
+            self._drop(value)
 
 
 Opened = tuple[pa.Schema, Callable[[], object], Iterator[pa.RecordBatch]]
@@ -67,10 +116,15 @@ class FlightSql:
 
     def __init__(self, queries: Queries) -> None:
         self._queries = queries
-        self._prepared: OrderedDict[bytes, _Prepared] = OrderedDict()
-        self._running: dict[bytes, list[_Running]] = {}
-        self._turns = threading.BoundedSemaphore(QUERIES_MAX)
+        self._prepared = _Store[_Prepared](PREPARED_MAX, PREPARED_S)
+        self._bound = _Store[QueryResult](BOUND_MAX, BOUND_S, lambda answer: answer.close())
+        self._running: dict[bytes, list[QueryResult]] = {}
+        self._turns = threading.BoundedSemaphore(QUERIES_MAX)  # Of answers that are being read: each may keep memory.
         self._lock = threading.Lock()
+
+    def drop_old(self, kept_s: float = BOUND_S) -> None:
+        """Release the answers that no client has read for so long."""
+        self._bound.drop_old(kept_s)
 
     def info(self, command: bytes) -> flight.FlightInfo:
         """Return where the answer of a command is, and its columns."""
@@ -78,10 +132,7 @@ class FlightSql:
         if name in ANSWERS:
             schema, ticket = result_schema(name, message), command
         else:
-            statement = self._statement(name, message)
-            schema, statement = self._bound(statement)
-            handle = msgspec.json.encode(statement)
-            ticket = _any("TicketStatementQuery", encode_fields((1, handle)))
+            schema, ticket = self._bind(*self._statement(name, message))
         endpoint = flight.FlightEndpoint(ticket, [])
         return flight.FlightInfo(schema, flight.FlightDescriptor.for_command(command), [endpoint], -1, -1)
 
@@ -97,7 +148,7 @@ class FlightSql:
             statement = msgspec.json.decode(group_fields(message).get(1, b""), type=_Statement)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise ValueError(f"the ticket does not belong to this server: {error}") from error
-        return self._answered(statement, ticket, context)
+        return self._open_answer(statement, ticket, context)
 
     def done(self, what: str, body: bytes) -> bytes | None:
         """Do an action and return its result; None if it is none of Flight SQL."""
@@ -111,8 +162,9 @@ class FlightSql:
         if what == "CancelQuery":
             return _any("ActionCancelQueryResult", encode_fields((1, self._cancel_queries(fields.get(1, b"")))))
         if what == "ClosePreparedStatement":
-            with self._lock:
-                self._prepared.pop(fields.get(1, b""), None)
+            self._prepared.take(handle := fields.get(1, b""))
+            if (answer := self._bound.take(handle)) is not None:
+                answer.close()
             return b""
         return _any("ActionCreatePreparedStatementResult", self._prepare(_text(fields.get(1, b""))))
 
@@ -130,86 +182,96 @@ class FlightSql:
         prepared.rows = rows
         return encode_fields((1, encode_fields((1, handle))))
 
-    def _statement(self, name: str, message: bytes) -> _Statement:
-        """Return the statement of a command, without times."""
+    def _statement(self, name: str, message: bytes) -> tuple[_Statement, bytes]:
+        """Return the statement of a command, without times, and its handle if it was prepared."""
         fields = group_fields(message)
         if name == "CommandStatementQuery":
             if fields.get(2):
                 raise ValueError("there are no transactions here: a query reads all at one point of the log")
-            return _Statement(_text(fields.get(1, b"")), [])
+            return _Statement(_text(fields.get(1, b"")), []), b""
         if name == "CommandPreparedStatementQuery":
-            prepared = self._find_prepared(fields.get(1, b""))
+            prepared = self._find_prepared(handle := fields.get(1, b""))
             if prepared.count and prepared.rows is None:
                 raise InvalidUsage(f"the statement has {prepared.count} parameters, and none were given")
-            return _Statement(prepared.sql, [], "" if prepared.rows is None else _encode_rows(prepared.rows))
+            return _Statement(prepared.sql, [], "" if prepared.rows is None else _encode_rows(prepared.rows)), handle
         raise ValueError(_only_reads(name))
 
-    def _bound(self, statement: _Statement) -> tuple[pa.Schema, _Statement]:
-        """Return the columns of a statement, and the statement with the times that it reads."""
-        rows = _parameters(statement)
-        with (
-            self._queries.turn(),
-            contextlib.closing(self._queries.ask(statement.sql, rows[0] if rows else ())) as answer,
-        ):
-            times = [([*path], at) for path, at in answer.times.items()]
-            return answer.schema, msgspec.structs.replace(statement, times=times)
+    def _bind(self, statement: _Statement, handle: bytes) -> tuple[pa.Schema, bytes]:
+        """Return the columns of a statement, and a ticket for what it reads now; keep its answer."""
+        row = (_parameters(statement) or [[]])[0]
+        with self._queries.turn():
+            answer = self._bound.take(handle)
+            if answer is not None and not self._queries.is_newest(answer):
+                answer.close()
+                answer = None
+            if answer is None:
+                answer = self._queries.ask(statement.sql, row)
+            elif row:
+                answer.bind(row)
+        schema, times = answer.schema, [([*path], at) for path, at in answer.times.items()]
+        contents = msgspec.json.encode(msgspec.structs.replace(statement, times=times))
+        ticket = _any("TicketStatementQuery", encode_fields((1, contents)))
+        self._bound.put(ticket, answer)
+        return schema, ticket
 
-    def _answered(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
-        times = {tuple(path): at for path, at in statement.times}
+    def _open_answer(self, statement: _Statement, ticket: bytes, context: Any) -> Opened:
         rows = _parameters(statement) or [[]]
         if not self._turns.acquire(blocking=False):
             raise Unavailable(f"{QUERIES_MAX} queries run already: try again later")
         try:
-            running = _Running(lambda row: self._queries.ask(statement.sql, row, times), rows)
+            answer = self._bound.take(ticket)
+            if answer is None:
+                answer = self._queries.ask(statement.sql, rows[0], {tuple(path): at for path, at in statement.times})
         except BaseException:
             self._turns.release()
             raise
         with self._lock:
-            self._running.setdefault(ticket, []).append(running)
+            self._running.setdefault(ticket, []).append(answer)
 
         def close() -> None:
             with self._lock:
                 queries = self._running.get(ticket, [])
-                if running in queries:
-                    queries.remove(running)
+                if answer in queries:
+                    queries.remove(answer)
                     self._turns.release()
                 if not queries:
                     self._running.pop(ticket, None)
-            running.close()
+            answer.close()
 
-        context.add_callback(partial(running.interrupt, "its client has gone"))
-        return running.schema, close, running.batches()
+        context.add_callback(partial(answer.interrupt, "its client has gone"))
+        return answer.schema, close, self._read(answer, rows[1:])
+
+    def _read(self, answer: QueryResult, more: Sequence[Sequence[Any]]) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of an answer, then those for further rows of parameters."""
+        schema = answer.schema
+        yield from answer.to_batches()
+        for row in more:
+            answer.bind(row)
+            if answer.schema != schema:
+                raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
+            yield from answer.to_batches()
 
     def _prepare(self, sql: str) -> bytes:
         count = self._queries.parameters(sql)
-        schema = b""
+        schema, handle = b"", uuid.uuid4().hex.encode()
         try:
-            with self._queries.turn(), contextlib.closing(self._queries.ask(sql, [None] * count)) as answer:
-                schema = answer.schema.serialize().to_pybytes()
+            with self._queries.turn():
+                answer = self._queries.ask(sql, [None] * count)
+            schema = answer.schema.serialize().to_pybytes()
+            self._bound.put(handle, answer)
         except InvalidUsage:
             if not count:
                 raise
             # Its columns may depend on the types of its parameters. They are determined when it is executed.
-        handle = uuid.uuid4().hex.encode()
-        with self._lock:
-            now_s = time.monotonic()
-            while self._prepared:
-                oldest = next(iter(self._prepared.values()))
-                if len(self._prepared) < PREPARED_MAX and now_s - oldest.used_s < PREPARED_S:
-                    break
-                self._prepared.popitem(last=False)
-            self._prepared[handle] = _Prepared(sql, count)
+        self._prepared.put(handle, _Prepared(sql, count))
         parameters = pa.schema([(f"${at}", pa.null()) for at in range(1, count + 1)])
         return encode_fields((1, handle), (2, schema), (3, parameters.serialize()))
 
     def _find_prepared(self, handle: bytes) -> _Prepared:
-        with self._lock:
-            prepared = self._prepared.get(handle)
-            if prepared is None:
-                raise InvalidUsage("there is no such prepared statement, or it was not used for long: prepare it again")
-            prepared.used_s = time.monotonic()
-            self._prepared.move_to_end(handle)
-            return prepared
+        self._prepared.drop_old()
+        if (prepared := self._prepared.find(handle)) is None:
+            raise InvalidUsage("there is no such prepared statement, or it was not used for long: prepare it again")
+        return prepared
 
     def _cancel_queries(self, info: bytes) -> int:
         """End the queries of a FlightInfo; return whether any ran."""
@@ -224,47 +286,6 @@ class FlightSql:
         return _CANCELLED if running else _NOT_CANCELLABLE
 
 
-class _Running:
-    """A query at work: for each row of its parameters an answer, one after the other."""
-
-    def __init__(self, ask: Callable[[Sequence[Any]], QueryResult], rows: Sequence[Sequence[Any]]) -> None:
-        """Begin with the answer for the first row; raises the errors of `Queries.ask`."""
-        self._ask = ask
-        self._rows = rows
-        self._lock = threading.Lock()  # Over which answer is the present one, and whether there may be another.
-        self._why = ""
-        self._answer = ask(rows[0])
-        self.schema = self._answer.schema
-
-    def batches(self) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of all answers.
-
-        Raises:
-            InvalidUsage: the types of the columns depend on the parameters; and what reading raises.
-        """
-        yield from self._answer.to_batches()
-        for row in self._rows[1:]:
-            with self._lock:
-                if self._why:
-                    raise InvalidUsage(f"the query was ended: {self._why}")
-                self._answer.close()
-                self._answer = answer = self._ask(row)
-            if answer.schema != self.schema:
-                raise InvalidUsage("the types of its columns are not the same for all rows of parameters: cast them")
-            yield from answer.to_batches()
-
-    def interrupt(self, why: str) -> None:
-        """End the reading."""
-        with self._lock:
-            self._why = self._why or why
-            self._answer.interrupt(why)
-
-    def close(self) -> None:
-        """Let go of what is read; idempotent."""
-        self.interrupt("its client has gone")
-        self._answer.close()
-
-
 def unpack_command(message: bytes) -> tuple[str, bytes]:
     """Return the kind and the contents of a message that may be of any kind of Flight SQL.
 
@@ -276,11 +297,6 @@ def unpack_command(message: bytes) -> tuple[str, bytes]:
     if not kind.startswith(_PREFIX):
         raise ValueError("the command is not a command of Flight SQL")
     return kind.removeprefix(_PREFIX), fields.get(2, b"")
-
-
-def is_sql(message: bytes) -> bool:
-    """Return whether a command or ticket is one of Flight SQL."""
-    return len(_PREFIX) < len(message) and message[2 : 2 + len(_PREFIX)] == _PREFIX.encode()
 
 
 def _any(kind: str, message: bytes) -> bytes:

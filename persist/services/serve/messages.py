@@ -1,8 +1,4 @@
-"""The messages between clients and a server: JSON in Flight's tickets and actions.
-
-    ticket  = {"get": "snapshot", "collection": name, "as_of"?: n, "columns"?: [name, …]}
-            | {"get": "changes", "collection": name, "start": n, "end": n, "columns"?: [name, …]}
-            | {"get": "subscription", "collection": name, "as_of"?: n, "contents"?: bool}
+"""The messages between clients and a server: JSON in Flight's actions and exchanges.
 
     action "wait"       {"after": seqno, "waiter": text, "timeout_s": n}   answers {"location", "seqno"} once there is a
                         newer record than after, or when the time is over
@@ -12,9 +8,6 @@
 
     exchange            its descriptor has the command {"commit": bytes}. The metadata of its messages are the pieces of
                         a request of so many bytes (`persist.engine.write.relay_messages`); one message has its answers
-
-Batches of a subscription come with the columns, `_time` and `_diff`; an empty one with the metadata {"upper": [n]} ends
-each step.
 
 Below them are messages of protobuf as far as Arrow Flight and Flight SQL have them: whole numbers, and bytes.
 
@@ -26,7 +19,7 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 from urllib.parse import urlsplit
 
 import msgspec
@@ -39,35 +32,6 @@ WAIT_S_MAX = 30.0
 
 Seqno = Annotated[int, msgspec.Meta(ge=-1, le=2**63 - 1)]
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
-
-
-class _Get(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="get"):
-    collection: str
-
-
-class GetSnapshot(_Get, frozen=True, tag="snapshot"):
-    """The contents as of a time, None for the latest sealed one."""
-
-    as_of: int | None = None
-    columns: tuple[str, ...] | None = None
-
-
-class GetChanges(_Get, frozen=True, tag="changes"):
-    """The updates in `[start, end)`."""
-
-    start: int
-    end: int
-    columns: tuple[str, ...] | None = None
-
-
-class GetSubscription(_Get, frozen=True, tag="subscription"):
-    """The updates after a time; before them the contents, if requested."""
-
-    as_of: int | None = None
-    contents: bool = True
-
-
-Get = GetSnapshot | GetChanges | GetSubscription
 
 
 class Wait(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -122,26 +86,13 @@ def decode_message(data: bytes, kind: type[T]) -> T:
     Raises:
         ValueError: it is none, or larger than any is.
     """
-    message: T = _decoded(data, msgspec.json.Decoder(kind))
-    return message
-
-
-def decode_ticket(data: bytes) -> Get:
-    """Return the message in a ticket. Raises ValueError as `decode_message` does."""
-    ticket: Get = _decoded(data, _tickets)
-    return ticket
-
-
-_tickets: "msgspec.json.Decoder[Get]" = msgspec.json.Decoder(Get)
-
-
-def _decoded(data: bytes, decoder: "msgspec.json.Decoder[Any]") -> Any:
     if len(data) > MESSAGE_BYTES_MAX:
         raise ValueError(f"a message has {len(data)} bytes, and at most {MESSAGE_BYTES_MAX} are read")
     try:
-        return decoder.decode(data)
+        message: T = msgspec.json.Decoder(kind).decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"it is not understood: {error}") from error
+    return message
 
 
 def encode_fields(*fields: tuple[int, bytes | memoryview | int]) -> bytes:

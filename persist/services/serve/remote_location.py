@@ -51,7 +51,7 @@ logger = logging.getLogger(__name__)
 
 def connected(server: Notify) -> flight.FlightClient:
     """Return a client that calls a server; nothing is sent yet."""
-    return wire.connected(parse_address(server.url).url, server.certificate)
+    return wire.connect(parse_address(server.url).url, server.certificate)
 
 
 def ask(client: flight.FlightClient, server: Notify, what: str, body: bytes, timeout_s: float) -> bytes:

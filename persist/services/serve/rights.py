@@ -26,7 +26,6 @@ class Right(Enum):
 RIGHTS = {
     "metrics": Right.READ,
     "iceberg": Right.READ,
-    "ListFlights": Right.READ,
     "GetFlightInfo": Right.READ,
     "GetSchema": Right.READ,
     "DoGet": Right.READ,

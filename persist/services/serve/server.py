@@ -1,26 +1,24 @@
-"""An Arrow Flight server of one location: it announces new records, and serves snapshots, changes and subscriptions.
+"""An Arrow Flight server of one location: it announces new records, and answers queries.
 
 It is a reader like any other, in a process of its own or of a client that writes: nothing depends on it. Clients that
 wait for a record repeat their request ("wait"), so the server never writes to a client that does not read, and buffers
 nothing for slow ones. A stream of data may stall because its client does not read. A stream that stalls for `slow_s` is
 dropped: its hold on history is released, and its client gets Unavailable.
 
-If it is allowed to, it also commits for others (`persist.services.serve.commits`).
+If it is allowed to, it speaks Flight SQL (`flight_sql`), commits for others (`commits`), and serves its store.
 
 Limits: `STREAMS_MAX` streams and `WAITS_MAX` waits at a time; more are refused, and try again.
 """
 
 import contextlib
 import itertools
-import json
 import logging
 import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import pyarrow as pa
@@ -29,7 +27,7 @@ import pyarrow.flight as flight
 from persist.blob.served import SERVED_PUT_BYTES_MAX, BlobPut
 from persist.compute.query import Queries
 from persist.core.closing import Closes
-from persist.core.errors import AsOfNotSealed, ClientClosed, CollectionNotFound, InvalidUsage, PersistError, Unavailable
+from persist.core.errors import ClientClosed, InvalidUsage, PersistError, Unavailable
 from persist.engine.follow.follower import Follower
 from persist.engine.write.committer import Committer
 from persist.services.serve.commits import CommitsForOthers, Room
@@ -43,15 +41,12 @@ from persist.services.serve.flight_calls import (
     cut,
     schema_message,
 )
-from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql, is_sql
+from persist.services.serve.flight_sql import SQL_ACTIONS, FlightSql
 from persist.services.serve.messages import (
     Address,
     CommitRequest,
     Commits,
     Committed,
-    Get,
-    GetChanges,
-    GetSnapshot,
     Leave,
     Newest,
     Nothing,
@@ -60,7 +55,6 @@ from persist.services.serve.messages import (
     check_strangers,
     check_token,
     decode_message,
-    decode_ticket,
     encode_fields,
     group_fields,
     parse_address,
@@ -72,29 +66,11 @@ CALLS_MAX = STREAMS_MAX + WAITS_MAX + 64
 BATCH_ROWS, BATCH_BYTES = 64 << 10, 16 << 20
 ACTION_RESULT, DESCRIPTOR = 1, 1  # Fields of Flight's messages.
 LOOK_S = 1.0  # The longest wait for news between two checks whether the client still waits.
-SEALED_S = 30.0  # How long a read waits for its time to be sealed.
 CLOSE_S = 5.0
 COMMITS = "commit for others: it needs serve(commits=True)"
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
-
-
-class Face(Protocol):
-    """The parts of a client that the server needs."""
-
-    @property
-    def url(self) -> str:
-        """The URL of the location."""
-        ...
-
-    def load(self, name: str) -> Any:
-        """Return the collection of that name."""
-        ...
-
-    def collections(self) -> Sequence[str]:
-        """Return the names of all collections."""
-        ...
 
 
 @dataclass
@@ -128,7 +104,6 @@ class Server(Closes):
 
     def __init__(
         self,
-        face: Face,
         follower: Follower,
         url: str,
         *,
@@ -140,30 +115,31 @@ class Server(Closes):
         committer: Committer | None = None,
         queries: Queries | None = None,
         store: BlobCalls | None = None,
+        hidden: str,
     ) -> None:
         """Begin to serve; see `Client.serve`. With a committer, others may have it commit for them; with queries, it
-        speaks Flight SQL; with a store, others open the location through it.
+        speaks Flight SQL; with a store, others open the location through it. No error shows the location, `hidden`.
         """
         address = _check_addresses(url, token, certificate, insecure)
         self._commits = None if committer is None else CommitsForOthers(committer, follower)
         self._follower = follower
         self._hub = _Hub(seqno=follower.state.seqno)
         self._slow_s = slow_s
-        sql = None if queries is None else FlightSql(queries)
-        tokens = Tokens(token, write_token)
-        answers = _Answers(face, follower, self._hub, tokens, self._commits, sql, store)
+        self._sql = None if queries is None else FlightSql(queries)
+        self._store = store
+        self._putting = Room(2 * SERVED_PUT_BYTES_MAX)
+        self._tokens = tokens = Tokens(token, write_token)
         methods: dict[str, Method] = {
-            "ListFlights": answers.list_flights,
-            "GetFlightInfo": answers.get_flight_info,
-            "GetSchema": answers.get_schema,
-            "DoGet": answers.do_get,
-            "DoAction": answers.do_action,
-            "DoExchange": answers.do_exchange,
-            "DoPut": answers.do_put,
-            "ListActions": answers.list_actions,
+            "GetFlightInfo": self._get_flight_info,
+            "GetSchema": self._get_schema,
+            "DoGet": self._do_get,
+            "DoAction": self._do_action,
+            "DoExchange": self._do_exchange,
+            "DoPut": self._do_put,
+            "ListActions": self._list_actions,
         }
         try:
-            self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=face.url)
+            self._calls = FlightCalls(methods, address, tokens, certificate, calls_max=CALLS_MAX, hidden=hidden)
         except OSError as error:
             raise InvalidUsage(
                 f"{url!r} cannot be served: {error}. Is the port taken, or the certificate none? "
@@ -192,6 +168,8 @@ class Server(Closes):
         self._thread.join()
         if not self._calls.shutdown(CLOSE_S):
             logger.warning("the server at %s has ended, and a call of it still waits for the store", self.url)
+        if self._sql is not None:
+            self._sql.drop_old(0.0)
 
     def __repr__(self) -> str:
         return f"<Server at {self.url}>"
@@ -228,56 +206,28 @@ class Server(Closes):
             stream.close()
             stream.cut()
         self._calls.drop_slow()
+        if self._sql is not None:
+            self._sql.drop_old()
 
+    # Calls of Flight, each in a thread of its own.
 
-class _Answers:
-    """Answers the calls of Flight clients, each in a thread of its own."""
-
-    def __init__(
-        self,
-        face: Face,
-        follower: Follower,
-        hub: _Hub,
-        tokens: Tokens,
-        commits: CommitsForOthers | None,
-        sql: FlightSql | None,
-        store: BlobCalls | None,
-    ) -> None:
-        self._face = face
-        self._store = store
-        self._putting = Room(2 * SERVED_PUT_BYTES_MAX)
-        self._sql = sql
-        self._follower = follower
-        self._hub = hub
-        self._tokens = tokens
-        self._commits = commits
-
-    def list_flights(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
-        for name in self._face.collections():
-            with contextlib.suppress(CollectionNotFound):
-                yield self._info(name).serialize()
-
-    def get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _get_flight_info(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._described(requests).serialize()
 
-    def get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _get_schema(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield encode_fields((1, self._described(requests).schema.serialize()))
 
-    def do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_get(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         ticket = _parse_message(flight.Ticket, next(requests)).ticket
-        if is_sql(ticket):
-            schema, close, rows = self._speaking_sql().opened(ticket, context)
-            batches = _sliced(rows)
-        else:
-            schema, close, batches = _opened(self._face, decode_ticket(ticket), self._hub, context)
+        schema, close, rows = self._speaking_sql().opened(ticket, context)
         try:
             stream = self._entered(close, partial(cut, context))
         except BaseException:
             close()
             raise
-        yield from _guarded(itertools.chain([schema_message(schema)], batches), stream, self._hub)
+        yield from _guarded(itertools.chain([schema_message(schema)], _sliced(rows)), stream, self._hub)
 
-    def do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_action(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         action = _parse_message(flight.Action, next(requests))
         self._tokens.check(f"DoAction/{action.type}", context.invocation_metadata())
         body = action.body.to_pybytes()
@@ -290,7 +240,7 @@ class _Answers:
         result = None if self._sql is None else self._sql.done(action.type, body)
         yield encode_fields((ACTION_RESULT, self._act(action.type, body, context) if result is None else result))
 
-    def do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_exchange(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         """Commit for others, or store a value: the descriptor has its length, and metadata are its pieces."""
         message = group_fields(next(requests))
         descriptor = _parse_message(flight.FlightDescriptor, message.get(DESCRIPTOR, b""))
@@ -311,10 +261,10 @@ class _Answers:
         with commits.room.of(length):
             yield encode_fields((METADATA, commits.answer(_received(length, message, requests))))
 
-    def do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _do_put(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         yield self._speaking_sql().put(requests)
 
-    def list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
+    def _list_actions(self, requests: Iterator[bytes], context: Any) -> Iterator[bytes]:
         kinds = [
             ("wait", "answers with the newest seqno, once it is beyond another"),
             ("leave", "ends a wait"),
@@ -366,16 +316,7 @@ class _Answers:
 
     def _described(self, requests: Iterator[bytes]) -> flight.FlightInfo:
         descriptor = _parse_message(flight.FlightDescriptor, next(requests))
-        if is_sql(descriptor.command or b""):
-            return self._speaking_sql().info(descriptor.command)
-        return self._info(_read_path(descriptor))
-
-    def _info(self, name: str) -> flight.FlightInfo:
-        schema = self._face.load(name).schema
-        columns = pa.schema([schema.arrow.field(column) for column in schema.columns])
-        ticket = flight.Ticket(json.dumps({"get": "snapshot", "collection": name}).encode())
-        endpoint = flight.FlightEndpoint(ticket, [])
-        return flight.FlightInfo(columns, flight.FlightDescriptor.for_path(name), [endpoint], -1, -1)
+        return self._speaking_sql().info(descriptor.command or b"")
 
     def _entered(self, close: Callable[[], object], end: Callable[[], object]) -> _Stream:
         stream = _Stream(close, end)
@@ -419,73 +360,12 @@ def _drain(requests: Iterator[bytes]) -> None:
             remaining -= len(next(requests))
 
 
-def _read_path(descriptor: flight.FlightDescriptor) -> str:
-    """Return the requested collection. Raises ValueError if there is none."""
-    if not descriptor.path or len(descriptor.path) != 1:
-        raise ValueError("a collection is asked for by a path of one element, its name")
-    return str(descriptor.path[0].decode())
-
-
 def _parse_message(kind: Any, message: bytes) -> Any:
     """Return a message of Flight. Raises ValueError if it is none."""
     try:
         return kind.deserialize(message)
     except pa.ArrowException as error:
         raise ValueError("the message is not one of Flight") from error
-
-
-Opened = tuple[pa.Schema, Callable[[], object], Iterator[bytes]]
-
-
-def _opened(face: Face, request: Get, hub: _Hub, context: Any) -> Opened:
-    """Return the columns for a request, a function that releases it, and its batches."""
-    collection = face.load(request.collection)
-    if isinstance(request, GetSnapshot | GetChanges):
-        columns = None if request.columns is None else [*request.columns]
-        if isinstance(request, GetSnapshot):
-            as_of = request.as_of
-            result = _once_sealed(lambda: collection.snapshot(as_of, columns=columns, timeout_s=0.0), hub, context)
-        else:
-            start, end = request.start, request.end
-            result = _once_sealed(
-                lambda: collection.changes(start, end, columns=columns, times="int", timeout_s=0.0), hub, context
-            )
-        return result.schema, result.close, _sliced(result.to_batches())
-    after = request.as_of
-    if request.contents:
-        listen = _once_sealed(lambda: collection.subscribe(after, times="int", timeout_s=0.0), hub, context)
-    else:
-        listen = collection.listen(after, times="int")
-    schema = collection.schema.arrow
-    return schema, listen.close, _steps(listen, schema, hub, context)
-
-
-def _once_sealed(read: Callable[[], Any], hub: _Hub, context: Any) -> Any:
-    """Return the result of read once its time is sealed, unless the client has left.
-
-    Raises:
-        AsOfNotSealed: it was not within `SEALED_S`.
-        Unavailable: there are too many waits, or the server ends.
-    """
-    ends_s, waiter = time.monotonic() + SEALED_S, uuid.uuid4().hex
-    try:
-        while True:
-            seqno = hub.seqno
-            try:
-                return read()
-            except AsOfNotSealed:
-                left_s = ends_s - time.monotonic()
-                if left_s <= 0 or not context.is_active():
-                    raise
-            with hub.changed:
-                _enter_wait(hub, waiter)
-                if hub.seqno == seqno and not hub.is_closed:
-                    hub.changed.wait(min(left_s, LOOK_S))
-                if hub.is_closed:
-                    raise Unavailable("the server ends")
-    finally:
-        with hub.changed:
-            hub.waiters.discard(waiter)
 
 
 def _enter_wait(hub: _Hub, waiter: str) -> None:
@@ -501,23 +381,6 @@ def _sliced(batches: Iterator[pa.RecordBatch]) -> Iterator[bytes]:
         rows = max(1, min(BATCH_ROWS, BATCH_BYTES * len(batch) // max(batch.nbytes, 1)))
         for start in range(0, max(len(batch), 1), rows):
             yield from batch_messages(batch.slice(start, rows))
-
-
-def _steps(listen: Any, schema: pa.Schema, hub: _Hub, context: Any) -> Iterator[bytes]:
-    """Yield the messages of each progress, then an empty batch with its frontier."""
-    while not hub.is_closed and context.is_active():
-        seqno = hub.seqno
-        progress = listen.step(0.0)
-        if progress is None:
-            if listen.is_finished:
-                return
-            with hub.changed:
-                if hub.seqno == seqno and not hub.is_closed:
-                    hub.changed.wait(LOOK_S)
-            continue
-        yield from _sliced(progress.updates.cast(schema).to_batches())
-        upper = json.dumps({"upper": [*progress.upper.elements]}).encode()
-        yield from batch_messages(pa.RecordBatch.from_pylist([], schema=schema), upper)
 
 
 def _guarded(messages: Iterator[bytes], stream: _Stream, hub: _Hub) -> Iterator[bytes]:

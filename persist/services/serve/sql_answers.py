@@ -15,58 +15,31 @@ from persist.compute.query import Queries
 from persist.services.serve.messages import read_fields, read_numbers
 
 PREPARED_S = 600.0  # How long an unused prepared statement is kept.
+_KINDS = {"": pa.string(), "int": pa.int32(), "byte": pa.uint8(), "bool": pa.bool_(), "binary": pa.binary()}
 
 
-_TEXT = pa.string()
+def _columns(text: str) -> pa.Schema:
+    """Return columns that are written as `name`, `name:kind`, or `name:kind!` if no value is NULL."""
+    parts = [(name.rstrip("!").partition(":"), not name.endswith("!")) for name in text.split()]
+    return pa.schema([pa.field(name, _KINDS[kind], is_nullable) for (name, _, kind), is_nullable in parts])
 
 
-def _of(names: str, kind: pa.DataType = _TEXT, *, nullable: bool = True) -> list[pa.Field]:
-    return [pa.field(name, kind, nullable) for name in names.split()]
-
-
-_CATALOGS = pa.schema(_of("catalog_name", nullable=False))
-_SCHEMAS = pa.schema([*_of("catalog_name"), *_of("db_schema_name", nullable=False)])
-_TABLES = pa.schema([*_of("catalog_name db_schema_name"), *_of("table_name table_type", nullable=False)])
-_WITH_COLUMNS = _TABLES.append(pa.field("table_schema", pa.binary(), nullable=False))
-_TYPES = pa.schema(_of("table_type", nullable=False))
-_KEYS = pa.schema(
-    [
-        *_of("catalog_name db_schema_name"),
-        *_of("table_name column_name", nullable=False),
-        *_of("key_name"),
-        *_of("key_sequence", pa.int32(), nullable=False),
-    ]
+_CATALOGS = _columns("catalog_name!")
+_SCHEMAS = _columns("catalog_name db_schema_name!")
+_TABLES = _columns("catalog_name db_schema_name table_name! table_type!")
+_WITH_COLUMNS = _columns("catalog_name db_schema_name table_name! table_type! table_schema:binary!")
+_TYPES = _columns("table_type!")
+_KEYS = _columns("catalog_name db_schema_name table_name! column_name! key_name key_sequence:int!")
+_REFERENCES = _columns(
+    "pk_catalog_name pk_db_schema_name pk_table_name! pk_column_name! fk_catalog_name fk_db_schema_name fk_table_name! "
+    "fk_column_name! key_sequence:int! fk_key_name pk_key_name update_rule:byte! delete_rule:byte!"
 )
-_REFERENCES = pa.schema(
-    [
-        *_of("pk_catalog_name pk_db_schema_name"),
-        *_of("pk_table_name pk_column_name", nullable=False),
-        *_of("fk_catalog_name fk_db_schema_name"),
-        *_of("fk_table_name fk_column_name", nullable=False),
-        *_of("key_sequence", pa.int32(), nullable=False),
-        *_of("fk_key_name pk_key_name"),
-        *_of("update_rule delete_rule", pa.uint8(), nullable=False),
-    ]
-)
-_XDBC_TYPES = pa.schema(
-    [
-        *_of("type_name", nullable=False),
-        *_of("data_type", pa.int32(), nullable=False),
-        *_of("column_size", pa.int32()),
-        *_of("literal_prefix literal_suffix"),
-        pa.field("create_params", pa.list_(pa.field("item", pa.string(), nullable=False))),
-        *_of("nullable", pa.int32(), nullable=False),
-        *_of("case_sensitive", pa.bool_(), nullable=False),
-        *_of("searchable", pa.int32(), nullable=False),
-        *_of("unsigned_attribute", pa.bool_()),
-        *_of("fixed_prec_scale", pa.bool_(), nullable=False),
-        *_of("auto_increment", pa.bool_()),
-        *_of("local_type_name"),
-        *_of("minimum_scale maximum_scale", pa.int32()),
-        *_of("sql_data_type", pa.int32(), nullable=False),
-        *_of("datetime_subcode num_prec_radix interval_precision", pa.int32()),
-    ]
-)
+_XDBC_TYPES = _columns(
+    "type_name! data_type:int! column_size:int literal_prefix literal_suffix create_params nullable:int! "
+    "case_sensitive:bool! searchable:int! unsigned_attribute:bool fixed_prec_scale:bool! auto_increment:bool "
+    "local_type_name minimum_scale:int maximum_scale:int sql_data_type:int! datetime_subcode:int num_prec_radix:int "
+    "interval_precision:int"
+).set(5, pa.field("create_params", pa.list_(pa.field("item", pa.string(), nullable=False))))
 _INFO_VALUE = pa.dense_union(
     [
         pa.field("string_value", pa.string()),
@@ -77,54 +50,24 @@ _INFO_VALUE = pa.dense_union(
         pa.field("int32_to_int32_list_map", pa.map_(pa.int32(), pa.list_(pa.int32()))),
     ]
 )
-_INFO = pa.schema([*_of("info_name", pa.uint32(), nullable=False), pa.field("value", _INFO_VALUE)])
+_INFO = pa.schema([pa.field("info_name", pa.uint32(), nullable=False), pa.field("value", _INFO_VALUE)])
 
 # By the numbers of `SqlInfo`. A whole number is an ordinal of the enumeration that belongs to it.
 _INFOS: dict[int, str | bool | int] = {
-    0: "persist",
-    1: __version__,
-    2: pa.__version__,
-    3: True,  # It only reads.
-    4: True,  # It takes SQL,
-    5: False,  # and no Substrait.
-    8: 0,  # No transactions.
-    9: True,  # Queries can be cancelled.
-    10: False,
-    100: int(PREPARED_S * 1000),
-    101: 0,
-    500: False,
-    501: False,
-    502: False,
-    503: 1,  # Names without quotes are the same in any case,
-    504: '"',
-    505: 1,  # and so are those with.
-    506: True,
+    0: "persist", 1: __version__, 2: pa.__version__,
+    3: True, 4: True, 5: False,  # It only reads, and takes SQL and no Substrait.
+    8: 0, 9: True, 10: False,  # There are no transactions. Queries can be cancelled.
+    100: int(PREPARED_S * 1000), 101: 0, 500: False, 501: False, 502: False,
+    503: 1, 504: '"', 505: 1, 506: True,  # Names are the same in any case, with quotes, too.
     507: 3,  # NULLs come last.
-    513: "\\",
-    515: True,
-    516: True,
-    518: True,
-    520: True,
-    529: "schema",
-    531: "time",
-    532: True,
-}
+    513: "\\", 515: True, 516: True, 518: True, 520: True, 529: "schema", 531: "time", 532: True,
+}  # fmt: skip
 # Types of DuckDB that columns may have, with their numbers in ODBC, and how many digits or characters they take.
 _SQL_TYPES = {
-    "BOOLEAN": (-7, 1),
-    "TINYINT": (-6, 3),
-    "SMALLINT": (5, 5),
-    "INTEGER": (4, 10),
-    "BIGINT": (-5, 19),
-    "REAL": (7, 24),
-    "DOUBLE": (8, 53),
-    "DECIMAL": (3, 38),
-    "VARCHAR": (12, None),
-    "BLOB": (-3, None),
-    "DATE": (91, 10),
-    "TIME": (92, 15),
-    "TIMESTAMP": (93, 26),
-}
+    "BOOLEAN": (-7, 1), "TINYINT": (-6, 3), "SMALLINT": (5, 5), "INTEGER": (4, 10), "BIGINT": (-5, 19),
+    "REAL": (7, 24), "DOUBLE": (8, 53), "DECIMAL": (3, 38), "VARCHAR": (12, None), "BLOB": (-3, None),
+    "DATE": (91, 10), "TIME": (92, 15), "TIMESTAMP": (93, 26),
+}  # fmt: skip
 
 
 class Asked:
@@ -132,15 +75,14 @@ class Asked:
 
     def __init__(self, message: bytes) -> None:
         self.message = message
-        self.texts: dict[int, str] = {}
         self.every: dict[int, list[str]] = {}
         self.flags: dict[int, bool] = {}
         for number, value in read_fields(message):
             if isinstance(value, int):
                 self.flags[number] = bool(value)
             else:
-                self.texts[number] = value.decode(errors="replace")
-                self.every.setdefault(number, []).append(self.texts[number])
+                self.every.setdefault(number, []).append(value.decode(errors="replace"))
+        self.texts = {number: texts[-1] for number, texts in self.every.items()}
 
 
 def _infos(queries: Queries, request: Asked) -> pa.RecordBatch:

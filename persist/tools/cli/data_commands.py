@@ -249,7 +249,7 @@ def serve(
     ] = None,
     format_version: FormatVersion = None,
 ) -> int:
-    """Tell others of new records and serve reads over Arrow Flight, until it is interrupted.
+    """Tell others of new records, and answer their queries, until it is interrupted.
 
     Clients must send the token of the environment variable PERSIST_SERVE_TOKEN. The token of PERSIST_SERVE_WRITE_TOKEN
     allows writes through --store, --commits and --write. With the second, the first lets read only.
@@ -264,8 +264,8 @@ def serve(
         limits = {name: limit for name, limit in limits.items() if limit is not None}
         from persist.compute.query import QueryLimits  # Here: the other commands start sooner without it.
 
-        if limits and not sql:
-            raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql")
+        if limits and not sql and postgres is None:
+            raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql or --postgres")
         with _explain_missing_packages() if iceberg is not None else nullcontext():
             server = client.serve(
                 flight,

@@ -122,7 +122,7 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
     rows, skipped = check_rows(file, columns, skip_bad=plan.skip_bad)
     has_no_times = plan.late is None and columns.time_column is None and plan.time is None
     if not rows and contents is None:
-        handle.submit("create", [handle.at_commit()] if has_no_times else []).result()
+        handle.submit("create", [handle.commit_time_step()] if has_no_times else []).result()
         handle = replace(handle, create=None)
         collection = persist.Collection(handle)
     if plan.mode == "overwrite" or (plan.mode == "upsert" and rows):

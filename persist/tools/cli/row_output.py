@@ -18,7 +18,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.types.objects import to_objects
 from persist.connect.egress.files import make_row_writer
 from persist.connect.ingest.row_formats import BY_SUFFIX
-from persist.core.progress import watched
+from persist.core.progress import use_watcher
 from persist.tools.cli.columns import WRITTEN
 from persist.tools.cli.text import format_cell, print_remark, print_table
 
@@ -60,7 +60,7 @@ def write_rows(
         in_order: the order of rows means something, so that a table on the screen is not sorted.
     """
     if output is None and sys.stdout.isatty():
-        with watched(None):  # Rows and bars would write over each other.
+        with use_watcher(None):  # Rows and bars would write over each other.
             return _write_batches(schema, batches, format, output, limit, in_order)
     return _write_batches(schema, batches, format, output, limit, in_order)
 

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from persist.core.rendering import aligned, text_width
+from persist.core.rendering import align_columns, text_width
 
 if TYPE_CHECKING:
     from persist.blob.errors import PersistError  # Its package takes long to load.
@@ -142,7 +142,7 @@ def print_table(
     names = [format_cell(name) for name in head]
     cells = [[format_cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]
     if not sys.stdout.isatty():
-        print(*aligned((names, *cells), to_right), sep="\n")
+        print(*align_columns((names, *cells), to_right), sep="\n")
         return
     width = shutil.get_terminal_size().columns
     numbers = [*range(len(names))]
@@ -171,7 +171,7 @@ def _print_fitting(
     """Print chosen columns, cut to widths. Long first cells get their own line."""
     rows = [names, *(["", *row[1:]] if i in above else row for i, row in enumerate(cells))]
     texts_by_row = [[_truncate(row[at], width) for at, width in widths.items()] for row in rows]
-    top, *lines = aligned(texts_by_row, {i for i, at in enumerate(widths) if at in right})
+    top, *lines = align_columns(texts_by_row, {i for i, at in enumerate(widths) if at in right})
     print(top if os.environ.get("TERM") == "dumb" else f"\x1b[1m{top}\x1b[0m")
     for i, line in enumerate(lines):
         print(*([above[i]] if i in above else []), line, sep="\n")

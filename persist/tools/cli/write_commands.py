@@ -449,14 +449,14 @@ def _load_or_plan_target(
     """Return a collection with this key, or one that the first commit creates."""
     import pyarrow as pa
 
-    from persist.engine.location.opening import target_of_rows
+    from persist.engine.location.opening import find_row_target
     from persist.tools.cli.columns import read_columns
 
     is_new = client.seqno < 0 or collection not in client
     types = read_columns(rows) if is_new else {}
     columns = pa.schema([(name, kind) for name, kind in types.items() if name not in (ignore or ())])
     unit: Any = ... if timeline is None else None if timeline == "none" else timeline
-    handle = target_of_rows(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
+    handle = find_row_target(client.engine, collection, columns, key=key, timeline=unit, time=plan.time)
     return _load_writable(client, collection) if handle.create is None else persist.Collection(handle)
 
 

@@ -167,7 +167,7 @@ class Explorer:
         """Return a view's operators with their state and work."""
         view = self._client.view(name)
         follower = self._client.engine.follower
-        rows = sum(Facts(follower.current(id_, id_)).rows_about for id_ in view.definition.inputs)
+        rows = sum(Facts(follower.refresh_and_require(id_, id_)).rows_about for id_ in view.definition.inputs)
         if rows > UPDATES_READ_MAX:
             raise persist.InvalidUsage(
                 f"what the view reads holds {rows:,} rows, and the page computes {UPDATES_READ_MAX:,} at most: "

@@ -64,7 +64,7 @@ class Flows:
         return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": max(0, len(fed) - VIEWS_DRAWN_MAX)}
 
     def health(self) -> dict[str, Any]:
-        """Return the health, holders of history, and last commits. Cost: `report_health`, and the newest records."""
+        """Return the health, holders of history, and last commits."""
         with self._lock:
             health = report_health(self._client, known=self._facts)
             all_facts = self._facts.of(self._client.collections())

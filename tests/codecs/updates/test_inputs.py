@@ -17,7 +17,7 @@ import pytest
 
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.inputs import TableStream, columns_like, opened
+from persist.codecs.updates.inputs import TableStream, columns_like, open_stream
 from persist.codecs.updates.updates import to_updates
 
 ORDERS = CollectionSchema.of({"id": pa.int64()}, {"status": pa.string(), "amount": pa.float64()})
@@ -100,12 +100,12 @@ def test_every_form_of_the_same_updates_means_the_same(form: str) -> None:
     "form", ["reader", "generator of batches", "dataset", "scanner", "polars lazily", "generator of dicts", "duckdb"]
 )
 def test_what_may_be_larger_than_memory_is_a_stream(form: str) -> None:
-    assert isinstance(opened(FORMS[form]()), TableStream)
+    assert isinstance(open_stream(FORMS[form]()), TableStream)
 
 
 @pytest.mark.parametrize("form", ["pandas", "polars", "batch", "list of dicts", "dict of columns", "tuples"])
 def test_what_is_in_memory_already_is_none(form: str) -> None:
-    assert not isinstance(opened(FORMS[form]()), TableStream)
+    assert not isinstance(open_stream(FORMS[form]()), TableStream)
 
 
 def test_nan_of_pandas_is_null_in_a_column_of_integers_and_nan_of_others_is_refused() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.codec import Utf8
 from persist.codecs.types.schema import CollectionSchema
-from persist.codecs.updates.small import gathered, small_keys, small_updates
+from persist.codecs.updates.small import gather_updates, small_keys, small_updates
 from persist.codecs.updates.updates import to_updates
 from tests.codecs import strategies
 
@@ -55,7 +55,7 @@ def test_what_it_takes_becomes_what_to_updates_makes_of_it(data: list[Any]) -> N
     if small is None:
         return
     table = to_updates(data, PLAIN)
-    made = gathered([small], PLAIN)
+    made = gather_updates([small], PLAIN)
     assert made.schema.equals(table.schema, check_metadata=True)
     assert strategies.same(made.to_pylist(), table.to_pylist())
     assert len(small) == len(table) == len(data)
@@ -68,7 +68,7 @@ def test_it_takes_every_kind_of_plain_value() -> None:
     nulls = ((None, None), (None, None, None, None, None))
     small = small_updates([(row, 3, 1), (nulls, 4, -2)], PLAIN)
     assert small is not None
-    assert gathered([small, small], PLAIN).equals(to_updates([(row, 3, 1), (nulls, 4, -2)] * 2, PLAIN))
+    assert gather_updates([small, small], PLAIN).equals(to_updates([(row, 3, 1), (nulls, 4, -2)] * 2, PLAIN))
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_unit_sides_work() -> None:
     schema = CollectionSchema.of(None, None)
     small = small_updates([((None, None), 5, 2)], schema)
     assert small is not None
-    assert gathered([small], schema).to_pydict() == {"_time": [5], "_diff": [2]}
+    assert gather_updates([small], schema).to_pydict() == {"_time": [5], "_diff": [2]}
     assert small_updates([((1, None), 5, 2)], schema) is None
 
 

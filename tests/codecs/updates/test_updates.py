@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate, SchemaMismatch
 from persist.codecs.order.ordering import canonical
-from persist.codecs.types.python_types import stored_type
+from persist.codecs.types.python_types import get_stored_type
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.tuples import to_rows, to_tuples
 from persist.codecs.updates.updates import to_updates
@@ -520,5 +520,5 @@ def _views() -> pa.Array:
     ids=lambda case: str(getattr(case, "type", "")),
 )
 def test_an_encoded_column_is_stored_as_its_values(array: pa.Array, plain: pa.DataType, values: list[object]) -> None:
-    assert stored_type(array.type) == plain
+    assert get_stored_type(array.type) == plain
     assert to_updates(_table(array.type, array), _one(plain))["x"].to_pylist() == values

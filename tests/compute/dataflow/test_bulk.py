@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from persist.compute.dataflow.updates.batch import Layout, hash_columns, sort_columns, sort_hashes, to_batch
+from persist.compute.dataflow.updates.batch import Layout, hash_columns, to_batch
 
 Ints = npt.NDArray[np.int64]
 ROWS = 40_000
@@ -50,30 +50,3 @@ def test_the_hash_of_a_bulk_decides_its_order() -> None:
     upper = hash_columns(batch[1 : 1 + KEYS]) >> np.uint64(32)
     lower = hash_columns(batch[1 + KEYS : 1 + KEYS + VALUES]) >> np.uint64(32)
     assert (batch[0].view(np.uint64) == (upper << np.uint64(32)) | lower).all()
-
-
-@pytest.mark.parametrize("kind", ["any", "without a value", "few", "few keys", "some alike above"])
-@pytest.mark.parametrize("rows", [1, 2, 1023, 1024, ROWS])
-def test_hashes_are_sorted_with_their_places_as_by_a_stable_sort(kind: str, rows: int) -> None:
-    chance = np.random.default_rng(3)
-    hashes = chance.integers(-(2**63), 2**63 - 1, rows)
-    if kind == "without a value":
-        hashes &= ~np.int64(0xFFFFFFFF)
-    elif kind == "few":
-        hashes %= 100
-    elif kind == "few keys":
-        hashes = (hashes >> 61 << 32) | chance.integers(0, 2**32, rows)
-    elif kind == "some alike above":
-        hashes[: rows // 50] = chance.integers(-9, 9, rows // 50)
-    assert (sort_hashes(hashes, hashes[1:] < hashes[:-1]) == hashes.argsort(kind="stable")).all()
-
-
-@pytest.mark.parametrize("most", [1, 30, 2**40, 2**62, 2**63 - 1])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_columns_are_sorted_as_one_number_as_one_by_one(most: int, count: int) -> None:
-    chance = np.random.default_rng(7)
-    for rows in (0, 1, 500):
-        columns = [chance.integers(0, 5, rows), *chance.integers(-most - 1, most, (count, rows), endpoint=True)]
-        order = sort_columns(columns)
-        assert sorted(order.tolist()) == list(range(rows))
-        assert (np.array(columns).take(order, axis=1) == np.array(columns)[:, np.lexsort(columns[::-1])]).all()

@@ -34,7 +34,6 @@ def colliding(bits: int) -> Any:
 @pytest.fixture(params=[1, 2])
 def _collisions(request: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist.compute.dataflow.updates.batch.hash_columns", colliding(request.param))
-    monkeypatch.setattr("persist.compute.dataflow.operators.aggregates.hash_columns", colliding(request.param))
 
 
 def test_the_hash_is_the_same_for_ever() -> None:

@@ -142,7 +142,7 @@ def test_what_cancels_in_a_spine_is_gone() -> None:
 
 def test_records_whose_hashes_collide_are_still_told_apart() -> None:
     batch = np.array([[7] * 6, [1, 2, 1, 2, 1, 3], [5, 5, 5, 6, 5, 5], [0] * 6, [1, 1, 1, 1, -2, 1]])
-    found = sort_and_consolidate(batch, LAYOUT)
+    found = sort_and_consolidate(batch)
     assert held(found) == Counter({(2, 5, 0): 1, (2, 6, 0): 1, (3, 5, 0): 1})
 
 

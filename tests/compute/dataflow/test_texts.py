@@ -47,7 +47,7 @@ class Checked:
 
     def few(self, given: list[str | None]) -> None:
         values = list(map(self.value, given))
-        self.take(values, self.interner.number_values(values))
+        self.take(values, self.interner.encode(pa.array(values, self.interner.kind)))
 
     def many(self, given: tuple[list[str | None], int]) -> None:
         found, skipped = given

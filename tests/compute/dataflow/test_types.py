@@ -11,7 +11,7 @@ import pytest
 import persist
 from persist.compute.dataflow.plan.types import is_compatible
 from persist.compute.dataflow.ports.sources import some_until
-from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, sort_columns, to_batch
+from persist.compute.dataflow.updates.batch import Layout, distinct_keys, key_hashes, to_batch
 
 UTC = {unit: pa.timestamp(unit, "UTC") for unit in ("s", "ms", "us", "ns")}
 SAME = [
@@ -109,15 +109,3 @@ def test_distinct_keys_are_numbered_whatever_their_hashes_are(collide: bool) -> 
             or (hashes == key_hashes(keys) & ~np.int64(2**32 - 1)).all()
             or (hashes >> 32 == key_hashes(keys) >> 32).all()
         )
-
-
-@pytest.mark.parametrize("wide", [1, 2**20, 2**40])
-def test_rows_are_ordered_by_their_first_column_above_all(wide: int) -> None:
-    chance = np.random.default_rng(wide)
-    columns = [chance.integers(-3, 3, 50) * wide, chance.integers(0, 4, 50) * wide - 7, np.arange(50)]
-    order = sort_columns(columns)
-    rows = [*zip(*(column.tolist() for column in columns), strict=True)]
-    assert [rows[at] for at in order.tolist()] == sorted(rows)
-    assert sort_columns([np.empty(0, np.int64)]).tolist() == []
-    ends = np.array([2**63 - 1, -(2**63), 0])
-    assert sort_columns([ends]).tolist() == [1, 2, 0]

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from persist.compute.dataflow.updates.words import NULL, Domain, ranks
-from persist.core.expression.sql_numbers import joined_limbs
+from persist.core.expression.sql_numbers import join_decimal_limbs
 from persist.dataflow import Program, col
 from tests.support.tiers import examples
 
@@ -96,6 +96,6 @@ def test_joined_limbs_are_their_sum(upper: int) -> None:
         for each in zip(*limbs, strict=True)
     )
     expected = decimals([None if low is None else low + (high << 62) for low, high in limbs])
-    assert joined_limbs(lower, higher, KIND).equals(expected)
-    assert joined_limbs(lower[1:], higher[1:], KIND).equals(expected[1:])
+    assert join_decimal_limbs(lower, higher, KIND).equals(expected)
+    assert join_decimal_limbs(lower[1:], higher[1:], KIND).equals(expected[1:])
     assert NULL not in Domain().encode(expected[:4]).tolist()

@@ -250,12 +250,12 @@ def test_an_index_tells_all_times_whether_it_is_behind_or_ahead(client: persist.
 
 def test_an_open_snapshot_uses_no_index_of_times_that_its_state_does_not_know(facts: persist.Collection) -> None:
     facts.index("d")
-    contents = facts.handle.known()
+    contents = facts.handle.get_known_state()
     assert plan_paths(facts.handle, contents, facts.schema, 0, ["id", "d"])
     with facts.snapshot(0, where="d = 7919") as before:
         facts.write([((1_000_000, (7919, 1)), 1, 1)], seal=2).result()
         facts.index("d")
-        assert plan_paths(facts.handle, facts.handle.known(), facts.schema, 0, ["id", "d"])
+        assert plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, 0, ["id", "d"])
         assert not plan_paths(facts.handle, contents, facts.schema, 0, ["id", "d"])
         assert 1_000_000 not in before.to_arrow()["id"].to_pylist()
 
@@ -449,7 +449,7 @@ def test_a_look_up_goes_on_without_an_index_whose_parts_are_gone(facts: persist.
 def test_other_processes_look_up_by_what_they_are_sent(facts: persist.Collection) -> None:
     facts.index("d")
     facts.write([(ROWS, (7919, 5))], time=1, seal=2).result()
-    (path,) = plan_paths(facts.handle, facts.handle.known(), facts.schema, 1, ["id", "d"])
+    (path,) = plan_paths(facts.handle, facts.handle.get_known_state(), facts.schema, 1, ["id", "d"])
     sent = pickle.loads(pickle.dumps(path))
     found = pa.concat_tables(sent.records(pa.table({"d": [7919]}), facts.handle.engine.reader()))
     assert sorted(found["id"].to_pylist()) == sorted(row["id"] for row in plain(facts, "d = 7919"))

@@ -30,7 +30,7 @@ from persist.compute.sql.algebra import (
     unique_columns,
 )
 from persist.compute.sql.order import EQUAL_KEEPS, OTHER_KEEPS, ROWS, SEMI_KEEPS, Known, estimate_relation, order_joins
-from persist.core.expression.evaluation import factored_conjuncts
+from persist.core.expression.evaluation import factor_conjuncts
 from persist.core.expression.term import Lit, Place, Term, sql_call
 
 KNOWN: Known = {
@@ -149,7 +149,7 @@ def test_all_conditions_and_pairs_of_joins_that_are_put_in_order_stay() -> None:
                 assert isinstance(right, Place)
                 low, high = sorted((names[left.index], names[width + right.index]))
                 pairs.add((low, high))
-            conditions += 0 if node.condition is None else len(factored_conjuncts(node.condition))
+            conditions += 0 if node.condition is None else len(factor_conjuncts(node.condition))
         every += children(node)
     assert pairs == {("t.a", "u.a"), ("u.a", "v.a"), ("u.x", "v.x")}
     assert conditions == 2

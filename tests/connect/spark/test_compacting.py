@@ -91,7 +91,7 @@ def nothing_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "HERE_BYTES", 0)
     monkeypatch.setattr(maintenance, "LEVEL_BYTES", 0)
     monkeypatch.setattr(LocalPartMaker, "make", refuse)
-    monkeypatch.setattr(LocalPartMaker, "touched", refuse)
+    monkeypatch.setattr(LocalPartMaker, "build_change_test", refuse)
 
 
 def test_tasks_make_of_a_collection_what_one_process_makes(

@@ -21,7 +21,7 @@ from persist.core.expression.term import (
     list_columns,
     list_places,
     lit,
-    moved,
+    replace_columns,
     sql_call,
 )
 
@@ -69,7 +69,7 @@ def test_a_constant_that_python_has_no_object_for_is_shown_by_its_number() -> No
 def test_what_a_term_reads_is_known_and_can_be_put_elsewhere() -> None:
     term = sql_call("add", pa.int64(), Place(3), sql_call("abs", pa.int64(), Place(1)), Col("x"), at=7)
     assert (list_places(term), list_columns(term)) == ({1, 3}, {"x"})
-    there = moved(term, lambda index: Place(index + 10))
+    there = replace_columns(term, lambda index: Place(index + 10))
     assert list_places(there) == {11, 13}
     assert isinstance(there, Call)
     assert there.at == 7
@@ -152,6 +152,6 @@ def test_a_term_as_deep_as_a_query_may_be_is_moved_stored_and_read() -> None:
     term: Term = Place(0)
     for _ in range(600):
         term = sql_call("negate", pa.int64(), term)
-    assert list_places(moved(term, lambda index: Place(index + 1))) == {1}
+    assert list_places(replace_columns(term, lambda index: Place(index + 1))) == {1}
     stored = to_json(term)
     assert decode_term(Term, stored) == term

@@ -84,6 +84,54 @@ def test_a_condition_chooses_the_rows_for_which_it_is_true(condition: str, ids: 
     assert chosen(condition) == ids
 
 
+NUMBERS = {"n": pa.int64(), "u": pa.uint64(), "m": pa.decimal128(20, 4), "i": pa.int8()}
+MANY_DIGITS = ["1234567890123456.7891", "1234567890123456.7890", "0.5", None]
+
+
+@pytest.mark.parametrize(
+    ("condition", "ids"),
+    [
+        ("n > 1.5", [1]),
+        ("0.5 < n and n < 9007199254740993.5", [1]),
+        ("n < 9007199254740992.5", [0, 2]),
+        ("n = 9007199254740993.0", [1]),
+        ("n <> 0.5", [0, 1, 2]),
+        ("n < 1e300 and n > -1e999999999 and n <> 1e-999999999", [0, 1, 2]),
+        ("n <= 99999999999999999999", [0, 1, 2]),
+        ("n in (1.5, 9007199254740993, 99999999999999999999)", [1]),
+        ("n not in (1.5, 9007199254740993)", [0, 2]),
+        ("n in (1.5)", []),
+        ("n not in (1.5)", [0, 1, 2]),
+        ("u > -1", [0, 1, 2]),
+        ("u > 0.5", [1, 2]),
+        ("u >= 0", [0, 1, 2]),
+        ("u = 18446744073709551615", [2]),
+        ("u < 18446744073709551616", [0, 1, 2]),
+        ("u in (-1, 0, 18446744073709551615)", [0, 2]),
+        ("not (u in (-1, 0))", [1, 2]),
+        ("u between -5 and 1", [0, 1]),
+        ("m = 1234567890123456.7891", [0]),
+        ("m > 1234567890123456.7890", [0]),
+        ("m in (1234567890123456.7890)", [1]),
+        ("m not in (1234567890123456.7891)", [1, 2]),
+        ("m = 0.500000", [2]),
+        ("i < 128 and i > -1.5", [0, 1, 2]),
+    ],
+)
+def test_numbers_compare_exactly(condition: str, ids: list[int]) -> None:
+    rows = pa.table(
+        {
+            "id": [0, 1, 2, 3],
+            "n": [0, 2**53 + 1, -(2**63), None],
+            "u": pa.array([0, 1, 2**64 - 1, None], pa.uint64()),
+            "m": pa.array(MANY_DIGITS).cast(NUMBERS["m"]),
+            "i": pa.array([1, -1, 127, None], pa.int8()),
+        }
+    )
+    schema = CollectionSchema.of({"id": pa.int64()}, NUMBERS)
+    assert rows.filter(parse_where(condition, schema))["id"].to_pylist() == ids
+
+
 @pytest.mark.parametrize(
     ("condition", "says"),
     [
@@ -92,6 +140,7 @@ def test_a_condition_chooses_the_rows_for_which_it_is_true(condition: str, ids: 
         ("n = 1 n", "wanted is and, or, or the end"),
         ("m0 = 1", "'m0' is not a column of this collection"),
         ("s = paid", "Text is in single quotes"),
+        ("m > 12.345", "compares 12.345 with a column of type decimal128(10, 2)"),
         ("n = 'one'", "compares 'one' with a column of type int64"),
         ("t > 'yesterday'", "moments are as '2026-11-21T12:00:00Z'"),
         ("s = 5", "with a column of type string"),

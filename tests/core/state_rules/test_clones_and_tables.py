@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.part.part import Part
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.core.errors import Superseded
@@ -269,7 +269,7 @@ def test_the_newest_schema_is_that_of_the_collection_whichever_is_known() -> Non
     for name in ("a", "b", "c"):
         field = {name: SCHEMA.arrow.field("k").type}
         known = versions[-1]
-        versions.append(evolved(known, add=field, defaults={}, drop=[], rename={}, widen={}, reorder=None))
+        versions.append(evolve_schema(known, add=field, defaults={}, drop=[], rename={}, widen={}, reorder=None))
     contents = contents_after(*(kinds.Evolve(ID, each.to_json()) for each in versions[1:]))
     for each in versions:
         newest = load_newest_schema(each, contents)

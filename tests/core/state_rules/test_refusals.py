@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
@@ -196,7 +196,7 @@ def test_a_column_that_a_view_reads_is_not_dropped() -> None:
         kinds.SetHold(ID, VIEW_HOLD + OTHER, 0, columns=(column,)),
     ]
     without = kinds.Evolve(
-        ID, evolved(two, add={}, defaults={}, drop=["b"], rename={}, widen={}, reorder=None).to_json()
+        ID, evolve_schema(two, add={}, defaults={}, drop=["b"], rename={}, widen={}, reorder=None).to_json()
     )
     free = apply(State(), record(table, view, holds[0]))
     assert Draft(free).extend([without])

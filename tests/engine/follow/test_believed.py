@@ -131,7 +131,7 @@ def test_a_checkpoint_says_nothing_of_what_comes_after_it() -> None:
     for _ in range(6):
         writer.create(1)
     writer.checkpoint()
-    [stored] = checkpoint.stored_checkpoints(writer.blob)
+    [stored] = checkpoint.iterate_checkpoints(writer.blob)
     made, at = stored.checkpoint, stored.checkpoint.seqno
     assert at == 5
     older = BlobRef(checkpoint_key(3), 1, "x")
@@ -184,7 +184,7 @@ def test_directory_objects_that_were_read_are_not_read_again(monkeypatch: pytest
     writer = Writer(blob)  # type: ignore[arg-type]
     writer.create(40)
     writer.checkpoint()
-    pointers = next(checkpoint.stored_checkpoints(blob)).checkpoint.directory
+    pointers = next(checkpoint.iterate_checkpoints(blob)).checkpoint.directory
     assert pointers
     levels = KnownLevels()
     first = levels.read(blob, LOCATION, pointers)
@@ -216,8 +216,8 @@ def test_a_checkpoint_that_is_damaged_is_raised_or_passed_over() -> None:
         writer.checkpoint()
     writer.blob.set(checkpoint_key(1), b"damaged")
     with pytest.raises(CorruptBlob, match="checkpoint/"):
-        [*checkpoint.stored_checkpoints(writer.blob, skip_damaged=False)]
-    whole = checkpoint.stored_checkpoints(writer.blob, skip_damaged=True)
+        [*checkpoint.iterate_checkpoints(writer.blob, skip_damaged=False)]
+    whole = checkpoint.iterate_checkpoints(writer.blob, skip_damaged=True)
     assert [stored.checkpoint.seqno for stored in whole] == [2, 0]
 
 
@@ -229,7 +229,7 @@ def test_a_checkpoint_of_which_a_directory_object_is_missing_is_named_or_passed_
     for _ in range(3):
         writer.create(2)
         writer.checkpoint()
-    newest = next(checkpoint.stored_checkpoints(writer.blob)).checkpoint
+    newest = next(checkpoint.iterate_checkpoints(writer.blob)).checkpoint
     writer.blob.delete(newest.directory[-1].blob)
     with pytest.raises(MissingBlob, match=f"by what {checkpoint_key(2)} says"):
         Follower(writer.blob, ImpatientClock())
@@ -241,13 +241,13 @@ def test_a_checkpoint_of_which_a_directory_object_is_missing_is_named_or_passed_
 
 def test_a_log_that_begins_later_needs_a_checkpoint() -> None:
     writer = Writer(MemoryBlob())
-    assert [*checkpoint.stored_checkpoints(writer.blob)] == []
+    assert [*checkpoint.iterate_checkpoints(writer.blob)] == []
     for _ in range(3):
         writer.create(1)
-    assert [*checkpoint.stored_checkpoints(writer.blob)] == []
+    assert [*checkpoint.iterate_checkpoints(writer.blob)] == []
     writer.blob.delete(record_key(0))
     with pytest.raises(MissingBlob, match=f"the log begins at {record_key(1)}") as caught:
-        [*checkpoint.stored_checkpoints(writer.blob)]
+        [*checkpoint.iterate_checkpoints(writer.blob)]
     assert caught.value.key == record_key(0)
 
 
@@ -258,7 +258,7 @@ def test_with_a_checkpoint_a_log_may_begin_later() -> None:
     assert writer.checkpoint()
     assert not writer.checkpoint(), "there is one"
     writer.blob.delete(record_key(0))
-    assert [stored.checkpoint.seqno for stored in checkpoint.stored_checkpoints(writer.blob)] == [2]
+    assert [stored.checkpoint.seqno for stored in checkpoint.iterate_checkpoints(writer.blob)] == [2]
 
 
 @pytest.mark.parametrize(
@@ -280,13 +280,13 @@ def test_checkpoints_beyond_the_log_are_named_the_newest_first() -> None:
     for _ in range(4):
         writer.create(1)
         writer.checkpoint()
-    assert checkpoint.beyond_the_log(writer.blob) == []
+    assert checkpoint.list_checkpoints_beyond_log(writer.blob) == []
     for seqno in (2, 3):
         writer.blob.delete(record_key(seqno))
-    assert checkpoint.beyond_the_log(writer.blob) == [3, 2]
+    assert checkpoint.list_checkpoints_beyond_log(writer.blob) == [3, 2]
     writer.blob.delete(record_key(0))
     writer.blob.delete(record_key(1))
-    assert checkpoint.beyond_the_log(writer.blob) == []
+    assert checkpoint.list_checkpoints_beyond_log(writer.blob) == []
 
 
 @pytest.mark.parametrize("missing", [1, 2, 3])

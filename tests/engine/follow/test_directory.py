@@ -70,7 +70,7 @@ class Writer:
         )
         assert create_record(self.blob, record, CLOCK) is None
         self.follower.advance(record)
-        if checkpoint.checkpoint_due(record.seqno):
+        if checkpoint.is_checkpoint_due(record.seqno):
             assert self.checkpoint()
 
     def checkpoint(self) -> bool:
@@ -211,7 +211,7 @@ def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_c
         merging.setattr(directory, "RATIO", 1000)  # What it is made of, it does not name.
         writer.create(40)
         writer.checkpoint()
-        basis = next(checkpoint.stored_checkpoints(blob))
+        basis = next(checkpoint.iterate_checkpoints(blob))
     assert not {pointer.blob for pointer in basis.checkpoint.directory}.intersection(before)
     writer.commit(kinds.Seal(writer.ids[0], (1000,)))
     fork = writer.follower.recent()
@@ -219,14 +219,14 @@ def test_a_checkpoint_is_made_of_the_one_that_the_log_says_and_not_of_one_that_c
     with monkeypatch.context() as keeping:
         keeping.setattr(directory, "INLINE_BYTES_MAX", 1 << 20)
         checkpoint.write_checkpoint(blob, *fork)
-    named_late = {pointer.blob for pointer in next(checkpoint.stored_checkpoints(blob)).checkpoint.directory}
+    named_late = {pointer.blob for pointer in next(checkpoint.iterate_checkpoints(blob)).checkpoint.directory}
     assert named_late.intersection(before)
     if is_there:
         blob.create(basis.pointer.blob, encode_framed(basis.checkpoint))
     writer.commit(kinds.TakeOver(basis.pointer))
     writer.commit(kinds.Seal(writer.ids[0], (2000,)))
     writer.checkpoint()
-    made = next(checkpoint.stored_checkpoints(blob)).checkpoint
+    made = next(checkpoint.iterate_checkpoints(blob)).checkpoint
     named = [pointer.blob for pointer in made.directory]
     assert not set(named).intersection(before)
     if is_there:
@@ -311,11 +311,11 @@ def tiny_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def newest(blob: MemoryBlob) -> checkpoint.Checkpoint:
-    return next(checkpoint.stored_checkpoints(blob)).checkpoint
+    return next(checkpoint.iterate_checkpoints(blob)).checkpoint
 
 
 def pages_named(blob: MemoryBlob) -> set[str]:
-    return {key for key in checkpoint.directory_blobs(blob, newest(blob)) if pages_seqno(key) is not None}
+    return {key for key in checkpoint.list_directory_blobs(blob, newest(blob)) if pages_seqno(key) is not None}
 
 
 @pytest.mark.usefixtures("tiny_pages")
@@ -369,7 +369,7 @@ def test_a_million_collections_are_opened_by_what_they_are_listed_in(tiny_pages:
         name = next(iter(writer.follower.state.ids))
         id_ = opened.find_id(name)
         assert id_ is not None
-        assert opened.known(id_, name).name == name
+        assert opened.require(id_, name).name == name
         assert blob.reads[0] - at_first[0] <= 3
         assert blob.reads[1] - at_first[1] <= 2500
         read[count] = at_first
@@ -419,7 +419,7 @@ def test_the_end_of_a_lease_releases_its_holds_on_collections_in_pages() -> None
     late.checkpoint()
     opened = Follower(blob, ImpatientClock())
     assert all(opened.state.entries[id_].readers == (other,) for id_ in held)
-    assert {h.lease for id_ in held for h in opened.known(id_, "").holds.values()} == {other}
+    assert {h.lease for id_ in held for h in opened.require(id_, "").holds.values()} == {other}
     assert_opens_as_the_log_says(blob)
 
 
@@ -462,9 +462,9 @@ def test_a_client_goes_on_from_newer_pages_where_those_that_it_knows_were_collec
     id_, other = writer.ids[5], writer.ids[6]
     name = writer.follower.state.entries[id_].name
     assert slow[0].find_id(name) == id_
-    assert slow[1].known(id_, name).upper == writer.follower.known(id_, name).upper
+    assert slow[1].require(id_, name).upper == writer.follower.require(id_, name).upper
     assert slow[2].refresh().seqno == writer.follower.state.seqno
-    assert slow[2].known(other, "").upper == writer.follower.known(other, "").upper
+    assert slow[2].require(other, "").upper == writer.follower.require(other, "").upper
     entry = slow[3].entry(id_)
     assert entry is not None
     assert entry.name == name

@@ -270,16 +270,16 @@ def test_what_was_known_when_others_committed_must_be_there_still() -> None:
     writer.create(1)
     following = Follower(writer.blob, ImpatientClock())
     first = following.state
-    assert following.past.tops(first) == [(0, first.commit)]
+    assert following.past.list_tops(first) == [(0, first.commit)]
     writer.create(1)
     winner = read_record(writer.blob, 1)
     assert winner is not None
     following.apply_winner(winner)
-    assert following.past.tops(following.state) == [(0, first.commit), (1, winner.commit)]
-    assert following.past.sees(following.state)
-    assert following.past.tops(following.state) == [(1, winner.commit)]
+    assert following.past.list_tops(following.state) == [(0, first.commit), (1, winner.commit)]
+    assert following.past.check_tops(following.state)
+    assert following.past.list_tops(following.state) == [(1, winner.commit)]
     following.apply_winner(winner)  # It is known already.
-    assert following.past.tops(following.state) == [(1, winner.commit)]
+    assert following.past.list_tops(following.state) == [(1, winner.commit)]
 
 
 def test_contents_of_collections_far_away_are_read_while_the_log_is_looked_at() -> None:
@@ -423,13 +423,13 @@ def test_who_never_pauses_asks_for_the_record_of_the_last_look_and_the_one_after
         return [*asked]
 
     past = begun(Watched(), states[0])
-    past.learned(states[1], (5.0, 5.0))
-    past.learned(states[2], (6.0, 6.0))
+    past.note_state(states[1], (5.0, 5.0))
+    past.note_state(states[2], (6.0, 6.0))
     assert looks(past, 2, (9.9, 9.9)) == []
     assert looks(past, 2, (10.0, 0.0)) == [record_key(0), record_key(1)]
     assert looks(past, 2, (10.0, 0.0)) == []
-    past.learned(states[3], (11.0, 1.0))
-    past.learned(states[4], (12.0, 2.0))
+    past.note_state(states[3], (11.0, 1.0))
+    past.note_state(states[4], (12.0, 2.0))
     assert looks(past, 4, (12.0, 10.0)) == [record_key(2), record_key(3)]
     assert looks(past, 4, (30.0, 30.0)) == [record_key(4)], "nothing was learned for so long"
 
@@ -440,13 +440,13 @@ def test_of_very_many_records_that_others_wrote_the_last_ones_are_asked_for() ->
     state = writer.follower.state
     past = begun(writer.blob, state)
     past.note_continuation(State())
-    assert past.tops(State()) == []
+    assert past.list_tops(State()) == []
     states = [replace(state, seqno=seqno) for seqno in range(TOPS_MAX + 3)]
     for each in states:
         past.note_continuation(each)
-    assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
-    past.saw([(top, "there") for top in past.tops(states[-1])[:4]])
-    assert [seqno for seqno, _ in past.tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]
+    assert [seqno for seqno, _ in past.list_tops(states[-1])] == [*range(3, TOPS_MAX + 3), TOPS_MAX + 2]
+    past.note_fates([(top, "there") for top in past.list_tops(states[-1])[:4]])
+    assert [seqno for seqno, _ in past.list_tops(states[-1])] == [*range(7, TOPS_MAX + 3), TOPS_MAX + 2]
 
 
 def test_the_next_seqno_is_as_of_a_minute_ago_at_most() -> None:
@@ -500,7 +500,7 @@ def test_a_look_at_the_past_that_failed_is_made_again(learned_s: float) -> None:
         state = client.engine.follower.state
     past = begun(blob, state)
     past.check(state, (100.0, 100.0), 10.0)
-    past.learned(state, (learned_s, learned_s))
+    past.note_state(state, (learned_s, learned_s))
     blob.delete(record_key(state.seqno))
     blob.is_down = True
     with pytest.raises(Unavailable):
@@ -519,8 +519,8 @@ def test_records_that_a_failed_look_did_not_find_are_looked_for_again() -> None:
     winner = read_record(blob, 1)
     assert winner is not None
     following.apply_winner(winner)
-    tops = following.past.tops(following.state)
+    tops = following.past.list_tops(following.state)
     blob.is_down = True
     with pytest.raises(Unavailable):
-        following.past.sees(following.state)
-    assert following.past.tops(following.state) == tops == [(0, first.commit), (1, winner.commit)]
+        following.past.check_tops(following.state)
+    assert following.past.list_tops(following.state) == tops == [(0, first.commit), (1, winner.commit)]

@@ -17,7 +17,7 @@ from persist.core.log.kinds import Mutation
 from persist.core.log.records import encode_record, read_record
 from persist.engine.follow import log_queries
 from persist.engine.follow.follower import Follower
-from persist.engine.follow.log_queries import last_moved, log_table, say_whose
+from persist.engine.follow.log_queries import find_last_move_ms, log_table, say_whose
 from persist.errors import InvalidUsage, UpdatesBeyondUpper
 from tests.core.state_rules.test_refusals import part
 from tests.engine.follow.test_directory import SCHEMA, Writer
@@ -129,9 +129,9 @@ def test_upper_was_moved_by_the_last_seal_of_that_collection() -> None:
     other = log.by("one", kinds.Seal(OTHER, (2,)))
     log.append("one", (3, 3))
     records = {seqno: read_record(log.blob, seqno) for seqno in range(log.follower.state.seqno + 1)}
-    assert last_moved(records, ID) == 1000 * moved  # type: ignore[arg-type]
-    assert last_moved(records, OTHER) == 1000 * other  # type: ignore[arg-type]
-    assert last_moved({}, ID) is None
+    assert find_last_move_ms(records, ID) == 1000 * moved  # type: ignore[arg-type]
+    assert find_last_move_ms(records, OTHER) == 1000 * other  # type: ignore[arg-type]
+    assert find_last_move_ms({}, ID) is None
 
 
 def test_the_table_of_records_has_those_that_are_asked_for_and_says_who_did_what() -> None:

@@ -154,7 +154,9 @@ def test_a_lazy_frame_reads_only_parts_that_may_match_and_stops_when_it_has_enou
 def test_only_the_columns_of_a_query_are_decoded(collection: persist.Collection) -> None:
     def peak(column: str) -> int:
         before = int(pa.total_allocated_bytes())
-        return max(int(pa.total_allocated_bytes()) - before for _ in collection.snapshot().narrowed([column], None))
+        return max(
+            int(pa.total_allocated_bytes()) - before for _ in collection.snapshot().read_narrowed([column], None)
+        )
 
     # How far threads read ahead of the loop differs from time to time.
     assert min(peak("n") for _ in range(5)) < max(peak("text") for _ in range(5)) / 2

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from persist.engine.read.results.frames import in_milliseconds, lazy_frame, pushed_down
+from persist.engine.read.results.frames import in_milliseconds, lazy_frame, push_down
 
 polars = pytest.importorskip("polars")
 c = polars.col
@@ -50,7 +50,7 @@ PUSHED: list[tuple[Any, pc.Expression | None]] = [
 
 @pytest.mark.parametrize(("predicate", "wanted"), PUSHED, ids=map(str, range(len(PUSHED))))
 def test_conditions_that_mean_the_same_are_taken_over(predicate: Any, wanted: pc.Expression | None) -> None:
-    pushed = pushed_down(polars, predicate, TABLE.schema)
+    pushed = push_down(polars, predicate, TABLE.schema)
     if wanted is None:
         assert pushed is None
         return

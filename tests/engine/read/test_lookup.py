@@ -28,7 +28,7 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.stream import encode_parts
 from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, find_places
 from persist.engine.read.merging import Form
-from persist.engine.read.parts.caches import ENTRY_BYTES, decoded_rows
+from persist.engine.read.parts.caches import ENTRY_BYTES, make_decoded_rows_kind
 from persist.engine.read.parts.reader import PartReader
 from tests.codecs.oracle import plain_values, sort_key, sort_keys
 from tests.codecs.strategies import python_values
@@ -505,14 +505,14 @@ def test_texts_that_repeat_are_decoded_as_numbers_and_given_as_texts(
     columns = [few, [f"{k} once" for k in range(ROWS)], [(text or "").encode() for text in few], few]
     rows = pa.table([range(ROWS), *columns], pa.schema([("k", pa.int64()), *kinds.items()]))
     collection.write(rows, time=0, seal=1).result()
-    coded, before = list[str](), PartReader.decoded_groups
+    coded, before = list[str](), PartReader.decode_groups
 
     def decoded_groups(*args: Any, **options: Any) -> pa.Table:
         table = before(*args, **options)
         coded.extend(field.name for field in table.schema if pa.types.is_dictionary(field.type))
         return table
 
-    monkeypatch.setattr(PartReader, "decoded_groups", decoded_groups)
+    monkeypatch.setattr(PartReader, "decode_groups", decoded_groups)
     chosen = [0, 1, 2, 70_000, ROWS - 1]
     for _ in range(2):  # Cold and warm.
         with collection.snapshot() as snapshot:
@@ -678,7 +678,7 @@ def rows_of(count: int) -> SortedKeys:
 
 
 def test_decoded_rows_are_kept_within_bounds() -> None:
-    kept = decoded_rows(Cache(room := 4 * (ENTRY_BYTES + 200) * 9 // 8))
+    kept = make_decoded_rows_kind(Cache(room := 4 * (ENTRY_BYTES + 200) * 9 // 8))
     for name in range(10):
         kept.put(name, rows_of(25))
         kept.get(0)
@@ -714,16 +714,16 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
     monkeypatch.setitem(encode_parts.__kwdefaults__ or {}, "row_group_rows", ROWS // 20)
     collection, rows = large(client, scattered("int"))
     keys, decoded = rows.select(["k"]), []
-    before = PartReader.fetched_groups
+    before = PartReader.fetch_groups
 
     def fetched_groups(*args: Any, **options: Any) -> Any:
         decoded.append(len(args[3]))
         return before(*args, **options)
 
-    monkeypatch.setattr(PartReader, "fetched_groups", fetched_groups)
+    monkeypatch.setattr(PartReader, "fetch_groups", fetched_groups)
 
     def decoded_by_one(room: int) -> int:
-        monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(Cache(room)))
+        monkeypatch.setattr(client.engine.caches, "decoded", make_decoded_rows_kind(Cache(room)))
         for _ in range(4):
             decoded.clear()
             assert len(collection.snapshot().get(keys)) == len(keys)
@@ -737,7 +737,7 @@ def test_look_ups_of_more_than_there_is_room_for_decode_less_than_all_of_it(
 
 def test_many_threads_share_what_is_kept(client: persist.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(persist.engine.read.lookups.part_rows, "WHOLE_BYTES_MAX", 0)
-    monkeypatch.setattr(client.engine.caches, "decoded", decoded_rows(Cache(4 << 20)))
+    monkeypatch.setattr(client.engine.caches, "decoded", make_decoded_rows_kind(Cache(4 << 20)))
     collection, rows = large(client, scattered("int"))
     keys, wrong = rows["k"].to_pylist(), []
     snapshot = collection.snapshot()

@@ -17,7 +17,7 @@ from persist.codecs.order.search import SortedKeys
 from persist.engine.read.keyed.key_history import keys_with_less_than_none, keys_with_null, keys_with_several
 from persist.engine.read.lookups.part_rows import KeySamples
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, narrowed_scan
+from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.planning.snapshot_plan import (
     UnreadParts,
     _cost,
@@ -191,19 +191,19 @@ def test_unread_parts_are_those_at_or_after_a_bound_whatever_happens_to_the_othe
 def test_a_scan_is_narrowed_by_what_rows_hold_and_by_nothing_else(client: persist.Client) -> None:
     t = filled_with_negatives(client)
     scan = snapshot_scan(t.handle.contents(), t.schema, 7, None)
-    assert narrowed_scan(scan, pc.field("_time") > 3) is None
-    assert narrowed_scan(scan, pc.field("nowhere") > 3) is None
-    narrow = narrowed_scan(scan, pc.field("k") > 14)
+    assert narrow_scan(scan, pc.field("_time") > 3) is None
+    assert narrow_scan(scan, pc.field("nowhere") > 3) is None
+    narrow = narrow_scan(scan, pc.field("k") > 14)
     assert narrow is not None
     assert (len(narrow.all_parts), narrow.columns) == (1, scan.columns)
-    none = narrowed_scan(narrow, pc.field("k") > 15, ["v"])
+    none = narrow_scan(narrow, pc.field("k") > 15, ["v"])
     assert none is not None
     assert (len(none.all_parts), none.columns) == (0, ("v",))
-    both = narrowed_scan(narrow, pc.field("k") < 18, ["v"])
+    both = narrow_scan(narrow, pc.field("k") < 18, ["v"])
     assert both is not None
     assert (len(both.all_parts), both.columns) == (1, ("v",))
     assert (str(both.filter), scan.filter) == (str((pc.field("k") > 14) & (pc.field("k") < 18)), None)
-    same = narrowed_scan(both, None)
+    same = narrow_scan(both, None)
     assert isinstance(same, Scan)
     assert (str(same.filter), same.columns) == (str(both.filter), ("v",))
 
@@ -322,11 +322,11 @@ def test_a_row_group_beyond_the_budget_says_which_budget_would_hold_it(client: p
     t.write(pa.table({**columns, "_time": [0] * 20_000, "_diff": [1] * 20_000}), seal=1).result()
     [part] = t.snapshot().scan.parts
     reader = PartReader(t.handle.engine.blob, memory_budget=part.memory)
-    table, _ = reader.fetched_groups(part, t.schema, [0], ["k"])
+    table, _ = reader.fetch_groups(part, t.schema, [0], ["k"])
     size = len(table) * part.memory // part.rows
-    PartReader(t.handle.engine.blob, memory_budget=size).fetched_groups(part, t.schema, [0], ["k"])
+    PartReader(t.handle.engine.blob, memory_budget=size).fetch_groups(part, t.schema, [0], ["k"])
     with pytest.raises(
         persist.InvalidUsage, match=rf"which takes {size} bytes decoded. Give memory_budget={4 * size} or more"
     ):
-        PartReader(t.handle.engine.blob, memory_budget=size - 1).fetched_groups(part, t.schema, [0], ["k"])
-    assert len(reader.fetched_groups(part, t.schema, [], ["k"])[0]) == 0
+        PartReader(t.handle.engine.blob, memory_budget=size - 1).fetch_groups(part, t.schema, [0], ["k"])
+    assert len(reader.fetch_groups(part, t.schema, [], ["k"])[0]) == 0

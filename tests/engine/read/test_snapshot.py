@@ -221,7 +221,7 @@ def test_what_is_read_unsummed_sums_up_to_the_contents_by_every_plan(
     add_keyframe(c, 2, pieces=3)
     for as_of in range(4):
         for snapshot in snapshots(c, as_of, columns=columns, form="diff"):
-            found = pa.concat_tables([snapshot.scan.empty([*columns, "_diff"]), *snapshot.unsummed()])
+            found = pa.concat_tables([snapshot.scan.empty([*columns, "_diff"]), *snapshot.iterate_unsummed()])
             contents = c.snapshot(as_of, columns=columns, form="diff").to_arrow()
             assert consolidate(found, columns).equals(consolidate(contents, columns))
 

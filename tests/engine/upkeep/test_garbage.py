@@ -18,7 +18,7 @@ from persist.codecs.part.part import Part
 from persist.core.log.framing import BlobRef
 from persist.core.log.keys import directory_seqno, get_upload_seqno, record_key
 from persist.engine.follow import checkpoint, directory
-from persist.engine.follow.checkpoint import INTERVAL, read_newest_checkpoint, stored_checkpoints
+from persist.engine.follow.checkpoint import INTERVAL, iterate_checkpoints, read_newest_checkpoint
 from persist.engine.upkeep import references as names
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import LogReplaced
@@ -716,7 +716,7 @@ def test_what_old_checkpoints_name_is_kept_however_few_names_may_be_remembered(
                 made[n % 10].seal(100 * hour + n).result()
                 wait_for_checkpoint(client)
             blob.clock.sleep(HOUR)
-        newest, *others = stored_checkpoints(blob)
+        newest, *others = iterate_checkpoints(blob)
         known, present = names.KnownNames(), {entry.key for entry in blob.list("") if "/" in entry.key}
         assert len(others) > 3
         for _ in range(2):  # The second time, what was remembered is taken.

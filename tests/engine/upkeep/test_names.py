@@ -9,7 +9,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.core.log import kinds
 from persist.core.log.keys import checkpoint_key
 from persist.engine.follow import checkpoint, directory
-from persist.engine.follow.checkpoint import stored_checkpoints
+from persist.engine.follow.checkpoint import iterate_checkpoints
 from persist.engine.upkeep import Names
 from persist.engine.upkeep import references as upkeep_names
 from persist.engine.upkeep.references import KnownNames, object_seqno
@@ -48,7 +48,7 @@ def checkpoints(blob: MemoryBlob) -> list[str]:
 
 def test_a_checkpoint_names_the_objects_that_it_points_to_and_those_that_they_point_to(writer: Writer) -> None:
     names = Names(writer.blob)
-    for stored in stored_checkpoints(writer.blob):
+    for stored in iterate_checkpoints(writer.blob):
         assert names.list_named(stored.checkpoint) == named_in_text(writer.blob, stored.pointer.blob)
         assert len(names.list_named(stored.checkpoint)) == 4
     newest = names.newest()

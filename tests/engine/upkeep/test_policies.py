@@ -12,7 +12,7 @@ from persist.core.log.fields import Policy
 from persist.core.log.keys import record_key
 from persist.core.state_rules.policies import BEFORE_MAX, Policies
 from persist.core.state_rules.state import State
-from persist.engine.location.opening import changed_policy
+from persist.engine.location.opening import change_policy
 from persist.engine.upkeep.ages import Ages, Mark
 from persist.engine.write.part_writer import PartWriter
 from persist.tools.reports.health import list_waiting_blobs
@@ -55,7 +55,7 @@ def test_all_clients_go_by_a_policy_once_one_has_changed_it(dated: DatedBlob) ->
     with opened(dated) as one, opened(dated) as other:
         drop(one, "c")
         assert one.set_policy(grace_s=10 * 3600).grace_s == 36_000
-        assert other.policy == one.policy == changed_policy(Policy(), {"grace_s": 36_000})
+        assert other.policy == one.policy == change_policy(Policy(), {"grace_s": 36_000})
         one.gc()
         for hours in (8, 1.5):
             dated.clock.sleep(hours * HOUR)
@@ -276,7 +276,7 @@ def test_two_clients_that_change_other_values_at_once_do_not_undo_each_other_s(d
         assert other.policy == one.policy
         one.set_policy(grace_s=7200)
         other.set_policy(lease_s=60)  # It has not seen the change when it asks.
-        assert one.policy == other.policy == changed_policy(Policy(), {"grace_s": 7200, "lease_s": 60})
+        assert one.policy == other.policy == change_policy(Policy(), {"grace_s": 7200, "lease_s": 60})
 
 
 def test_an_older_release_stops_at_the_record_and_changes_nothing(dated: DatedBlob) -> None:

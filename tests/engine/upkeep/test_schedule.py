@@ -45,7 +45,7 @@ def test_known_collections_are_looked_at_each_time_and_all_of_them_at_intervals(
             schedule = CompactionSchedule(
                 writer.compactor, follower, clock, settings, lambda contents: seen.append(contents.name)
             )
-            follower.known(other["a"].id, "a")
+            follower.require(other["a"].id, "a")
             assert follower.state.entries[client["b"].id].contents is None
             schedule.tick()
             assert seen == ["a"]
@@ -142,7 +142,7 @@ def test_a_collection_is_due_after_so_many_commits_since_it_was_looked_at() -> N
     with scheduled(ImpatientClock()) as (client, schedule):
         id_ = client["a"].id
         for _ in range(2):
-            assert [schedule.committed(id_) for _ in range(COMMITS_MAX)] == [False] * (COMMITS_MAX - 1) + [True]
+            assert [schedule.count_commit(id_) for _ in range(COMMITS_MAX)] == [False] * (COMMITS_MAX - 1) + [True]
             schedule.tick()
 
 

@@ -47,7 +47,7 @@ def small_write(handle: CollectionHandle, time: int, *, at_commit: bool = False)
 
 def some_step(r: random.Random, handle: CollectionHandle) -> list[Step]:
     """Return a step, or two that belong together; it is about as often refused as not."""
-    contents, id_ = handle.known(), handle.id
+    contents, id_ = handle.get_known_state(), handle.id
     near = max(0, contents.upper + r.choice([-1, 0, 0, 1, 2]))
     past = max(0, contents.upper - r.choice([0, 1, 1, 3]))
     hold, held = r.choice("hij"), contents.holds

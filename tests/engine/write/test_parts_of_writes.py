@@ -13,7 +13,7 @@ from persist.blob.errors import PersistError, Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import MemoryBlob
 from persist.blob.threads import SystemClock
-from persist.codecs.evolution import evolved
+from persist.codecs.evolution import evolve_schema
 from persist.codecs.order.digest import DIGEST_MODULUS
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import ROW_GROUP_BYTES_MAX
@@ -30,7 +30,7 @@ from persist.engine.write.write_steps import SMALL_WRITE_BYTES_MAX, WriteSteps, 
 from tests.core.state_rules.test_refusals import SCHEMA, part
 from tests.engine.write.test_operations import A, uploading, write
 
-NEWER = evolved(SCHEMA, add={"v": pa.int64()}, defaults={}, drop=[], rename={}, widen={}, reorder=None)
+NEWER = evolve_schema(SCHEMA, add={"v": pa.int64()}, defaults={}, drop=[], rename={}, widen={}, reorder=None)
 
 
 @pytest.fixture

@@ -194,7 +194,7 @@ def test_a_tiny_write_without_a_token_is_not_made_a_table_for_a_digest(
     def refuse(*_: object) -> None:
         raise AssertionError("it costs more than all else that a tiny write does")
 
-    monkeypatch.setattr("persist.engine.write.write_steps.gathered", refuse)
+    monkeypatch.setattr("persist.engine.write.write_steps.gather_updates", refuse)
     orders.write([((1, "a"), 0, 1)]).result()
     with pytest.raises(AssertionError, match="costs more"):
         orders.write([((1, "a"), 0, 1)], token="t")

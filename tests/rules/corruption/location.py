@@ -68,7 +68,7 @@ def blobs_of(seed: int) -> Blobs:
     write_every_kind(blob)
     with pytest.MonkeyPatch.context() as patch, persist.open(blob, settings=SETTINGS) as client:
         # Or else it would depend on the pace of threads which ones there are.
-        patch.setattr("persist.engine.write.group_commit.checkpoint_due", lambda *_: False)
+        patch.setattr("persist.engine.write.group_commit.is_checkpoint_due", lambda *_: False)
         write_compacted(client, f"{rng.random()}")
         many = client.create_or_load("many", key={"k": pa.int64()}, value={"v": pa.string()})
         few = client.create_or_load("few", key={"k": pa.int64()}, value={"v": pa.string()})
@@ -78,7 +78,7 @@ def blobs_of(seed: int) -> Blobs:
                 multi.write(few, [((rng.randrange(9), f"v{rng.randrange(3)}"), time, 1)])
                 multi.seal(few, time + 1)
                 multi.seal(many, time + 1)
-            client.engine.follower.current(few.id, few.name)
+            client.engine.follower.refresh_and_require(few.id, few.name)
             if time in LARGE_WRITES:  # As a part in a blob, named by a list of one.
                 keys = list(range(time * 1000, time * 1000 + 1000))
                 text = [f"{rng.getrandbits(400):x}" for _ in keys]

@@ -142,7 +142,7 @@ def read_one(collection: persist.Collection) -> None:
     list(snapshot.rows())
     snapshot.count()
     for scan in snapshot.slices(4):
-        scan.pruned()
+        scan.prune()
     lower = (collection.since.time or 0) + 1
     list(collection.changes(lower, max(lower, collection.upper.time or 0), timeout_s=0).updates())
 

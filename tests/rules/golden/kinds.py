@@ -30,7 +30,7 @@ from persist.core.state_rules import annotations as remembered
 from persist.core.state_rules.keyed_rules import PlannedPend
 from persist.core.state_rules.publications import list_unused_blobs
 from persist.engine.collection.commit import Commit
-from persist.engine.follow.checkpoint import stored_checkpoints
+from persist.engine.follow.checkpoint import iterate_checkpoints
 from persist.engine.write.operations import Submission, Write
 from persist.engine.write.write_options import WriteOptions
 from persist.errors import TokenForgotten
@@ -108,7 +108,7 @@ def write_every_kind(location: Path | Blob) -> None:
             record_kinds.VoidUploads(1),
         )
         client.gc()  # Of which there is none; but it makes a checkpoint.
-        newest = next(stored_checkpoints(client.engine.blob))
+        newest = next(iterate_checkpoints(client.engine.blob))
         commit(client, record_kinds.TakeOver(newest.pointer))
 
 

@@ -11,7 +11,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.blob.stores.file import FileBlob
 from persist.core.log.framing import BlobRef
 from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key
-from persist.engine.follow.checkpoint import INTERVAL, checkpoint_state, stored_checkpoint
+from persist.engine.follow.checkpoint import INTERVAL, checkpoint_state, load_checkpoint
 from persist.engine.follow.follower import Follower
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import LogInterrupted
@@ -238,7 +238,7 @@ def test_a_checkpoint_beyond_the_end_of_the_log_is_said_and_set_aside(before: in
 
 def test_the_objects_of_a_checkpoint_beyond_the_end_are_kept_with_it() -> None:
     blob, clock, seqno = with_a_checkpoint_beyond(INTERVAL + 3)
-    stray = stored_checkpoint(blob, checkpoint_key(seqno))
+    stray = load_checkpoint(blob, checkpoint_key(seqno))
     assert stray is not None
     entries = checkpoint_state(blob, stray.checkpoint).entries.values()
     named = {entry.base.blob for entry in entries if isinstance(entry.base, BlobRef)}

@@ -209,4 +209,4 @@ def test_both_tables_of_a_collection_live_side_by_side(client: persist.Client) -
         assert later.fsck().is_clean
     collect(client)
     left = {path.name for path in (Path(client.url) / "part").rglob("*") if path.is_file()}
-    assert left == {part.blob.rpartition("/")[2] for part in c.handle.known().stored_parts if part.blob}
+    assert left == {part.blob.rpartition("/")[2] for part in c.handle.get_known_state().stored_parts if part.blob}

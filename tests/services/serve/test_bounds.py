@@ -6,10 +6,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -20,9 +19,10 @@ import persist
 from persist.api.client import Client
 from persist.blob import wire
 from persist.blob.protocol import MemoryBlob
+from persist.compute.query import Queries, QueryLimits
 from persist.services.serve import commits, flight_calls, server
 from persist.services.serve.messages import parse_address
-from tests.services.serve.test_serve import LOCAL, QUIET, asked, got
+from tests.services.serve.test_serve import LOCAL, QUIET, asked, queried
 from tests.support.stepped import WAIT_S, wait_until
 
 TOKEN = "right"
@@ -128,10 +128,9 @@ def test_who_has_no_token_is_refused_before_its_message_has_come(serving: Client
 )
 def test_a_token_anywhere_but_in_its_one_header_is_none(serving: Client, headers: list[tuple[bytes, bytes]]) -> None:
     with serving.serve(LOCAL, token=TOKEN) as served, flight.FlightClient(served.url) as client:
-        for call in (client.list_actions, client.list_flights):
-            with pytest.raises(flight.FlightUnauthenticatedError) as refused:
-                list(call(options=flight.FlightCallOptions(headers=headers)))
-            assert TOKEN not in str(refused.value).replace("Bearer TOKEN", "")
+        with pytest.raises(flight.FlightUnauthenticatedError) as refused:
+            list(client.list_actions(options=flight.FlightCallOptions(headers=headers)))
+        assert TOKEN not in str(refused.value).replace("Bearer TOKEN", "")
 
 
 def test_half_open_connections_are_closed_and_no_more_of_them_are_taken_than_there_may_be(
@@ -150,7 +149,7 @@ def test_half_open_connections_are_closed_and_no_more_of_them_are_taken_than_the
                     connection.sendall(sent)
             assert all(map(is_closed, opened))
         with flight.FlightClient(served.url) as client:
-            assert got(client, get="snapshot", collection="orders").num_rows == 1
+            assert asked(client, "wait", after=-1, waiter="w", timeout_s=0)["seqno"] >= 0
 
 
 def test_a_message_that_does_not_come_ends_its_call(serving: Client, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,28 +191,22 @@ def test_errors_are_those_of_a_local_call_without_traceback_or_path(tmp_path: Pa
     with persist.open(folder, settings=QUIET) as client:
         orders = client.create_or_load("orders", key={"k": int}, value={"v": str})
         orders.write(pa.table({"k": range(100_000), "v": ["a" * 50] * 100_000}), time=0, seal=1).result()
-    wrong: list[tuple[dict[str, Any], Callable[[Client], object]]] = [
-        ({"get": "snapshot", "collection": "none"}, lambda local: local.load("none")),
-        (
-            {"get": "snapshot", "collection": "orders", "columns": ["x"]},
-            lambda local: local["orders"].snapshot(0, columns=["x"]),
-        ),
-        ({"get": "changes", "collection": "orders", "start": 5, "end": 1}, lambda local: local["orders"].changes(5, 1)),
-    ]
+    wrong = ["FROM none", "SELECT x FROM orders", 'FROM "@99".main.orders']
+    limits = QueryLimits()
     with persist.open(folder, settings=QUIET) as client:
         for part in folder.glob("part/**/*"):
             if part.is_file():
                 part.write_bytes(b"damaged")
-        with client.serve(LOCAL) as served, flight.FlightClient(served.url) as asking:
+        with client.serve(LOCAL, sql=limits) as served, flight.FlightClient(served.url) as asking:
             told: list[tuple[str, BaseException]] = []
-            for ticket, call in wrong:
+            for sql in wrong:
                 with pytest.raises(persist.PersistError) as local:
-                    call(client)
+                    Queries(client.engine, limits).ask(sql)
                 with pytest.raises((pa.ArrowException, OSError, KeyError)) as remote:
-                    got(asking, **ticket)
+                    queried(asking, sql)
                 told.append((str(remote.value), local.value))
             with pytest.raises(flight.FlightUnavailableError, match="CorruptBlob: ") as damaged:
-                got(asking, get="snapshot", collection="orders")
+                queried(asking, "FROM orders").read_all()
     for text, local_error in told:
         assert f"{type(local_error).__name__}: {local_error}".replace(str(folder), "the location") in text
     for text in (*(text for text, _ in told), str(damaged.value)):
@@ -225,13 +218,13 @@ def test_errors_are_those_of_a_local_call_without_traceback_or_path(tmp_path: Pa
 def test_a_fault_of_the_server_is_told_without_what_it_was_about(
     serving: Client, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def fail(self: Client) -> list[str]:
+    def fail(self: Queries, *arguments: object) -> None:
         raise OSError(2, "no such file", "/home/somebody/.secret")
 
-    monkeypatch.setattr(Client, "collections", fail)
+    monkeypatch.setattr(Queries, "ask", fail)
     failed = pytest.raises((pa.ArrowException, OSError), match=r"the server failed \(FileNotFoundError\)")
-    with serving.serve(LOCAL) as served, flight.FlightClient(served.url) as client, failed as told:
-        list(client.list_flights())
+    with serving.serve(LOCAL, sql=True) as served, flight.FlightClient(served.url) as client, failed as told:
+        queried(client, "FROM orders")
     assert "secret" not in str(told.value)
     assert ".secret" in caplog.text
 

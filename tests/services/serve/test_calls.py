@@ -1,6 +1,5 @@
 """Calls of a server without a line: the store's, messages of data, errors as clients see them, and waiting."""
 
-import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,8 +14,7 @@ from persist.blob.errors import Unavailable
 from persist.blob.layers.unreliable import Fault, UnreliableBlob
 from persist.blob.protocol import LIST_PAGE_ENTRIES, MemoryBlob
 from persist.blob.served import SERVED_DELETE_KEYS, BlobDelete, BlobGet, BlobHead, BlobListPage, BlobPage, BlobPut
-from persist.core.antichain import Antichain
-from persist.errors import AsOfNotSealed, CollectionNotFound, Conflict, InvalidUsage, PersistError
+from persist.errors import CollectionNotFound, Conflict, InvalidUsage, PersistError
 from persist.services.serve import flight_calls, server
 from persist.services.serve.error_codes import without_location
 from persist.services.serve.flight_calls import (
@@ -30,7 +28,6 @@ from persist.services.serve.flight_calls import (
     schema_message,
 )
 from persist.services.serve.messages import encode_fields, group_fields
-from tests.support.stepped import wait_until
 
 
 class Call:
@@ -193,45 +190,6 @@ def test_messages_of_data_hold_a_batch_its_dictionaries_and_metadata() -> None:
 # What answers wait for.
 
 
-def test_a_wait_ends_with_news_its_time_its_caller_or_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 0.005)
-    monkeypatch.setattr(server, "SEALED_S", 60.0)
-    hub, call, reads = server._Hub(seqno=3), Call(), list[int]()
-
-    def read() -> str:
-        reads.append(hub.seqno)
-        if hub.seqno < 5:
-            raise AsOfNotSealed(7, Antichain(5), 0.0)
-        return "read"
-
-    def later(change: Any) -> threading.Thread:
-        def act() -> None:
-            wait_until(lambda: len(hub.waiters) == 1)
-            change()
-
-        thread = threading.Thread(target=act)
-        thread.start()
-        return thread
-
-    thread = later(lambda: setattr(hub, "seqno", 5))
-    assert server._once_sealed(read, hub, call) == "read"
-    thread.join()
-    assert (hub.waiters, reads[0], reads[-1]) == (set(), 3, 5)
-    hub.seqno = 3
-    thread = later(lambda: setattr(call, "is_on", False))
-    with pytest.raises(AsOfNotSealed):
-        server._once_sealed(read, hub, call)
-    thread.join()
-    call.is_on = True
-    monkeypatch.setattr(server, "SEALED_S", 0.02)
-    with pytest.raises(AsOfNotSealed):
-        server._once_sealed(read, hub, call)
-    hub.is_closed = True
-    with pytest.raises(Unavailable, match="the server ends"):
-        server._once_sealed(read, hub, call)
-    assert hub.waiters == set()
-
-
 def test_only_so_many_wait_each_of_whom_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "WAITS_MAX", 2)
     hub = server._Hub()
@@ -316,11 +274,7 @@ def test_bytes_that_were_announced_must_come_all_and_no_more() -> None:
     assert [*left] == []
 
 
-def test_a_path_names_one_collection() -> None:
-    assert server._read_path(flight.FlightDescriptor.for_path("orders")) == "orders"
-    for wrong in (flight.FlightDescriptor.for_path(), flight.FlightDescriptor.for_path("a", "b")):
-        with pytest.raises(ValueError, match="a path of one element"):
-            server._read_path(wrong)
+def test_what_is_no_ticket_is_refused() -> None:
     with pytest.raises(ValueError, match="the message is not one of Flight"):
         server._parse_message(flight.Ticket, b"\xff\xff")
 

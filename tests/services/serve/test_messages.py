@@ -12,15 +12,11 @@ from persist.services.serve.commits import Room
 from persist.services.serve.messages import (
     MESSAGE_BYTES_MAX,
     Address,
-    GetChanges,
-    GetSnapshot,
-    GetSubscription,
     Leave,
     Notify,
     Wait,
     check_token,
     decode_message,
-    decode_ticket,
     encode_fields,
     group_fields,
     is_loopback,
@@ -69,18 +65,6 @@ def test_a_number_may_have_ten_bytes_and_no_more() -> None:
         [*read_fields(b"\x08" + b"\x80" * 10 + b"\x01")]
 
 
-def test_a_ticket_says_what_is_wanted() -> None:
-    assert decode_ticket(b'{"get":"snapshot","collection":"c"}') == GetSnapshot("c")
-    assert decode_ticket(b'{"get":"changes","collection":"c","start":1,"end":2}') == GetChanges("c", 1, 2)
-    given = decode_ticket(b'{"get":"subscription","collection":"c","as_of":4}')
-    assert given == GetSubscription("c", 4)
-    assert isinstance(given, GetSubscription)
-    assert given.contents
-    for wrong in (b'{"get":"x","collection":"c"}', b'{"get":"snapshot"}', b"\xff", b"[" * 60_000, b""):
-        with pytest.raises(ValueError, match="it is not understood"):
-            decode_ticket(wrong)
-
-
 def test_a_message_larger_than_any_is_not_read() -> None:
     whole = msgspec.json.encode(Leave("x")).ljust(MESSAGE_BYTES_MAX)
     assert decode_message(whole, Leave) == Leave("x")
@@ -91,6 +75,9 @@ def test_a_message_larger_than_any_is_not_read() -> None:
         assert decode_message(msgspec.json.encode(fields), Wait) == Wait(-1, "x" * 200, 30)
         with pytest.raises(ValueError, match="it is not understood"):
             decode_message(msgspec.json.encode(fields | wrong), Wait)
+    for malformed in (b'{"waiter":"x","more":1}', b"{}", b"\xff", b"[" * 60_000, b""):
+        with pytest.raises(ValueError, match="it is not understood"):
+            decode_message(malformed, Leave)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from persist.services.serve.messages import encode_fields
 from persist.services.serve.rights import RIGHTS, NotAllowed, Right, Tokens
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.metrics import serve_metrics
+from tests.services.serve.test_serve import statement
 from tests.support.stepped import WAIT_S
 
 LOCAL = "grpc://127.0.0.1:0"
@@ -64,10 +65,9 @@ CHANGES = {
     "DoAction/blob.delete": Right.STORE,
     "DoExchange/put": Right.STORE,
 }
-NAMED = flight.FlightDescriptor.for_path("orders")
-TICKET = flight.Ticket(b'{"get":"snapshot","collection":"orders"}')
+NAMED = statement("FROM orders")
+TICKET = flight.Ticket(b"wrong")
 USES: dict[str, Use] = {
-    "ListFlights": lambda client, options: [*client.list_flights(options=options)],
     "GetFlightInfo": lambda client, options: client.get_flight_info(NAMED, options),
     "GetSchema": lambda client, options: client.get_schema(NAMED, options),
     "DoGet": lambda client, options: client.do_get(TICKET, options).read_all(),

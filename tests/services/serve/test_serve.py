@@ -17,6 +17,7 @@ from persist.blob.protocol import MemoryBlob
 from persist.engine.follow.waiting import HINT_S, POLL_FIRST_S, TOLD_FIRST_S
 from persist.services.serve import remote_location as asking
 from persist.services.serve import server
+from persist.services.serve.messages import encode_fields
 from tests.support.clocks import ImpatientClock
 from tests.support.stepped import wait_until
 
@@ -51,8 +52,13 @@ def asked(client: flight.FlightClient, what: str, token: str | None = None, **me
     return answer
 
 
-def got(client: flight.FlightClient, **ticket: Any) -> pa.Table:
-    return client.do_get(flight.Ticket(json.dumps(ticket).encode())).read_all()
+def statement(sql: str) -> flight.FlightDescriptor:
+    kind = b"type.googleapis.com/arrow.flight.protocol.sql.CommandStatementQuery"
+    return flight.FlightDescriptor.for_command(encode_fields((1, kind), (2, encode_fields((1, sql.encode())))))
+
+
+def queried(client: flight.FlightClient, sql: str) -> flight.FlightStreamReader:
+    return client.do_get(client.get_flight_info(statement(sql)).endpoints[0].ticket)
 
 
 def test_who_follows_is_told_and_needs_not_poll(serving: Client, blob: MemoryBlob) -> None:
@@ -167,48 +173,11 @@ def test_a_server_on_a_public_address_may_be_meant(serving: Client) -> None:
     serving.serve("grpc://0.0.0.0:0", insecure=True).close()
 
 
-def test_any_flight_client_reads_snapshots_changes_and_what_there_is(serving: Client) -> None:
-    with serving.serve(LOCAL) as served, flight.FlightClient(served.url) as client:
-        (info,) = client.list_flights()
-        assert info.schema.names == ["k", "v"]
-        assert client.do_get(info.endpoints[0].ticket).read_all().to_pylist() == [{"k": 1, "v": "a"}]
-        again = client.get_flight_info(flight.FlightDescriptor.for_path("orders"))
-        assert again.endpoints[0].ticket == info.endpoints[0].ticket
-        assert got(client, get="snapshot", collection="orders", as_of=0, columns=["v"]).to_pydict() == {"v": ["a", "b"]}
-        changes = got(client, get="changes", collection="orders", start=1, end=2)
-        assert changes.to_pylist() == [{"k": 2, "v": "b", "_time": 1, "_diff": -1}]
-        assert [action.type for action in client.list_actions()] == ["wait", "leave", "committed"]
-
-
-def test_a_subscription_goes_on_with_what_is_sealed_and_says_how_far_it_goes(serving: Client) -> None:
-    with serving.serve(LOCAL) as served, flight.FlightClient(served.url) as client:
-        ticket = flight.Ticket(json.dumps({"get": "subscription", "collection": "orders", "as_of": 0}).encode())
-        reader = client.do_get(ticket)
-        steps = [reader.read_chunk() for _ in range(4)]
-        assert [len(step.data) for step in steps] == [2, 0, 1, 0]
-        uppers = [json.loads(step.app_metadata.to_pybytes())["upper"] for step in steps if step.app_metadata]
-        assert uppers == [[1], [2]]
-        serving["orders"].write([((5, "e"), 2, 1)], seal=persist.Antichain()).result()
-        rest = list(reader)
-        assert [step.data.num_rows for step in rest] == [1, 0]
-        assert json.loads(rest[-1].app_metadata.to_pybytes()) == {"upper": []}
-
-
 def test_bad_requests_are_refused_with_what_is_wrong(serving: Client) -> None:
-    with serving.serve(LOCAL) as served, flight.FlightClient(served.url) as client:
-        for ticket, error in (
-            (b"", "not understood"),
-            (b"[" * 10_000, "not understood"),
-            (b" " * 100_000, "at most"),
-            (json.dumps({"get": "snapshot"}).encode(), "collection"),
-            (json.dumps({"get": "snapshot", "collection": "orders", "as_of": "x"}).encode(), "not understood"),
-            (json.dumps({"get": "snapshot", "collection": "orders", "more": 1}).encode(), "more"),
-            (json.dumps({"get": "snapshot", "collection": "orders", "columns": ["none"]}).encode(), "none"),
-        ):
-            with pytest.raises(pa.ArrowInvalid, match=error):
+    with serving.serve(LOCAL, sql=True) as served, flight.FlightClient(served.url) as client:
+        for ticket in (b"", b"[" * 10_000, b" " * 100_000, b'{"get":"snapshot","collection":"orders"}'):
+            with pytest.raises(pa.ArrowInvalid, match="of Flight"):
                 client.do_get(flight.Ticket(ticket)).read_all()
-        with pytest.raises(pa.ArrowKeyError, match="nothing"):
-            got(client, get="snapshot", collection="nothing")
         bad: dict[str, dict[str, Any]] = {
             "wait": {"after": -2, "waiter": "w", "timeout_s": 1},
             "explode": {},
@@ -217,8 +186,9 @@ def test_bad_requests_are_refused_with_what_is_wrong(serving: Client) -> None:
         for what, message in bad.items():
             with pytest.raises(pa.ArrowInvalid):
                 asked(client, what, **message)
-        with pytest.raises(pa.ArrowInvalid, match="path"):
-            client.get_flight_info(flight.FlightDescriptor.for_command(b"SELECT 1"))
+        for descriptor in (flight.FlightDescriptor.for_path("orders"), flight.FlightDescriptor.for_command(b"SELECT")):
+            with pytest.raises(pa.ArrowInvalid, match="of Flight"):
+                client.get_flight_info(descriptor)
 
 
 def test_a_wait_ends_with_a_record_a_leave_or_its_time(serving: Client) -> None:
@@ -279,12 +249,11 @@ def test_who_does_not_read_is_dropped_and_keeps_no_history(serving: Client, monk
     rows = pa.table({"k": range(100_000), "v": ["v" * 100] * 100_000})
     serving["orders"].write(rows, time=2).result()
     serving["orders"].seal(3).result()
-    with serving.serve(LOCAL, slow_s=0.5) as served:
+    with serving.serve(LOCAL, slow_s=0.5, sql=True) as served:
         # It takes little in before it is asked for it, so that the server comes to stand soon.
         narrow = [("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", 1 << 16)]
         client = flight.FlightClient(served.url, generic_options=narrow)
-        ticket = {"get": "subscription", "collection": "orders", "as_of": 2}
-        reader = client.do_get(flight.Ticket(json.dumps(ticket).encode()))
+        reader = queried(client, "FROM orders")
         reader.read_chunk()
         while serving.metrics().groups["leases"]["reads"]:
             assert not threading.Event().wait(0.01)
@@ -297,9 +266,9 @@ def test_who_does_not_read_is_dropped_and_keeps_no_history(serving: Client, monk
 def test_more_streams_than_there_may_be_are_refused(serving: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server, "STREAMS_MAX", 0)
     monkeypatch.setattr(server, "WAITS_MAX", 0)
-    with serving.serve(LOCAL) as served, flight.FlightClient(served.url) as client:
+    with serving.serve(LOCAL, sql=True) as served, flight.FlightClient(served.url) as client:
         with pytest.raises(flight.FlightUnavailableError, match="try again"):
-            got(client, get="snapshot", collection="orders")
+            queried(client, "FROM orders").read_all()
         with pytest.raises(flight.FlightUnavailableError, match="try again"):
             asked(client, "wait", after=-1, waiter="w", timeout_s=0)
     assert serving.metrics().groups["leases"]["reads"] == 0
@@ -319,55 +288,6 @@ def test_neither_threads_nor_ports_are_left(tmp_path: Path) -> None:
         assert client.serve(url).url == url
     served.close()
     assert ours() == before
-
-
-def test_a_read_waits_for_its_time_but_not_beyond_who_asked_or_the_server(
-    serving: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "LOOK_S", 0.01)
-    reads: tuple[dict[str, Any], ...] = (
-        {"get": "snapshot", "as_of": 2},
-        {"get": "changes", "start": 0, "end": 3},
-        {"get": "subscription", "as_of": 2},
-    )
-    found: list[int] = []
-    refused: list[str] = []
-
-    def read(url: str, ticket: dict[str, Any], timeout_s: float) -> None:
-        options = flight.FlightCallOptions(timeout=timeout_s)
-        with flight.FlightClient(url) as client:
-            try:
-                reader = client.do_get(flight.Ticket(json.dumps(ticket | {"collection": "orders"}).encode()), options)
-                found.append(len(reader.read_chunk().data))
-            except (pa.ArrowException, OSError) as error:
-                refused.append(str(error))
-
-    def waiting(timeout_s: float) -> list[threading.Thread]:
-        threads = [threading.Thread(target=read, args=(served.url, each, timeout_s)) for each in reads]
-        for thread in threads:
-            thread.start()
-        wait_until(lambda: served.counts()["waits"] == len(reads))
-        return threads
-
-    with serving.serve(LOCAL) as served:
-        threads = waiting(600.0)
-        serving["orders"].seal(3).result()
-        for thread in threads:
-            thread.join()
-        assert (sorted(found), refused) == ([1, 1, 3], [])
-        for each in reads:
-            for what, time in (("as_of", 3), ("end", 4)):
-                if what in each:
-                    each[what] = time
-        threads = waiting(0.5)
-        for thread in threads:
-            thread.join()
-        wait_until(lambda: served.counts()["waits"] == 0)  # Nobody hung on to them.
-        threads = waiting(600.0)
-    for thread in threads:
-        thread.join()
-    assert [("server ends" in each) for each in refused] == [False] * 3 + [True] * 3
-    assert not [name for name in ours() if name.startswith("persist-server")]
 
 
 def test_a_server_that_answers_nothing_is_asked_again(

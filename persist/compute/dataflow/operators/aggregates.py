@@ -26,10 +26,9 @@ import pyarrow.types as pat
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
-from persist.compute.dataflow.state.costs import USUAL, Costs
-from persist.compute.dataflow.updates.batch import NONE, find_starts, hash_columns, largest_magnitude, multiply_diffs
+from persist.compute.dataflow.updates.batch import NONE, largest_magnitude, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
-from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain, is_narrow
+from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain
 
 VARIANCES = ("var_pop", "var_samp", "stddev_pop", "stddev_samp", "sem")  # Of floats.
 ACCUMULABLE = ("count", "sum", "mean", "wide_sum", "total", *VARIANCES)
@@ -192,9 +191,6 @@ def check_int64(sums: list[int], name: str) -> Ints:
     return np.array(sums, np.int64)
 
 
-FEW_GROUPS = 4  # If a key and time has fewer updates in the mean, they are not summed.
-
-
 def split_values_by_kind(kind: str, words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, Ints, Ints]:
     """Split an aggregate's values that are not NULL: row, slot and amount."""
     if kind == "count":
@@ -220,9 +216,7 @@ def _split_values(words: Ints, of: pa.DataType, domain: Domain) -> tuple[Ints, I
     return split_integers_of_any_size(whole_numbers(pa.chunked_array([domain.decode(words, of)])).astype(object))
 
 
-def explode_to_slots(
-    updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain, costs: Costs = USUAL
-) -> Ints:
+def explode_to_slots(updates: Ints, keys: int, aggregates: Sequence[Wanted], domain: Domain) -> Ints:
     """Return what updates contribute to slots: key words, slot, times, diffs.
 
     Args:
@@ -234,10 +228,6 @@ def explode_to_slots(
         contributed = np.empty((len(updates) + 1, updates.shape[1]), np.int64)
         contributed[:keys], contributed[keys], contributed[keys + 1 :] = updates[:keys], 0, updates[keys:]
         return contributed
-    if updates.shape[1] >= costs.summed_rows and not any(_has_many_slots(aggregate) for _, aggregate in summed):
-        grouped = _explode_by_group(updates, keys, summed)
-        if grouped is not None:
-            return grouped
     # The contributions, one array for each source: of which update, to which slot, how much.
     rows = [np.arange(updates.shape[1])]
     slots = [np.zeros(updates.shape[1], np.int64)]
@@ -264,56 +254,3 @@ def explode_to_slots(
     contributed[keys] = np.concatenate(slots)
     contributed[-1] = multiply_diffs(contributed[-1], np.concatenate(amounts))
     return contributed
-
-
-def _has_many_slots(request: Wanted) -> bool:
-    of = request.of
-    return request.kind != "count" and (
-        pat.is_floating(of) or (pat.is_decimal(of) and not is_narrow(of)) or pat.is_uint64(of)
-    )
-
-
-def _explode_by_group(updates: Ints, keys: int, summed: Sequence[tuple[int, Wanted]]) -> Ints | None:
-    """Explode with one update for each slot of a key and time.
-
-    A load of a million updates with three aggregates by 100 keys takes 131 ms of CPU with it, and 333 ms without. The
-    slots and amounts are the same as in `split_int64s`, so single updates can retract a part of a sum.
-    """
-    times = updates[keys + len(summed) : -1]
-    marks = hash_columns(np.concatenate((updates[:keys], times))) if keys or len(times) else None
-    if marks is None:
-        return None
-    # Bring updates of one key and time together, by a hash, and mark where each group begins.
-    order = marks.argsort(kind="stable")
-    marks = marks.take(order)
-    firsts = find_starts(marks)
-    if len(firsts) * FEW_GROUPS > len(order):
-        return None
-    sorted_ = updates.take(order, axis=1)
-    names = np.concatenate((sorted_[:keys], sorted_[keys + len(summed) : -1]))
-    if (names != names[:, firsts].repeat(np.diff(np.append(firsts, len(order))), axis=1)).any():
-        return None  # Two groups have one hash.
-    diffs = sorted_[-1]
-    most = largest_magnitude(diffs)
-    if most >= 2**30 or (len(diffs) * most >= 2**30 and int(np.abs(diffs).sum()) >= 2**30):
-        return None  # Sums of digits might not fit.
-    columns = [(0, np.add.reduceat(diffs, firsts))]
-    for at, (number, aggregate) in enumerate(summed):
-        words = sorted_[keys + at]
-        is_null = words == NULL
-        counts = np.where(is_null, 0, diffs)
-        base = 1 + number * SLOTS
-        if is_null.any():
-            columns.append((base + NULLS, np.add.reduceat(np.where(is_null, diffs, 0), firsts)))
-        if aggregate.kind != "count":
-            is_small = (words >= -(2**31)) & (words < 2**31)
-            # As in `split_int64s`, but multiplied by the diffs.
-            low = np.where(is_small, words, words & np.int64(0xFFFFFFFF)) * counts
-            high = np.where(is_small, 0, words >> np.int64(32)) * counts
-            columns.append((base + FIRST_LIMB, np.add.reduceat(low, firsts)))
-            columns.append((base + FIRST_LIMB + 1, np.add.reduceat(high, firsts)))
-    contributed = np.empty((keys + 1 + len(times) + 1, len(firsts) * len(columns)), np.int64)
-    for at, (slot, sums) in enumerate(columns):
-        part = contributed[:, at * len(firsts) : (at + 1) * len(firsts)]
-        part[:keys], part[keys], part[keys + 1 : -1], part[-1] = names[:keys, firsts], slot, names[keys:, firsts], sums
-    return contributed[:, contributed[-1] != 0]

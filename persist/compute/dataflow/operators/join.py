@@ -31,7 +31,7 @@ changed record of the left costs about log2(n) comparisons more.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -47,7 +47,7 @@ from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.compute.dataflow.updates.batch import Keys, key_hashes, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
-from persist.core.expression.evaluation import factored_conjuncts, infer_type
+from persist.core.expression.evaluation import factor_conjuncts, infer_type
 from persist.core.expression.term import SQL, Call, Col, Term, calls, list_columns
 from persist.core.progress import check_limits
 
@@ -161,7 +161,7 @@ class JoinOperator(Operator):
             check_limits()
             target = step.arrangement.layout
             keys = words.take(step.keys, axis=0)
-            if not self._null_equals and _has_null(keys):
+            if not self._null_equals and keys.size and keys.min() == NULL:
                 # A NULL equals nothing, so these rows have no partner.
                 keep = np.flatnonzero((keys != NULL).all(axis=0))
                 words, times, diffs = words.take(keep, axis=1, mode="clip"), times.take(keep, axis=1), diffs.take(keep)
@@ -190,13 +190,6 @@ class JoinOperator(Operator):
         return joined
 
 
-def _has_null(keys: Ints) -> bool:
-    """Return whether a word of keys is NULL."""
-    if keys.shape[1] == 1:
-        return NULL in keys[:, 0].tolist()
-    return bool(keys.size and keys.min() == NULL)
-
-
 Place = tuple[int, str]  # A column of an input.
 Partners = Callable[[int, tuple[str, ...]], float | None]
 Arranged = Callable[[int, tuple[str, ...], tuple[str, ...]], Arrangement]
@@ -221,7 +214,7 @@ class JoinPaths:
     ) -> None:
         self._schemas = schemas
         self._partners = partners
-        self._arranged = arranged
+        self._arranged = cache(arranged)  # Paths share what they look up.
         self._class: dict[Place, Place] = {(0, name): (0, name) for name in schemas[0].names}
         named = {name: (0, name) for name in schemas[0].names}
         for number, pairs in enumerate(on, 1):
@@ -307,7 +300,7 @@ def find_bound(join: Join, schemas: Sequence[pa.Schema]) -> tuple[Term, Term] | 
             is_left = all(list_columns(term) <= left_names for _, term in stage.outputs)
             return pairs[0] if len(pairs) == 1 and is_left else None
         assert isinstance(stage, Filter)
-        for part in factored_conjuncts(stage.condition):
+        for part in factor_conjuncts(stage.condition):
             if list_columns(part) <= left_names:
                 continue
             if not (isinstance(part, Call) and calls(part, *_COMPARISONS)):

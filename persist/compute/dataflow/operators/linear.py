@@ -32,7 +32,7 @@ from persist.compute.dataflow.plan.stages import (
     Unnest,
     split_bound,
 )
-from persist.compute.dataflow.updates.batch import find_uncancelled, multiply_diffs, negate_diffs, reorder_into
+from persist.compute.dataflow.updates.batch import find_uncancelled, multiply_diffs, negate_diffs
 from persist.compute.dataflow.updates.times import Flags, Ints
 from persist.compute.dataflow.updates.words import NULL, Domain
 from persist.core.antichain import coordinates
@@ -142,12 +142,8 @@ class Frame(Mapping[str, pa.Array]):
     def take(self, rows: Ints) -> "Frame":
         """Return the frame of some rows."""
         columns = {name: column.take(rows) for name, column in self.columns.items()}
-        times = np.empty((len(self.times), len(rows)), np.int64)
-        diffs = np.empty((1, len(rows)), np.int64)
-        reorder_into(self.times, rows, times)
-        reorder_into(self.diffs[None], rows, diffs)
         origins = rows if self._origins is None else self._origins.take(rows)
-        return Frame(self.domain, columns, times, diffs[0], origins)
+        return Frame(self.domain, columns, self.times.take(rows, axis=1), self.diffs.take(rows), origins)
 
     def where(self, keep: Flags) -> "Frame":
         return self if keep.all() else self.take(keep.nonzero()[0])

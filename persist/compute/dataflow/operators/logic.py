@@ -45,7 +45,6 @@ from persist.compute.dataflow.updates.batch import (
     find_starts,
     largest_magnitude,
     multiply_diffs,
-    sort_columns,
     sum_runs,
 )
 from persist.compute.dataflow.updates.times import Flags, Ints
@@ -229,13 +228,8 @@ def _variances(kind: str, counts: Ints, groups: Ints, slots: Ints, sums: Ints, d
 
 
 def _integer_sums(name: str, groups: Ints, slots: Ints, sums: Ints, counts: Ints) -> Ints:
-    low, high = slots == FIRST_LIMB, slots == FIRST_LIMB + 1
-    if not high.any():
-        totals = np.zeros(len(counts), np.int64)
-        totals[groups[low]] = sums[low]
-    else:
-        limb = low | high
-        totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
+    limb = (slots == FIRST_LIMB) | (slots == FIRST_LIMB + 1)
+    totals = check_int64(exact_sums(groups[limb], slots[limb], sums[limb], len(counts)), name)
     return np.where(counts == 0, NULL, totals)
 
 
@@ -320,7 +314,7 @@ def slot_sums(groups: Ints, slots: Ints, amounts: Ints, diffs: Ints) -> tuple[In
 
 def _sort_by_value(numbers: Ints, words: Ints, of: pa.DataType, diffs: Ints, domain: Domain) -> tuple[Ints, Ints, Ints]:
     """Sum equal values of each group; drop those not positive, and sort."""
-    order = sort_columns((numbers, ranks(domain, words, of)))
+    order = np.lexsort((ranks(domain, words, of), numbers))
     numbers, words, diffs = numbers[order], words[order], diffs[order]
     if not len(numbers):
         return numbers, words, diffs
@@ -370,7 +364,7 @@ def top_k(
             foremost = _preselect(groups, rank_in_direction(domain, values[row], kinds[row], down, first), count + skip)
             groups, values, diffs = groups.take(foremost), values.take(foremost, axis=1), diffs.take(foremost)
         columns = [rank_in_direction(domain, values[row], kinds[row], down, first) for row, down, first in every]
-        order = sort_columns((groups, *columns))
+        order = np.lexsort((*columns[::-1], groups))
         if counted != "row_number":
             order = order[
                 _within_rank(count, counted, groups[order], [c[order] for c in columns[: len(by)]], diffs[order])
@@ -412,7 +406,7 @@ def _preselect(groups: Ints, places: Ints, count: int) -> Ints:
 
     Most records are behind these by their first column alone, and are not compared in the others.
     """
-    order = sort_columns((groups, places))
+    order = np.lexsort((places, groups))
     groups, places = groups.take(order), places.take(order)
     firsts = find_starts(groups)
     sizes = np.diff(np.append(firsts, len(groups)))

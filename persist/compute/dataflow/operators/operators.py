@@ -14,6 +14,7 @@ pass, for some keys or for all. Partial arrangements request it (`persist.comput
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +25,14 @@ from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.updates.batch import Keys, Layout, find_uncancelled, to_batch
 from persist.compute.dataflow.updates.times import Flags, Ints, Ready, Stash, find_beyond, meet_all
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import Antichain, Coordinates, as_given
+from persist.core.antichain import Antichain, as_given
 from persist.core.errors import OperatorFailed
+
+
+@cache
+def first_frontier(dimensions: int) -> Antichain:
+    """Return the frontier that every time is beyond."""
+    return Antichain(as_given((0,) * dimensions))
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +74,7 @@ class Operator:
         self.depth = at.depth
         self.outer = at.outer
         self.dimensions = at.outer + at.depth
-        self.frontier = Antichain(as_given((0,) * at.outer))
+        self.frontier = first_frontier(at.outer)
         self.rounds: tuple[int, ...] = ()
         self.out: Ints | None = None
         self.costs = at.costs
@@ -113,13 +120,6 @@ class Operator:
         for number, round_ in enumerate(self.rounds, self.outer):
             waits |= times[number] > round_
         return ~waits
-
-    def is_ready(self, time: Coordinates) -> bool:
-        """Return whether one time is complete here by now."""
-        for at, round_ in zip(time[self.outer :], self.rounds, strict=False):
-            if at > round_:
-                return False
-        return not self.frontier.has_beyond(as_given(time[: self.outer]))
 
     def ready_before(self, level: int) -> Ready:
         """Return a test for times that only iterations from a level hold back."""
@@ -238,25 +238,16 @@ class StashingOperator(Operator):
         updates = self.shape_input()
         parts = [] if self.stash.is_empty else self.stash.take(self.ready, self.bound())
         if updates is not None and updates.shape[1]:
-            if self._are_all_ready(updates):
+            flags = self.ready(updates[self.layout.words : -1])
+            if flags.all():
                 parts.append(updates)
             else:
-                flags = self.ready(updates[self.layout.words : -1])
-                if flags.any():
-                    parts.append(updates[:, flags])
+                parts.append(updates[:, flags])
                 self.stash.add(updates[:, ~flags])
         if not parts:
             return None
         batch = to_batch(parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1), self.layout)
         return batch if batch.shape[1] else None
-
-    def _are_all_ready(self, updates: Ints) -> bool:
-        """Return whether all updates are ready."""
-        times = updates[self.layout.words : -1]
-        if len(times) > 1 or self.frontier.is_empty:
-            return bool(self.ready(times).all())
-        last = times.item(0) if times.shape[1] == 1 else times.max()
-        return bool(last < self.frontier.time)
 
     def next_round(self, level: int) -> int | None:
         if self.stash.is_empty:

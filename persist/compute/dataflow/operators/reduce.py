@@ -17,19 +17,10 @@ Cost of a change: the records of its key, or their logarithm if they are ranked;
 for each key.
 """
 
-import itertools
-
 import numpy as np
 import pyarrow as pa
 
 from persist.compute.dataflow.operators.arrangement import Arrangement
-from persist.compute.dataflow.operators.few_groups import (
-    Record,
-    Values,
-    close_under_joins,
-    compute_corrections,
-    plain_rows,
-)
 from persist.compute.dataflow.operators.large_groups import LargeGroups, Ranking
 from persist.compute.dataflow.operators.linear import Shape
 from persist.compute.dataflow.operators.logic import KeysOf, Logic, Result
@@ -46,7 +37,6 @@ from persist.compute.dataflow.updates.batch import (
     with_diffs,
 )
 from persist.compute.dataflow.updates.times import Flags, Ints, Stash
-from persist.core.antichain import Coordinates
 from persist.core.progress import check_limits
 
 
@@ -182,14 +172,10 @@ class TotalReduce(ReduceOperator):
                 numbers, new = rows_of_others(ranked, numbers, new)
                 old_numbers, old = rows_of_others(ranked, old_numbers, old)
         if keys.shape[1]:
-            times = new[-2]
-            is_one = len(times) == 1 or bool((times == times[0]).all())
-            changes += self._change_in_pieces(keys, numbers, new, old_numbers, old, is_one_time=is_one)
+            changes += self._change_in_pieces(keys, numbers, new, old_numbers, old)
         return changes
 
-    def _change_in_pieces(
-        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
-    ) -> list[Ints]:
+    def _change_in_pieces(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> list[Ints]:
         """Compute the changes for some keys after the other, within bounded memory.
 
         Memory: several times `Costs.piece_rows`, or the rows of the largest key, besides arguments and results.
@@ -197,13 +183,11 @@ class TotalReduce(ReduceOperator):
         count = keys.shape[1]
         check_limits()
         if len(numbers) + len(old_numbers) <= self.costs.piece_rows or count == 1:
-            return [
-                self.shape(self._change_in_blocks(keys, numbers, new, old_numbers, old, is_one_time=is_one_time)[1:])
-            ]
+            return [self.shape(self._change_in_blocks(keys, numbers, new, old_numbers, old)[1:])]
         changes = []
         for first, end in ((0, count // 2), (count // 2, count)):
             arrived, earlier = rows_of_keys(first, end, numbers, new), rows_of_keys(first, end, old_numbers, old)
-            changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier, is_one_time=is_one_time)
+            changes += self._change_in_pieces(keys[:, first:end], *arrived, *earlier)
         return changes
 
     def _change_ranked(self, ranked: Flags, keys: Ints, numbers: Ints, new: Ints) -> Ints:
@@ -221,12 +205,8 @@ class TotalReduce(ReduceOperator):
             changes += self.large.changed(key, self.arrangement.layout.value_rows(part), part[-2], part[-1])
         return to_batch(np.concatenate(changes, axis=1), self.out_layout)[1:]
 
-    def _change_in_blocks(
-        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
-    ) -> Ints:
+    def _change_in_blocks(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Compute the changes for some times after the other, within bounded memory."""
-        if is_one_time:
-            return self._compute_changes(keys, numbers, new, old_numbers, old, is_one_time=True)
         _, _, sizes, ranks = number_moments(numbers, new[-2])
         count, most = keys.shape[1], int(sizes.max())
         rows = np.bincount(numbers, minlength=count) + np.bincount(old_numbers, minlength=count)
@@ -235,7 +215,7 @@ class TotalReduce(ReduceOperator):
             cells = int((self._count_distinct_records(numbers, new, old_numbers, old, count) * (sizes + 1)).sum())
         width = max(1, most * self.costs.cells // max(cells, 1))
         if width >= most:
-            return self._compute_changes(keys, numbers, new, old_numbers, old, is_one_time=False)
+            return self._compute_changes(keys, numbers, new, old_numbers, old)
         changes = []
         for first in range(0, most, width):
             # The rows at times of this block, and the old rows of their keys, which are numbered anew.
@@ -246,7 +226,7 @@ class TotalReduce(ReduceOperator):
             old_places = present[old_numbers].nonzero()[0]
             earlier = (place[old_numbers[old_places]], old[:, old_places])
             part = (keys[:, present], place[numbers[block]], new[:, block])
-            changes.append(self._compute_changes(*part, *earlier, is_one_time=False))
+            changes.append(self._compute_changes(*part, *earlier))
             # The next block is of later times, so these rows are old ones then.
             old_numbers = np.concatenate((old_numbers, numbers[block]))
             old = np.concatenate((old, new[:, block]), axis=1)
@@ -260,20 +240,13 @@ class TotalReduce(ReduceOperator):
         rows[1:-1] = np.concatenate((layout.value_rows(new), layout.value_rows(old)), axis=1)
         return np.bincount(to_batch(rows, Layout(1, layout.values, 0))[1], minlength=count)
 
-    def _compute_changes(
-        self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints, *, is_one_time: bool
-    ) -> Ints:
+    def _compute_changes(self, keys: Ints, numbers: Ints, new: Ints, old_numbers: Ints, old: Ints) -> Ints:
         """Return the changes of the output of keys, from their old records and the new updates."""
         layout = self.arrangement.layout
-        times = new[-2]
         count = keys.shape[1]
         # Number the times of each key: moments are the pairs (key, time) at which something changes.
-        if is_one_time:
-            moments, firsts, sizes = times[:1].repeat(count), np.arange(count), np.ones(count, np.int64)
-            ranks = np.zeros(len(times), np.int64)
-        else:
-            moments, firsts, sizes, ranks = number_moments(numbers, times)
-        count_old = len(old_numbers)  # The old ones come first, so that sorting finds each record's times in order.
+        moments, firsts, sizes, ranks = number_moments(numbers, new[-2])
+        count_old = len(old_numbers)
         rows = np.empty((layout.values + 3, count_old + len(numbers)), np.int64)
         rows[0, :count_old], rows[0, count_old:] = old_numbers, numbers
         rows[1 : 1 + layout.values, :count_old] = layout.value_rows(old)
@@ -340,23 +313,15 @@ class PartialReduce(ReduceOperator):
         new = self.arrangement.new
         layout = self.arrangement.layout
         due = [] if self._pending.is_empty else self._pending.take(self.ready, self.bound())
-        count = sum(chunk.shape[1] for chunk in due) + (0 if new is None else new.shape[1])
-        if not count:
-            return
-        if count <= self.costs.plain_rows:
-            self._run_few(new, due)
-            return
         pairs = [*due]
         if new is not None:
             pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))))
+        if not pairs:
+            return
         todo = _unique(with_diffs(np.concatenate(pairs, axis=1)), self.keys, self.dimensions)
         keys, hashes, owners = distinct_keys(todo, Layout(self.keys, 0, self.dimensions))
         numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
         todo = np.concatenate((owners[None], todo[1 + self.keys :]))
-        self._correct_closure(todo, keys, hashes, numbers, records)
-
-    def _correct_closure(self, todo: Ints, keys: Ints, hashes: Ints, numbers: Ints, records: Ints) -> None:
-        """Correct the output at pairs [key number, time …, 1], and at all times that follow from them."""
         todo = self._close_under_joins(todo, keys, numbers, self.arrangement.layout.times(records))
         flags = self.ready(todo[1:-1])
         later = todo[:, ~flags]
@@ -364,48 +329,6 @@ class PartialReduce(ReduceOperator):
             self._pending.add(np.concatenate((keys.take(later[0], axis=1), later[1:-1])))
         if flags.any():
             self._correct(todo[:, flags], keys, hashes, numbers, records)
-
-    def _run_few(self, new: Ints | None, due: list[Ints]) -> None:
-        """Do what `run` does, for few pairs of key and time."""
-        layout = self.arrangement.layout
-        times_of_keys: dict[Values, set[Coordinates]] = {}
-        pairs = [chunk.T.tolist() for chunk in due]
-        if new is not None:
-            pairs.append(np.concatenate((layout.key_rows(new), layout.times(new))).T.tolist())
-        for pair in itertools.chain.from_iterable(pairs):
-            times_of_keys.setdefault(tuple(pair[: self.keys]), set()).add(tuple(pair[self.keys :]))
-        keys = np.array([*times_of_keys], np.int64).reshape(len(times_of_keys), self.keys).T
-        hashes = key_hashes(keys)
-        numbers, records = self.arrangement.lookup(hashes, keys, has_new=True)
-        if len(numbers) > self.costs.plain_rows:
-            todo = [[number, *time, 1] for number, times in enumerate(times_of_keys.values()) for time in times]
-            self._correct_closure(np.array(todo, np.int64).T, keys, hashes, numbers, records)
-            return
-        every = _group_by_key(keys, numbers, records, layout)
-        times: list[list[Coordinates]] = []
-        later: list[list[int]] = []
-        for (key, at), rows in zip(times_of_keys.items(), every, strict=True):
-            due_at = sorted(close_under_joins(at, (time for _, time, _ in rows)))
-            times.append([time for time in due_at if self.is_ready(time)])
-            later += [[*key, *time] for time in due_at if not self.is_ready(time)]
-        if later:
-            self._pending.add(np.array(later, np.int64).T)
-        if any(times):
-            self._correct_few(times, keys, hashes, every)
-
-    def _correct_few(
-        self, times: list[list[Coordinates]], keys: Ints, hashes: Ints, records: list[list[Record]]
-    ) -> None:
-        """Do what `_correct` does, for keys with few records."""
-        layout = self.arrangement.layout
-        outputs = _group_by_key(keys, *self.output.lookup(hashes, keys), self.out_layout)
-        names = keys.T.tolist()
-        changes = compute_corrections(self.logic, times, records, outputs, keys, layout.values)
-        if changes:
-            rows = [[*names[number], *values, *time, diff] for number, values, time, diff in changes]
-            batch = to_batch(np.array(rows, np.int64).T, self.out_layout)
-            self.output.insert(batch)
-            self.out = self.shape_batch(batch)
 
     def _close_under_joins(self, pairs: Ints, keys: Ints, numbers: Ints, times: Ints) -> Ints:
         """Return [key number, time …, 1], closed under least upper bounds with the times of each key."""
@@ -495,15 +418,6 @@ class PartialReduce(ReduceOperator):
         current = _sum_until_items(given, place, items)
         current[-1] *= -1
         return _consolidate(np.concatenate((results, current), axis=1))
-
-
-def _group_by_key(keys: Ints, numbers: Ints, rows: Ints, layout: Layout) -> list[list[Record]]:
-    """Return the records of each key, of rows as a batch."""
-    records: list[list[Record]] = [[] for _ in range(keys.shape[1])]
-    times = zip(*layout.times(rows).tolist(), strict=True)
-    for (number, values, diff), time in zip(plain_rows(numbers, layout.value_rows(rows), rows[-1]), times, strict=True):
-        records[number].append((values, time, diff))
-    return records
 
 
 def _unique(rows: Ints, keys: int, dimensions: int) -> Ints:

@@ -63,7 +63,7 @@ from persist.core.expression.term import Col, Lit, Term, leaves, list_columns, s
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
+from persist.engine.location.opening import load_handle
 
 # Pairs of operator and sole reader that are joined, in order: a stack between two joins goes to the later one.
 _LINEAR = (Linear, Linear)
@@ -422,7 +422,7 @@ def estimate_streams(engine: Engine | None, plan: Plan) -> Callable[[int], Stati
         match node.operator:
             case Source(collection) if engine is not None:
                 with suppress(CollectionNotFound):  # Opening the source raises it.
-                    return estimate_collection(loaded(engine, collection))
+                    return estimate_collection(load_handle(engine, collection))
             case Linear() | Arrange() | Consolidate():
                 statistics = estimate(node.inputs[0])
                 stages = node.operator.stages if isinstance(node.operator, Linear) else ()

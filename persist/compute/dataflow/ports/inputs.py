@@ -12,7 +12,7 @@ from persist.blob.errors import InvalidUsage
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.updates.updates import to_updates
-from persist.compute.dataflow.operators.operators import EntryOperator
+from persist.compute.dataflow.operators.operators import EntryOperator, first_frontier
 from persist.compute.dataflow.updates.batch import Layout, to_batch
 from persist.compute.dataflow.updates.times import Ints, Stash, find_beyond
 from persist.compute.dataflow.updates.words import Domain
@@ -32,7 +32,7 @@ class Gate:
     """
 
     def __init__(self, entry: EntryOperator, words: int, dimensions: int, *, is_early: bool = False) -> None:
-        self.frontier = Antichain(as_given((0,) * dimensions))
+        self.frontier = first_frontier(dimensions)
         self.consolidates = False
         self._entry = entry
         self._words = words

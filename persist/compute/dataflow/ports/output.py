@@ -43,7 +43,7 @@ from persist.engine.collection.descriptions import about_collection, allow_compa
 from persist.engine.collection.reads import changes, snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import created_or_loaded, loaded
+from persist.engine.location.opening import load_handle, load_or_create
 
 Traced = Callable[[Ints], tuple[Ints, Ints]]
 PREFIX = ".dataflow"
@@ -422,6 +422,6 @@ def _create(engine: Engine, sink: SinkOperator) -> CollectionHandle:
     key = {name: fields[name] for name in sink.keys}
     value = {name: kind for name, kind in fields.items() if name not in key} or None
     is_there = engine.find_newest_id(sink.collection) is not None
-    unit = loaded(engine, sink.collection).schema.timeline if is_there else None
-    contents, schema = created_or_loaded(engine, sink.collection, CollectionSchema.of(key or None, value, unit))
+    unit = load_handle(engine, sink.collection).schema.timeline if is_there else None
+    contents, schema = load_or_create(engine, sink.collection, CollectionSchema.of(key or None, value, unit))
     return CollectionHandle(engine, contents.id, contents.name, schema)

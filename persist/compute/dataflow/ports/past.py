@@ -29,7 +29,7 @@ from persist.engine.collection.reads import snapshot
 from persist.engine.compact import give_back
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.lookups.matching import estimate_matching, read_matching
-from persist.engine.read.planning.scan import Scan, narrowed_scan
+from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.results.snapshot import Snapshot
 
 SMALL_BYTES = 256 << 10  # Decoded: a collection of fewer is read whole.
@@ -98,7 +98,7 @@ class Past:
     @property
     def is_readable(self) -> bool:
         """Whether the collection can be read as of the time."""
-        contents = self._handle.known()
+        contents = self._handle.get_known_state()
         return contents.since <= self.as_of < contents.upper
 
     @property
@@ -114,7 +114,7 @@ class Past:
 
     def _list_parts(self) -> list[Part]:
         """Return the parts with updates up to the time."""
-        contents = self._handle.folded(self._handle.known())
+        contents = self._handle.fold(self._handle.get_known_state())
         return [part for part in contents.parts if part.time_min <= self.as_of]
 
     def _has_nulls(self, part: Part, column: str) -> bool:
@@ -165,7 +165,7 @@ class Past:
                 raise WouldRecompute(self._program, f"all of {self.title} is needed")
             if self._everything is None:
                 self.readings.append(Reading(self.title, None, 0, self.bytes))
-                everything = self._encode_tables(self._open_snapshot().unsummed())
+                everything = self._encode_tables(self._open_snapshot().iterate_unsummed())
                 if everything.shape[1] >= USUAL.catch_up_updates:
                     give_back()  # Reading them has freed memory.
                 if not (self.is_small or self.keeps_everything):
@@ -190,7 +190,7 @@ class Past:
         least = None if table is None or path is not None else self._estimate_indexed_bytes(len(table))
         if table is None:
             table = pa.table({})  # This reads all records.
-        scan = replace(narrowed_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
+        scan = replace(narrow_scan(self._scan, _make_pruning_filter(table)) or self._scan, filter=None)
         size = estimate_matching(scan, table)
         if path is not None and PAYS * (by_index := path.estimate_bytes(table)) <= size:
             size, tables = by_index, path.records(table, reader)
@@ -226,7 +226,7 @@ class Past:
         """Return the index by which records are found by as many of some columns as possible."""
         handle = self._handle
         paths = plan_paths(
-            handle, handle.folded(handle.known()), self._scan.result_schema, self.as_of, self._columns.names
+            handle, handle.fold(handle.get_known_state()), self._scan.result_schema, self.as_of, self._columns.names
         )
         fits = [path for path in paths if {*path.columns} <= {*names}]
         return max(fits, key=lambda path: len(path.columns), default=None)

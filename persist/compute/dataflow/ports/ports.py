@@ -16,7 +16,7 @@ from persist.compute.dataflow.ports.sources import SourceReader, UpperReader, wr
 from persist.compute.dataflow.updates.words import Domain
 from persist.core.errors import CollectionNotFound, SourceLost
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import drop, loaded
+from persist.engine.location.opening import drop, load_handle
 
 OPEN_ATTEMPTS = 5
 
@@ -61,7 +61,7 @@ class Ports:
         # Outputs that are inputs as well, and are not computed.
         written = {source.collection for source, _, _ in sources if source.written}
         collections = {sink.collection: program.output(sink.collection) for sink in sinks}
-        collections |= {name: writable(loaded(engine, name)) for name in written}
+        collections |= {name: writable(load_handle(engine, name)) for name in written}
         self.outputs = Outputs(
             engine,
             program.name,
@@ -105,7 +105,7 @@ class Ports:
         for name in self._program.list_kept_names(self._engine):
             if name not in kept:
                 with suppress(CollectionNotFound):
-                    drop(loaded(self._engine, name)).result()
+                    drop(load_handle(self._engine, name)).result()
 
     def _start_sources(self, sources: Sequence[tuple[Source, pa.Schema, Gate]], *, is_last: bool) -> bool:
         """Begin all sources at one time: where the outputs are sealed, or else as late as all of them can be read.

@@ -27,7 +27,7 @@ from persist.compute.dataflow.ports.output import KeptLinear, Output
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import Domain
-from persist.core.antichain import END, to_stored
+from persist.core.antichain import END, encode_frontier
 from persist.core.errors import CollectionNotFound, HoldMoved, OutputConflict, UpdatesBeyondUpper, UpperMismatch
 from persist.core.log import kinds
 from persist.core.state_rules.collection_rules import ExpectDefinition, ExpectNothingBeyondUpper
@@ -108,7 +108,7 @@ class Outputs:
         if not sources:
             return 0
         followed: list[Followed] = [*sources, *conditions]
-        states = [reader.handle.contents() for reader in followed]
+        states = [reader.handle.get_known_state() for reader in followed]  # Loaded just now.
         uppers = [state.upper for state in states]
         sinces = [get_first_time(state) for state in states[: len(sources)]]
         if resume_time is not None:
@@ -262,7 +262,7 @@ class Outputs:
                 handle = output.handle
                 if output.definition is not None:
                     commit.add(handle, [ExpectDefinition(handle.id, output.definition.number)])
-                commit.add(handle, [ExpectNothingBeyondUpper(handle.id, to_stored(output.upper))])
+                commit.add(handle, [ExpectNothingBeyondUpper(handle.id, encode_frontier(output.upper))])
                 add(commit, output)
                 commit.add(handle, [handle.seal_step(output.sealed_to)])
                 commit.add(handle, output.gives_up(output.sealed_to))

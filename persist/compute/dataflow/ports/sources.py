@@ -28,13 +28,13 @@ from persist.core.antichain import Antichain, to_antichain, to_frontier
 from persist.core.errors import AsOfNotSealed
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.schemas import load_schema_version
-from persist.engine.collection.descriptions import hold_with_schema, list_holds, take_hold
+from persist.engine.collection.descriptions import hold_with_schema, take_hold
 from persist.engine.collection.reads import begun_listen, snapshot
 from persist.engine.collection.unsealed_updates import UnsealedUpdates
 from persist.engine.hold import Hold
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
+from persist.engine.location.opening import load_handle
 from persist.engine.read.following.listen import Listen, Progress
 
 BRIEF_BYTES_MAX = 16 << 20  # The size of a source that is read in far less time than the grace of blobs.
@@ -89,8 +89,8 @@ class SourceReader:
         self.has_lost = False
         self._is_given = False
         with self._explained:
-            self.handle: CollectionHandle = loaded(engine, operator.collection)
-            size = sum(part.bytes for part in self.handle.known().parts)
+            self.handle: CollectionHandle = load_handle(engine, operator.collection)
+            size = sum(part.bytes for part in self.handle.get_known_state().parts)
             self._is_brief = bool(self._holders) and (is_brief or (not makes_holds and size <= BRIEF_BYTES_MAX))
             if not renews:
                 self._keep_schema()
@@ -106,7 +106,7 @@ class SourceReader:
         Raises:
             SchemaMismatch: they were begun with different versions, in which a column that is read is not the same.
         """
-        contents = self.handle.contents()
+        contents = self.handle.get_known_state()
         holds = [contents.holds[name] for name in self._holders if name in contents.holds]
         # A view that only reads views of it began with any version.
         own_holds = [hold for hold in holds if hold.columns] or holds
@@ -178,7 +178,8 @@ class SourceReader:
 
     def find_held_time(self) -> int | None:
         """Return where the first of the permanent holds on this source is; None if there is none."""
-        return min((hold.time for hold in list_holds(self.handle) if hold.name in self._holders), default=None)
+        holds = self.handle.get_known_state().holds
+        return min((holds[name].time for name in self._holders if name in holds), default=None)
 
     def open_input(self) -> InputHandle:
         """Read a source that the program writes; return the input for its updates."""
@@ -198,12 +199,12 @@ class SourceReader:
             return None  # The commit of the program notices other writes.
         with self._explained:
             if listen is None:
-                contents = handle.engine.follower.known(handle.id, handle.name)
+                contents = handle.get_known_state()
                 return contents if contents.upper > self.as_of else None
             listen.check_unclosed()
             if listen.is_finished:
                 return None
-            contents = handle.engine.follower.known(handle.id, handle.name)
+            contents = handle.get_known_state()
             is_ahead = self._unsealed is not None and self._unsealed.have_changed(listen.reached)
             return contents if listen.has_advanced(contents) or is_ahead else None
 
@@ -279,7 +280,7 @@ class SourceReader:
         except AsOfNotSealed:
             return False
         # Arrangements sum the contents up, so equal rows need not be adjacent.
-        updates = encode_contents(self._domain, self._schema, contents.unsummed(), self.as_of)
+        updates = encode_contents(self._domain, self._schema, contents.iterate_unsummed(), self.as_of)
         listen = begun_listen(handle, self.as_of, None, columns=names)
         if updates.shape[1]:
             self._gate.add(updates)
@@ -332,12 +333,12 @@ class UpperReader:
     def __init__(self, engine: Engine, collection: str, gate: Gate) -> None:
         self._gate = gate
         with ExplainLoss(collection):
-            self.handle: CollectionHandle = loaded(engine, collection)
+            self.handle: CollectionHandle = load_handle(engine, collection)
 
     def advanced(self) -> CollectionState | None:
         """Return the newest known state of the collection if it is sealed further than the gate is."""
         with ExplainLoss(self.handle):
-            contents = self.handle.known()
+            contents = self.handle.get_known_state()
         return contents if to_antichain(contents.upper) > self._gate.frontier else None
 
     def take(self, contents: CollectionState, until: int | None = None) -> bool:
@@ -395,7 +396,7 @@ def some_until(sources: Sequence[SourceReader], updates_max: int) -> int | None:
     No source is taken further than another one is sealed. It is an estimate: the updates of a part are taken for evenly
     spread over its times. One time at least is taken, however many updates it has.
     """
-    states = [(source.handle.known(), source.reached) for source in sources]
+    states = [(source.handle.get_known_state(), source.reached) for source in sources]
     upper = min((state.upper for state, _ in states), default=0)
     spans = [
         (max(part.time_min, reached), part.time_max, part.rows)

@@ -425,7 +425,7 @@ class Builder:
         schema = pa.schema([*(input_schema.field(name) for name in reduce.keys), ("slot", pa.int64())])
 
         def slots(updates: Ints) -> Ints:
-            return explode_to_slots(shape(updates), keys, requests, self.domain, self._costs)
+            return explode_to_slots(shape(updates), keys, requests, self.domain)
 
         arrangement = self._make_arrangement(node, source, keys, 1, slots, schema, adds_up=True)
         arrangement.moves_times = move_times(reduce.before)

@@ -210,7 +210,7 @@ class Running(Closes):
     def _may_be_partial(self, reason: str | None) -> bool:
         """Return whether the program can continue from its outputs without its sources."""
         handles = [self.program.output(sink.collection) for sink in self._graph.sinks]
-        return reason is None and all(handle is not None and handle.known().upper != 0 for handle in handles)
+        return reason is None and all(handle is not None and handle.get_known_state().upper != 0 for handle in handles)
 
     def _become_partial(self, reason: str | None) -> None:
         """Begin without the sources' contents; load them on request. None with a reason."""

@@ -10,7 +10,6 @@ class Costs:
     """Numbers of rows at which operators work in another way. Each was measured; results never depend on them.
 
     Attributes:
-        plain_rows: up to so many rows of a reduction over several dimensions, plain Python beats numpy.
         cells: of versions (records times moments) that a reduction looks at together.
         piece_rows: that are shaped or reduced at once; some 60 MiB of updates of sums of floats.
         sort_rows: from so many look-ups of a join on, sorting them pays: neighbours then share what they touch.
@@ -22,11 +21,9 @@ class Costs:
         window_rows: of a long stretch of a partition that are computed at once.
         frame_rows: of frames that are looked at together, if no frame has more.
         foremost_rows: from so many records on, first records are looked for by the first column of the order alone.
-        summed_rows: from so many updates on, updates of one key and time are summed before they are split.
         catch_up_updates: that a step which catches up takes at least.
     """
 
-    plain_rows: int = 48
     cells: int = 1 << 22
     piece_rows: int = 1 << 17
     sort_rows: int = 4096
@@ -38,7 +35,6 @@ class Costs:
     window_rows: int = 1 << 17
     frame_rows: int = 1 << 21
     foremost_rows: int = 256
-    summed_rows: int = 4096
     catch_up_updates: int = 1 << 17
 
     def __post_init__(self) -> None:

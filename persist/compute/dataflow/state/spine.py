@@ -25,6 +25,7 @@ from persist.compute.dataflow.updates.batch import NONE, Layout, match_keys, sor
 from persist.compute.dataflow.updates.times import Flags, Ints, advance_times
 from persist.core.antichain import Antichain
 
+NO_TIME = Antichain()
 SMALL_ROWS = 512  # The newest batches are joined up to here at once: one to search instead of many.
 AT_ONCE_ROWS = 8192  # A merge of up to so many rows is not worth being done in pieces.
 FUEL = 4096  # Rows that an insertion pays for, besides four for each row of its own.
@@ -101,7 +102,7 @@ def advance_batch(batch: Ints, layout: Layout, since: Antichain) -> Ints:
         dimensions = len(since.elements[0]) if isinstance(since.elements[0], tuple) else 1
         outer = batch[1 + layout.words : 1 + layout.words + dimensions]
         outer[:] = advance_times(outer, since)
-    return sort_and_consolidate(batch, layout)
+    return sort_and_consolidate(batch)
 
 
 class Spine:
@@ -109,7 +110,7 @@ class Spine:
 
     def __init__(self, layout: Layout, allocate: Allocate = allocate_in_memory) -> None:
         self.layout = layout
-        self.since = Antichain()
+        self.since = NO_TIME
         self._allocate = allocate
         self._entries: list[Ints | Merge] = []
 

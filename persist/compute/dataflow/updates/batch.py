@@ -10,15 +10,10 @@ steps what counts is how often numpy is called.
 
 The hash has a version, and is the same on every machine: programs that are run again do the same in the same order.
 Batches live in one process, or in its spill, and never reach storage.
-
-numpy's sort takes most of the time of a bulk load, so many updates are not sorted at once. A hash is sorted together
-with its place, which replaces its lowest bits: numpy sorts plain integers several times as fast as it computes their
-order, and the places make the sort stable. Hashes with equal upper bits are sorted once more. Pieces that are sorted
-already are merged by numpy's stable sort, which is linear then.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -39,20 +34,19 @@ class Layout:
     """How many words the key and the value have, and how many dimensions the times.
 
     Attributes:
+        words: of a record.
         height: rows of a batch.
     """
 
     keys: int
     values: int
     dimensions: int
+    words: int = field(init=False)
+    height: int = field(init=False)
 
-    @property
-    def words(self) -> int:
-        return self.keys + self.values
-
-    @property
-    def height(self) -> int:
-        return self.words + self.dimensions + 2
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "words", self.keys + self.values)
+        object.__setattr__(self, "height", self.words + self.dimensions + 2)
 
     def empty(self) -> Ints:
         """Return a batch without updates."""
@@ -105,8 +99,8 @@ def to_batch(updates: Ints, layout: Layout) -> Ints:
         batch[1:] = updates
     else:
         hashes.take(order, out=batch[0], mode="clip")
-        reorder_into(updates, order, batch[1:])
-    return _consolidate(batch, layout, is_own=True)
+        updates.take(order, axis=1, out=batch[1:], mode="clip")
+    return _consolidate(batch, is_own=True)
 
 
 def find_uncancelled(updates: Ints) -> Flags:
@@ -129,7 +123,7 @@ def find_uncancelled(updates: Ints) -> Flags:
     return is_kept
 
 
-def sort_and_consolidate(batch: Ints, layout: Layout) -> Ints:
+def sort_and_consolidate(batch: Ints) -> Ints:
     """Sort and consolidate a batch whose hashes are set.
 
     Raises:
@@ -137,28 +131,23 @@ def sort_and_consolidate(batch: Ints, layout: Layout) -> Ints:
     """
     order = _sort_order(batch[0])
     if order is not None:
-        ordered = np.empty_like(batch)
-        reorder_into(batch, order, ordered)
-        batch = ordered
-    return _consolidate(batch, layout, is_own=order is not None)
+        batch = batch.take(order, axis=1, mode="clip")
+    return _consolidate(batch, is_own=order is not None)
 
 
 def _sort_order(hashes: Ints) -> Ints | None:
-    """Return the order of hashes, or None if they are in order."""
-    if len(hashes) < 2:
-        return None
-    descents = hashes[1:] < hashes[:-1]
-    return sort_hashes(hashes, descents) if descents.any() else None
+    """Return an order of hashes, or None if they are in order; equal ones are told apart later."""
+    return hashes.argsort() if len(hashes) > 1 and (hashes[1:] < hashes[:-1]).any() else None
 
 
-def _consolidate(batch: Ints, layout: Layout, *, is_own: bool) -> Ints:
+def _consolidate(batch: Ints, *, is_own: bool) -> Ints:
     """Consolidate a batch in the order of its hashes; with is_own it may be changed in place."""
     if batch.shape[1] < 2:
         return drop_zeros(batch)
     hashes = batch[0]
     tied = (hashes[1:] == hashes[:-1]).nonzero()[0]
     if len(tied):
-        return _consolidate_ties(batch, layout, tied, is_own)
+        return _consolidate_ties(batch, tied, is_own)
     return drop_zeros(batch)
 
 
@@ -174,10 +163,10 @@ def drop_zeros(updates: Ints) -> Ints:
     return updates if diffs.all() else updates[:, diffs != 0]
 
 
-def _consolidate_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> Ints:
+def _consolidate_ties(batch: Ints, tied: Ints, is_own: bool) -> Ints:
     """Consolidate a batch sorted by hash, where row tied[i] + 1 has the hash of row tied[i]."""
     differ = _differs(batch, tied)
-    if differ.any() and not _is_in_order(batch, layout, tied):
+    if differ.any():
         batch = batch if is_own else batch.copy()
         _sort_runs(batch, tied[_is_in_mixed_run(tied, differ)])
         differ = _differs(batch, tied)
@@ -198,19 +187,8 @@ def _consolidate_ties(batch: Ints, layout: Layout, tied: Ints, is_own: bool) -> 
 
 def _differs(batch: Ints, rows: Ints) -> Flags:
     """Return where adjacent rows differ in a word or time."""
-    if 2 * len(rows) > batch.shape[1]:
-        every = batch[1:-1]
-        return np.asarray((every[:, 1:] != every[:, :-1]).any(axis=0).take(rows))
     every = batch[1:-1].take(rows, axis=1, mode="clip")
     return np.asarray((every != batch[1:-1].take(rows + 1, axis=1)).any(axis=0))
-
-
-def _is_in_order(batch: Ints, layout: Layout, tied: Ints) -> bool:
-    """Return whether rows of one hash are one record in the order of times; False if that takes longer to find out."""
-    if layout.dimensions != 1 or (batch[-2].take(tied) > batch[-2].take(tied + 1)).any():
-        return False
-    words = batch[1:-2]
-    return all((word.take(tied) == word.take(tied + 1)).all() for word in words)
 
 
 def _is_in_mixed_run(tied: Ints, differ: Flags) -> Flags:
@@ -255,8 +233,6 @@ def multiply_diffs(ones: Ints, others: Ints) -> Ints:
         DiffOverflow: one does not fit int64.
     """
     product = ones * others
-    if len(ones) == 1 and product.item(0) == ones.item(0) * others.item(0):
-        return product
     if len(ones) and largest_magnitude(ones) * largest_magnitude(others) >= 2**63:
         exact = ones.astype(object) * others.astype(object)
         if (exact != product).any():
@@ -300,24 +276,13 @@ def match_keys(hashes: Ints, keys: Ints, batch: Ints) -> tuple[Ints, Ints]:
     every = batch[0]
     # The upper half of a row's hash is the key's, so the rows of a key lie from its hash to hash | _LOW.
     lower = every.searchsorted(hashes)
-    if len(hashes) == 1:
-        first, greatest = lower[0], hashes[0] | _LOW
-        if first == len(every) or every[first] > greatest:
-            return NONE, NONE
-        last = first + 1
-        if last < len(every) and every[last] <= greatest:
-            last = every.searchsorted(greatest, side="right")
-        places = np.arange(first, last)
-        numbers = np.zeros(len(places), np.int64)
-    else:
-        upper = every.searchsorted(hashes | _LOW, side="right")
-        counts = upper - lower
-        ends = counts.cumsum()
-        if not len(ends) or not ends[-1]:
-            return NONE, NONE
-        # Key i with each of the rows lower[i], lower[i] + 1, … below upper[i].
-        numbers = np.arange(len(hashes)).repeat(counts)
-        places = np.arange(ends[-1]) + (lower - ends + counts).take(numbers)
+    counts = every.searchsorted(hashes | _LOW, side="right") - lower
+    ends = counts.cumsum()
+    if not len(ends) or not ends[-1]:
+        return NONE, NONE
+    # Key i with each of the rows lower[i], lower[i] + 1, … as many as it has.
+    numbers = np.arange(len(hashes)).repeat(counts)
+    places = np.arange(ends[-1]) + (lower - ends + counts).take(numbers)
     # Different keys may have one hash.
     if len(keys):
         same = (keys.take(numbers, axis=1, mode="clip") == batch[1 : 1 + len(keys)].take(places, axis=1)).all(axis=0)
@@ -407,75 +372,3 @@ def distinct_columns(words: Ints) -> Ints:
     if len(words) == 1:
         return np.unique(words[0])[None]
     return to_batch(with_diffs(words), Layout(len(words), 0, 0))[1:-1]
-
-
-PACKED_ROWS = 1024  # From so many hashes on, a sort together with places pays.
-PREFIX_SHARE = 16  # If more than one in so many is in the wrong place by its upper bits, all are sorted by halves.
-PIECES = 16  # Up to so many sorted pieces are merged.
-_PLACE_BITS_MAX = 31  # Bits of a place beside half a hash.
-
-
-def sort_hashes(hashes: Ints, descents: Flags) -> Ints:
-    """Return the stable order of hashes; descents are the places of lesser successors."""
-    count = len(hashes)
-    bits = count.bit_length()
-    if count < PACKED_ROWS or np.count_nonzero(descents) < PIECES or bits > _PLACE_BITS_MAX:
-        return hashes.argsort(kind="stable")
-    mask = (1 << bits) - 1
-    order = _sort_marks(hashes & ~mask, mask)
-    sorted_hashes = hashes.take(order)
-    wrong = np.count_nonzero(sorted_hashes[1:] < sorted_hashes[:-1])
-    if not wrong:
-        return order
-    if wrong * PREFIX_SHARE > count:
-        # Few keys have many values each, so the upper bits decide little. Halves fit beside a place.
-        order = _sort_marks((hashes & 0xFFFFFFFF) << bits, mask)
-        return order.take(_sort_marks((hashes >> 32).take(order) << bits, mask))
-    tied = (sorted_hashes[1:] ^ sorted_hashes[:-1]) <= mask
-    member = np.zeros(count, np.bool_)
-    member[1:] = tied
-    member[:-1] |= tied
-    places = order[member]
-    order[member] = places.take(hashes.take(places).argsort(kind="stable"))
-    return order
-
-
-def sort_columns(columns: Sequence[Ints]) -> Ints:
-    """Return an order of rows by columns, the first column foremost.
-
-    Columns that together need 63 bits are sorted as one number, which numpy does ten times as fast as `lexsort`.
-    """
-    if not len(columns[0]):
-        return np.empty(0, np.int64)
-    marks, end = np.zeros(len(columns[0]), np.int64), 1
-    for column in columns:
-        least = int(column.min())
-        span = int(column.max()) - least + 1
-        end *= span
-        if end >= 2**63:
-            return np.lexsort(columns[::-1])
-        marks *= span
-        marks += column
-        marks -= least
-    return marks.argsort()
-
-
-def reorder_into(rows: Ints, order: Ints, out: Ints) -> None:
-    """Write rows into out, their columns in another order. One that is the same throughout, as the time and the diff of
-    a bulk mostly are, is not looked at place by place."""
-    if len(order) < PACKED_ROWS:
-        rows.take(order, axis=1, out=out, mode="clip")
-        return
-    for row, target in zip(rows, out, strict=True):
-        if row[0] == row[-1] and (row == row[0]).all():
-            target.fill(row[0])
-        else:
-            row.take(order, out=target, mode="clip")
-
-
-def _sort_marks(marks: Ints, mask: int) -> Ints:
-    """Return the stable order of marks; their masked bits must be 0."""
-    marks |= np.arange(len(marks))
-    marks.sort()
-    marks &= mask
-    return marks

@@ -28,7 +28,6 @@ Words: TypeAlias = npt.NDArray[np.uint64]
 
 LANES_BYTES = 256  # Longer texts are taken one by one: what a call costs is little beside their bytes.
 AT_ONCE = 1 << 16  # So many are looked up together, so that what is worked on stays in the processor's caches.
-SAMPLE = 1024
 TEXTS_MAX = (1 << 32) - 2
 _MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Masks of the first bytes of a word.
 _HALF, _SHIFT, _FACTOR = np.uint64(32), np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
@@ -104,14 +103,8 @@ class Texts:
 
     def numbers(self, array: pa.Array) -> Ints:
         """Return the numbers of an array of texts without NULL, new ones for those not seen before. `int64[n]`."""
-        if _seems_repetitive(array):
-            coded = array.dictionary_encode()
-            return self._number_in_pieces(coded.dictionary).take(coded.indices.to_numpy())
-        return self._number_in_pieces(array)
-
-    def _number_in_pieces(self, array: pa.Array) -> Ints:
         if len(array) > AT_ONCE:
-            pieces = [self._number_in_pieces(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
+            pieces = [self.numbers(array.slice(first, AT_ONCE)) for first in range(0, len(array), AT_ONCE)]
             return np.concatenate(pieces)
         texts = TextArray(array)
         tags = texts.tags()
@@ -251,13 +244,6 @@ class Texts:
             self._table[at.take(free)] = entries.take(free)  # If several have one place, one of them stays there.
             unplaced = (self._table.take(at) != entries).nonzero()[0]
             entries, at = entries.take(unplaced), (at.take(unplaced) + 1) & last
-
-
-def _seems_repetitive(array: pa.Array) -> bool:
-    """Return whether most texts of a sample repeat."""
-    sample = min(len(array), SAMPLE)
-    repeats = sample - len(array.slice(0, sample).dictionary_encode().dictionary)
-    return repeats * len(array) >= 2 * sample**2  # Birthdays: n texts of d make n * n / 2d pairs.
 
 
 def _enlarge(array: Any, least: int) -> Any:

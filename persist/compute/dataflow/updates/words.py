@@ -31,7 +31,7 @@ from persist.codecs.order.ordering import canonical, combined, order_keys
 from persist.codecs.types.arrow_types import is_text
 from persist.compute.dataflow.updates.texts import Texts
 from persist.compute.dataflow.updates.times import Ints
-from persist.core.expression.sql_numbers import of_unscaled, unscaled
+from persist.core.expression.sql_numbers import from_unscaled, to_unscaled
 
 NULL = -(2**63)
 FIRST_WIDE = 2**62
@@ -83,18 +83,11 @@ class Interner:
 
     def encode(self, array: pa.Array) -> Ints:
         """Return the numbers of values, new ones for those not seen before."""
-        if len(array) > 64 and not self._is_nested:
-            coded = array.dictionary_encode()
-            if len(coded.dictionary) < len(array):
-                words = self.number_values(coded.dictionary.to_pylist())
-                # A NULL row points one past the dictionary, where NULL is appended to the words.
-                at = coded.indices.fill_null(len(words)).to_numpy()
-                return np.append(words, NULL).take(at)
         if self._is_nested:  # Equal values have one number, so they must look the same.
             array = combined(canonical(pa.table({"values": array}))["values"])
-        return self.number_values((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
+        return self._number_values((array if self._plain == self.kind else array.cast(self._plain)).to_pylist())
 
-    def number_values(self, values: list[Any]) -> Ints:
+    def _number_values(self, values: list[Any]) -> Ints:
         """Return the numbers of values in Python, in the types of `to_pylist`."""
         keys = [_to_hashable(value) for value in values] if self._is_nested else values
         numbers = self._encode_integers
@@ -121,17 +114,6 @@ class Interner:
 
     def decode(self, words: Ints) -> pa.Array:
         """Return the values of numbers."""
-        if len(words) > 64 and not self._is_nested:
-            # One Arrow value for each distinct word: the rest is a gather.
-            is_null = words == NULL
-            distinct, at = np.unique(words[~is_null] if is_null.any() else words, return_inverse=True)
-            if 2 * len(distinct) < len(words):
-                values = pa.array(self._values.take(distinct), self.kind, from_pandas=False)
-                if len(at) == len(words):
-                    return values.take(pa.array(at))
-                rows = np.zeros(len(words), np.int64)
-                rows[~is_null] = at  # `at` has no places for the NULLs; the mask below makes those rows NULL.
-                return values.take(pa.array(rows, mask=is_null))
         if len(words) and words.min() == NULL:
             is_null = words == NULL
             objects: Any = self._values.take(np.where(is_null, 0, words))
@@ -185,10 +167,6 @@ class TextInterner(Interner):
         words[places] = self._texts.numbers(array.drop_null())
         return words
 
-    def number_values(self, values: list[Any]) -> Ints:
-        """Return the words of Python values."""
-        return self.encode(pa.array(values, self.kind))
-
     def decode(self, words: Ints) -> pa.Array:
         is_null = words == NULL
         return self._texts.array(words, self.kind, is_null if is_null.any() else None)
@@ -240,7 +218,7 @@ class WideDecimals(Interner):
             order[np.concatenate((is_large.nonzero()[0], (~is_large).nonzero()[0]))] = np.arange(len(words))
             return pa.concat_arrays([values, small]).take(pa.array(order))
         is_null = words == NULL
-        return of_unscaled(words, self.kind, is_null if is_null.any() else None)
+        return from_unscaled(words, self.kind, is_null if is_null.any() else None)
 
     def value(self, number: int) -> Any:
         if number >= FIRST_WIDE:
@@ -318,7 +296,7 @@ class Domain:
         if pat.is_floating(array.type):
             return _encode_floats(array)
         if is_narrow(array.type):
-            words = unscaled(array)
+            words = to_unscaled(array)
             return np.where(array.is_null().to_numpy(zero_copy_only=False), NULL, words) if array.null_count else words
         words = _encode_integers(array)
         if not array.null_count and len(words) and words.min() == NULL:
@@ -353,7 +331,7 @@ class Domain:
             mask = words == NULL
             words = np.where(mask, 0, words)
         if is_narrow(kind):
-            return of_unscaled(words, kind, mask)
+            return from_unscaled(words, kind, mask)
         if pat.is_floating(kind):
             # The inverse of `_encode_floats`: flipping the bits of negative words twice restores the bits.
             values = (words ^ ((words >> 63) & _MAGNITUDE)).view(np.float64)

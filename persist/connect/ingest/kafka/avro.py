@@ -22,7 +22,7 @@ import msgspec
 
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import without_secrets
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 HEAD_BYTES = 5
 TIMEOUT_S = 10.0
@@ -64,7 +64,7 @@ class Registry:
             raise InvalidUsage(
                 f"registry={without_secrets(url)!r} is not an address of a schema registry: write https://host:port"
             )
-        self._fastavro = required("fastavro>=1.9")
+        self._fastavro = require_package("fastavro>=1.9")
         place = parts.hostname if parts.port is None else f"{parts.hostname}:{parts.port}"
         self._url = urlunsplit((parts.scheme, place, parts.path.rstrip("/"), "", ""))
         self._headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}

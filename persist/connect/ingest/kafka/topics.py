@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from persist.connect.ingest.kafka.config import Brokers, KafkaConfig
 from persist.connect.ingest.source import advise_copy
 from persist.core.errors import InvalidUsage, Unavailable
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 logger = logging.getLogger(__name__)
 FETCHED_KIB = 16 << 10
@@ -54,7 +54,7 @@ class Topics:
     """Topics that are read."""
 
     def __init__(self, brokers: Brokers, config: KafkaConfig) -> None:
-        self._library = required("confluent-kafka>=2.6", "confluent_kafka")
+        self._library = require_package("confluent-kafka>=2.6", "confluent_kafka")
         self._brokers = brokers
         self._config = config
         self._topics = list(dict.fromkeys(route.topic for route in brokers.routes))

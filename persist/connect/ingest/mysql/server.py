@@ -24,7 +24,7 @@ from persist.connect.ingest.mysql.binlog import Gtids, parse_gtids
 from persist.connect.ingest.postgres.database import to_line
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import without_secrets
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 logger = logging.getLogger(__name__)
 _SETTINGS = {"binlog_format": "ROW", "binlog_row_image": "FULL", "binlog_row_metadata": "FULL"}
@@ -94,8 +94,8 @@ class Server:
     """
 
     def __init__(self, config: MysqlConfig) -> None:
-        self.library = required("pymysql>=1.1")
-        required("mysql-replication>=1.0.9", "pymysqlreplication")
+        self.library = require_package("pymysql>=1.1")
+        require_package("mysql-replication>=1.0.9", "pymysqlreplication")
         self.config = config
         self.is_mariadb = False
         url = without_secrets(config.source)

@@ -18,7 +18,7 @@ from persist.connect.ingest.postgres.pgoutput import Column
 from persist.connect.ingest.source import SourceBusy
 from persist.core.errors import InvalidUsage, Unavailable
 from persist.core.rendering import without_secrets
-from persist.engine.read.results.result import required
+from persist.engine.read.results.result import require_package
 
 
 class PgAddress:
@@ -31,7 +31,7 @@ class PgAddress:
 
     def __init__(self, url: str, application: str) -> None:
         """Parse a URL; `application` names our connections on the server."""
-        self.library = required("psycopg2-binary>=2.9.10")
+        self.library = require_package("psycopg2-binary>=2.9.10")
         self._application = application
         self._dsn = self._parse_url(url)
         port = self._dsn.get("port", "5432")

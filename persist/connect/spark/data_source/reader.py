@@ -47,7 +47,7 @@ from persist.engine.collection.reads import changes as engine_changes
 from persist.engine.collection.reads import snapshot as engine_snapshot
 from persist.engine.collection.reads import upserts as engine_upserts
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.location.opening import loaded, read_engine
+from persist.engine.location.opening import load_handle, read_engine
 from persist.engine.read.following.changes import Changes, ChangesForm, Transitions, UpsertEvents, Upserts
 from persist.engine.read.merging import Form
 from persist.engine.read.planning.scan import Scan
@@ -66,7 +66,7 @@ class PersistReader(DataSourceReader):
         """Plan on the driver; raises what `Collection.snapshot` and `changes` raise."""
         options = self._options
         with surfaced_errors(), read_engine(options.location, options.storage) as engine:
-            handle = loaded(engine, options.collection)
+            handle = load_handle(engine, options.collection)
             result = planned(handle, options, tuple(self._schema.names))
             arrow = result.scan.schema.arrow
             address = CollectionAddress(engine.url, options.storage, options.collection)
@@ -81,7 +81,7 @@ class PersistReader(DataSourceReader):
             both_filters = (
                 planned_filter if pushed is None else pushed if planned_filter is None else planned_filter & pushed
             )
-            scan = replace(result.scan, filter=both_filters).pruned()
+            scan = replace(result.scan, filter=both_filters).prune()
             # The worker that plans does not know the cluster, so this many at a time are taken to run.
             slices: list[Scan | FoundByIndex]
             slices = [*scan.slices(options.partitions or scan.task_count(PARALLEL_DEFAULT))]
@@ -141,7 +141,7 @@ def _at_seqno(options: ReadOptions, handle: CollectionHandle) -> ReadOptions:
     if options.seqno is None:
         return options
     with read_engine(options.location, options.storage, options.seqno) as engine:
-        then = loaded(engine, options.collection)
+        then = load_handle(engine, options.collection)
         if then.id != handle.id:
             raise CollectionNotFound(options.collection, engine.url, ())
         if options.form in OF_TIMES:

@@ -45,7 +45,7 @@ from persist.core.errors import AsOfNotSealed, InvalidUsage
 from persist.core.keyed.machine import DELETED
 from persist.engine.collection.keyed_events import keyed_form
 from persist.engine.location.collection_handle import CollectionHandle
-from persist.engine.location.opening import loaded, read_engine
+from persist.engine.location.opening import load_handle, read_engine
 from persist.engine.read.following.changes import Transitions, UpsertEvents
 from persist.engine.read.results.snapshot import Snapshot
 
@@ -83,7 +83,7 @@ class PersistDataSource(DataSource):
             for_stream = is_only_for_streams(self.options)
             options = StreamOptions.of(self.options) if for_stream else ReadOptions.of(self.options)
             with read_engine(options.location, options.storage) as engine:
-                handle = loaded(engine, options.collection)
+                handle = load_handle(engine, options.collection)
                 if isinstance(options, ReadOptions):
                     self._latest = _chosen(handle, options)
                 requested = options.schema if isinstance(options, ReadOptions) else None

@@ -54,7 +54,7 @@ from persist.core.antichain import END, Antichain, to_time
 from persist.core.errors import CollectionExists, InvalidUsage, UpdateNotBeyondUpper
 from persist.core.expression.filters import parse_where
 from persist.engine.collection.reads import snapshot
-from persist.engine.location.opening import create_target_of_rows, loaded, open_engine, read_engine
+from persist.engine.location.opening import create_row_target, load_handle, open_engine, read_engine
 from persist.engine.read.keyed.key_replacement import check_one_row_per_key
 from persist.engine.read.merging import compute_differences
 from persist.engine.read.planning.scan import Scan
@@ -170,12 +170,12 @@ def create_target(
         is_there = options.collection in engine.names()
         if is_there and is_new:
             raise CollectionExists(options.collection)
-        names = loaded(engine, options.collection).schema.names if is_there else schema.names
+        names = load_handle(engine, options.collection).schema.names if is_there else schema.names
         stored = to_stored_schema(schema, creates=not is_there)
         columns = pa.schema([field.with_nullable(True) for field in stored])
         more: dict[str, Any] = {"timeline": timeline, "time": options.time}
         key = match_names(options.key, names, folds=folds)
-        create_target_of_rows(engine, options.collection, columns, key=key, **more)
+        create_row_target(engine, options.collection, columns, key=key, **more)
 
 
 class PersistWriter(DataSourceArrowWriter):
@@ -355,7 +355,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
         self._times = options.times(match_names(schema.names, RESERVED))
         self._first = options.first_batch
         with writable(options.collection), read_engine(options.location, options.storage) as engine:
-            handle = loaded(engine, options.collection)
+            handle = load_handle(engine, options.collection)
             upper = handle.contents().upper
             target = Target.of(handle, options.location, options.storage)
         if upper == END and self._times.late == "error":

@@ -45,7 +45,7 @@ from persist.engine.collection.reads import changes as engine_changes
 from persist.engine.collection.reads import snapshot as engine_snapshot
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded, open_engine, read_engine
+from persist.engine.location.opening import load_handle, open_engine, read_engine
 from persist.engine.location.writer import OpenOptions
 from persist.engine.read.following.changes import Changes, ChangesForm
 from persist.engine.read.merging import Form
@@ -209,7 +209,7 @@ class SparkLocation(Closes):
         """Keep a reading open until this location closes; return its address and its tombstones."""
         self._reading.append(reading)
         address = CollectionAddress(self.url, self._storage, rows.name)
-        return address, Tombstoned.of(rows.known(), reading.scan.schema)
+        return address, Tombstoned.of(rows.get_known_state(), reading.scan.schema)
 
     def close(self) -> None:
         """Release the parts that DataFrames of this location read; idempotent."""
@@ -223,8 +223,8 @@ class SparkLocation(Closes):
 
     def _load(self, name: str) -> tuple[CollectionHandle, CollectionHandle | None]:
         """Return a collection as it is now, and as of the pinned point."""
-        then = None if self._pinned is None else loaded(self._pinned, name)
-        rows = loaded(self._engine, name)
+        then = None if self._pinned is None else load_handle(self._pinned, name)
+        rows = load_handle(self._engine, name)
         if then is not None and rows.id != then.id:
             raise CollectionNotFound(name, self.url, tuple(self._engine.names()))
         return rows, then
@@ -332,7 +332,7 @@ class _Join:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         assert self.schema is not None
         with surfaced_errors(), self.opened() as engine:
-            handle = loaded(engine, self.collection)
+            handle = load_handle(engine, self.collection)
             if handle.id != self.id:  # Another has got its name meanwhile.
                 raise CollectionNotFound(self.collection, engine.url, ())
             for rows in gathered(batches):
@@ -376,7 +376,7 @@ def as_of_join(
     plan = _Join(seen_by_all(location), dict(storage_options or {}), collection, time, names, values, timeout_s)
     folds = ignores_case(df.sparkSession)
     with plan.opened() as engine:
-        handle = loaded(engine, collection)
+        handle = load_handle(engine, collection)
         time, *on = match_names([time, *(names or handle.schema.key_names)], df.columns, folds=folds)
         if values is not None:
             values = tuple(match_names(values, handle.schema.value_names, folds=folds))

@@ -27,7 +27,7 @@ from persist.core.names import check_text
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
+from persist.engine.location.opening import load_handle
 
 Frames = Callable[[DataFrame], DataFrame]
 
@@ -225,5 +225,5 @@ class _Writer:
 
 def _load(engine: Engine, name: str) -> tuple[CollectionHandle, CollectionState]:
     with writable(name):
-        handle = loaded(engine, name)
+        handle = load_handle(engine, name)
     return handle, handle.contents()

@@ -38,7 +38,7 @@ from persist.core.keyed.machine import SEQ, Machine
 from persist.core.timeline import Moment
 from persist.engine.collection.commit import Commit, commit_one
 from persist.engine.location.engine import Engine
-from persist.engine.location.opening import loaded
+from persist.engine.location.opening import load_handle
 from persist.engine.location.resolver import Late
 from persist.engine.write.operations import AtCommit, times_together
 from persist.engine.write.retrying import commit_with_retry
@@ -144,7 +144,7 @@ def update(df: DataFrame, options: WriteOptions, key: str | Sequence[str] | None
     if options.seal is not None:
         raise InvalidUsage('seal= goes with other modes: mode="update" seals just after its time')
     with writing(options.location, options.storage) as engine:
-        handle = loaded(engine, options.collection)
+        handle = load_handle(engine, options.collection)
         names = [*handle.schema.key_names]
         if key is not None and names != ([key] if isinstance(key, str) else [*key]):
             raise SchemaMismatch(f"key={key!r:.200} is not the key of the collection {handle.name!r}, which is {names}")

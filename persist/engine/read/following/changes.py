@@ -39,7 +39,7 @@ from persist.core.keyed.machine import DELETED
 from persist.core.log.fields import KeyedForm
 from persist.core.timeline import Timeline, format_time, read_timeline
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
-from persist.engine.read.planning.scan import Scan, narrowed_scan
+from persist.engine.read.planning.scan import Scan, narrow_scan
 from persist.engine.read.results.result import ArrowResult
 
 
@@ -53,6 +53,8 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
         DiffOverflow: the diffs of equal updates sum to more than int64 holds.
     """
     names = [*scan.columns, "_time", "_diff"]
+    if not scan.parts:
+        return scan.cast_to_result(scan.empty(names))
     keys = [name for name in scan.schema.key_names if name in scan.columns]
     apart = _order_disjoint_parts(scan)
     updates = pa.concat_tables([scan.empty(names), *scan.updates(reader, names, apart)])
@@ -69,12 +71,12 @@ def read_changes(scan: Scan, reader: PartReader, *, retractions_first: bool = Fa
 
 def read_all_changes(scan: Scan, reading: ClaimedRead) -> pa.Table:
     """Return the result of `read_changes`. Memory: the result, and a quarter of the budget meanwhile."""
-    if scan.memory <= reading().changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
-        return read_changes(scan, reading())
     reader = reading()
+    if scan.memory <= reader.changes_slice_bytes or not {*scan.schema.key_names} <= {*scan.columns}:
+        return read_changes(scan, reader)
     return pa.concat_tables(
         [
-            read_changes(scan_slice, reading.checked(reader))
+            read_changes(scan_slice, reading.check(reader))
             for some in slices_by_time(scan, reader.changes_slice_bytes)
             for scan_slice in some
         ]
@@ -86,7 +88,7 @@ def slices_by_time(whole: Scan, bytes_max: int) -> Iterator[list[Scan]]:
 
     An interval of several times is one slice. Updates of one time are in the order of keys, so they can be cut.
     """
-    for scan in whole.time_slices(bytes_max):
+    for scan in [whole] if whole.memory <= bytes_max else whole.time_slices(bytes_max):
         is_one_time = scan.time_upper - scan.time_lower == 1
         yield scan.slices_within(bytes_max) if is_one_time else [scan]
 
@@ -189,7 +191,7 @@ class Changes(ArrowResult):
 
     def updates(self) -> Iterator[tuple[tuple[Any, Any], int, int]]:
         """Yield `((key, value), time, diff)` tuples, whose times are numbers, in either form."""
-        with self._reading.explained():
+        with self._reading.explain_missing():
             for table in self._read_scan(self.scan):
                 yield from to_tuples(table, self.scan.result_schema)
 
@@ -200,18 +202,18 @@ class Changes(ArrowResult):
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
         # A transition needs all updates of its key and time, so none may be filtered out.
-        scan = narrowed_scan(self.scan, filter) if self.transitions is None else None
+        scan = narrow_scan(self.scan, filter) if self.transitions is None else None
         if scan is None:
             yield from super()._read_narrowed(columns, filter)
             return
-        with self._reading.explained():
+        with self._reading.explain_missing():
             yield from (with_moments(updates, self.moments) for updates in self._read_scan(scan))
 
     def _read_scan(self, whole: Scan) -> Iterator[pa.Table]:
         reader = self._reading()
         for slices in slices_by_time(whole, reader.changes_slice_bytes):
             for scan_slice in slices:
-                yield read_changes(scan_slice, self._reading.checked(reader), retractions_first=True)
+                yield read_changes(scan_slice, self._reading.check(reader), retractions_first=True)
 
     def __repr__(self) -> str:
         lower, upper = (format_time(time, read_timeline(self.scan.schema)) for time in (self.lower, self.upper))

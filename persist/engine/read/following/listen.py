@@ -154,11 +154,11 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
     _INTERNAL = frozenset(
         {
             "advance",
-            "check_kept",
+            "check_hold",
             "check_unclosed",
             "has_advanced",
             "move_forward",
-            "planned",
+            "plan_advance",
             "reached",
             "read",
             "slice_bytes",
@@ -204,7 +204,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
             contents = self._follower.wait_for(self._load_advanced, timeout_s)
             if contents is None or self._closed:
                 return None
-            self._left.extend(self.planned(contents))
+            self._left.extend(self.plan_advance(contents))
         piece = self._left[0]
         updates = self.read([piece])
         if self._closed:
@@ -217,7 +217,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         if self._closed:
             raise InvalidUsage(f"what followed {self.name!r} was closed, so nothing comes any more. Begin again.")
 
-    def check_kept(self) -> None:
+    def check_hold(self) -> None:
         """Raise LeaseExpired if the collection's history is not kept for this follower any more."""
         if not self.is_finished:
             self._reading()
@@ -238,7 +238,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         return f"<Listen to {self.name!r}, {at}>"
 
     def _load_advanced(self) -> CollectionState | None:
-        contents = self._follower.known(self.id, self.name)
+        contents = self._follower.require(self.id, self.name)
         return contents if self._closed or self.has_advanced(contents) else None
 
     def has_advanced(self, contents: CollectionState) -> bool:
@@ -264,12 +264,12 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
         Args:
             until: only times before this one, which is beyond `reached`; None for all.
         """
-        pieces = self.planned(contents, until)
+        pieces = self.plan_advance(contents, until)
         updates = self.read(pieces)
         self.move_forward(pieces[-1].upper)
         return Progress(updates, to_antichain(pieces[-1].upper))
 
-    def planned(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
+    def plan_advance(self, contents: CollectionState, until: int | None = None) -> Sequence[Piece]:
         """Return the pieces of `advance`; the caller then calls `move_forward` with the last upper."""
         lower = self._lower
         assert lower is not None
@@ -281,7 +281,7 @@ class Listen(ShownByRepr, Completed, Steps[Progress]):
 
     def read(self, pieces: Sequence[Piece]) -> pa.Table:
         """Return the updates of some pieces, one at least. Memory: theirs."""
-        with self._reading.explained():
+        with self._reading.explain_missing():
             return pa.concat_tables([piece.read(self._reading) for piece in pieces])
 
     def move_forward(self, upper: int) -> None:
@@ -372,7 +372,7 @@ class JointListen(ShownByRepr, Steps[JointProgress[K]], Generic[K]):
                 return None
             self._seqno, advanced = looked
             planned = {
-                key: self._listens[key].planned(contents)
+                key: self._listens[key].plan_advance(contents)
                 for key, contents in advanced.items()
                 if not self._listens[key].is_finished
             }

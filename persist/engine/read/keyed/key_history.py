@@ -110,7 +110,7 @@ class Intervals:
         return row[order], interval[order]
 
 
-def joined(
+def join_records(
     frame: pa.Table, keys: pa.Table, times: pa.ChunkedArray, updates: pa.Table, schema: CollectionSchema, columns: Any
 ) -> pa.Table:
     """Return a frame's rows, in order, each with the columns of the records that its key had at its time.
@@ -203,7 +203,7 @@ def _find_wrong_keys(
     base = contents.list_parts(first.parts) if first is not None else ()
     whole = Scan(schema, contents.history_parts, 0, contents.resolved, tuple(names), base=base)
     time_before = -1 if first is None else first.as_of
-    for scan_slice in whole.pruned().slices_within(SLICE_BYTES):
+    for scan_slice in whole.prune().slices_within(SLICE_BYTES):
         yield from _find_wrong_keys_of_slice(scan_slice, schema, reader, time_before, list(names), most)
 
 

@@ -26,7 +26,7 @@ from persist.core.keyed.events import is_tombstone, marked
 from persist.core.keyed.form import describe_orders
 from persist.core.keyed.machine import SEQ
 from persist.core.log.fields import KeyedForm
-from persist.engine.read.planning.scan import negated
+from persist.engine.read.planning.scan import negate
 
 KEYS_NAMED = 10
 
@@ -45,7 +45,7 @@ class KeyReplacement:
     form: KeyedForm
     where: pc.Expression | None
 
-    def replaced(self, new: pa.Table, present: pa.Table) -> pa.Table:
+    def replace_keys(self, new: pa.Table, present: pa.Table) -> pa.Table:
         """Return the updates to add, consolidated by the columns of key and value.
 
         Raises:
@@ -57,7 +57,7 @@ class KeyReplacement:
         if self.where is not None:
             goes &= _passes(present, self.where)
         goes &= ~is_new
-        parts = [new.select([*names, "_diff"]), negated(present.filter(boolean_array(goes | is_new)))]
+        parts = [new.select([*names, "_diff"]), negate(present.filter(boolean_array(goes | is_new)))]
         if goes.any() and (self.form.tombstone is not None or self.form.is_ordered):
             parts.append(self._tombstones(present.filter(boolean_array(goes))))
         return consolidate(pa.concat_tables([part.cast(parts[0].schema) for part in parts]), names)
@@ -92,7 +92,7 @@ class KeyReplacement:
         keys = self.schema.key_names
         taken = match_keys(present, new, keys) & ~match_keys(present, old, keys) & self._is_live(present)
         if taken.any():
-            raise DuplicateKeys(self.name, repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
+            raise DuplicateKeys(self.name, find_repeated_keys(present, keys, np.flatnonzero(taken)), "keyed")
 
     def _is_live(self, rows: pa.Table) -> "np.ndarray[Any, np.dtype[np.bool_]]":
         if self.form.tombstone is None:
@@ -141,11 +141,11 @@ def check_one_row_per_key(rows: pa.Table, schema: CollectionSchema, name: str, a
     order, starts = RowSorter(order_keys(rows, keys)).sort()
     repeats = ~starts | (int64_values(combined(rows["_diff"]))[order] > 1)
     if repeats.any():
-        first = repeated_keys(rows, keys, order[repeats])
+        first = find_repeated_keys(rows, keys, order[repeats])
         raise DuplicateKeys(name, first, action)
 
 
-def repeated_keys(
+def find_repeated_keys(
     rows: pa.Table, keys: Sequence[str], repeats: "np.ndarray[Any, np.dtype[np.int64]]"
 ) -> list[tuple[Any, ...]]:
     """Return the first distinct keys of some rows.

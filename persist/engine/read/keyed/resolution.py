@@ -101,7 +101,7 @@ def resolve_events(
     ):
         parts += _to_parts(own_events, events, reader.memory_budget // OWN_PART_SHARE)
         own_events = None
-    scan = Scan(events, tuple(parts), lower, end, events.names).pruned()
+    scan = Scan(events, tuple(parts), lower, end, events.names).prune()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]

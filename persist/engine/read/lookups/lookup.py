@@ -35,7 +35,7 @@ from persist.engine.read.lookups.part_rows import Hits, PartRows
 from persist.engine.read.lookups.requested_keys import distinct_keys, keys_alone
 from persist.engine.read.merging import repeat_rows
 from persist.engine.read.parts.reader import PartReader
-from persist.engine.read.planning.scan import Scan, cheap_first, negated, with_diff
+from persist.engine.read.planning.scan import Scan, cheap_first, negate, with_diff
 
 PART_BYTES_MAX = 64 << 10  # Decoded; a larger part is worth a search of its own.
 PARTS_MAX = 64
@@ -165,7 +165,7 @@ class Lookup:
         assert scan.keys.is_all, "a slice of the key space would have to be cut out"
         self.scan = scan
         self._keeps_time = keeps_time
-        self._keys_alone = scan.schema.derived(keys_alone)
+        self._keys_alone = scan.schema.compute_once(keys_alone)
         # Parts of two collections may have the same bytes, and different columns.
         self._types = scan.schema.reading
         self._sources = [self._source((part,), is_keyframe=True) for part in scan.base]
@@ -174,7 +174,7 @@ class Lookup:
         self._has_plain_rows = (
             is_whole
             and not (keeps_time or any(source.cuts_time for source in self._sources))
-            and scan.schema.derived(_has_comparable_values)
+            and scan.schema.compute_once(_has_comparable_values)
         )
 
     def _source(self, parts: tuple[Part, ...], *, is_keyframe: bool) -> _Source:
@@ -320,7 +320,7 @@ class Lookup:
             if scan.filter is not None:
                 table = self._apply_filter(table, scan.filter)
             if source.diff is None and source.sign < 0:
-                table = negated(table)
+                table = negate(table)
             if len(table):
                 yield source, table
 

@@ -33,7 +33,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.arrow_types import is_text
 from persist.engine.read.lookups.part_rows import GroupBounds, KeySamples, without_dictionaries
 from persist.engine.read.parts.reader import WHOLE_BYTES_MAX, PartReader
-from persist.engine.read.planning.scan import Scan, negated, with_diff
+from persist.engine.read.planning.scan import Scan, negate, with_diff
 
 FETCH_BYTES = 8 << 20  # One request fetches so many bytes of row groups, one group at least.
 ALONE_PIECES = 4  # Threads for so few take half as much CPU time again: each decodes to fresh memory.
@@ -175,7 +175,7 @@ class _Search:
         if cuts_time:
             table = scan.within_time(table).drop_columns("_time")
         table = with_diff(table)
-        return negated(table) if scan.sign < 0 and not piece.is_base else table
+        return negate(table) if scan.sign < 0 and not piece.is_base else table
 
     def _read_part(self, part: Part, columns: list[str]) -> pa.Table:
         table = self.reader.table(part, self.scan.schema, columns)

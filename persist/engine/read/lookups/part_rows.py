@@ -466,12 +466,10 @@ class PartRows:
         coded = () if columns == self._keys else self._list_dictionary_columns()
         for groups, data in fetched:
             if groups[0] <= run[0] and run[-1] <= groups[-1]:
-                return self._reader.decoded_groups(
+                return self._reader.decode_groups(
                     self._part, self._schema, groups, run, data, columns, coded=coded, use_threads=False
                 )
-        table, data = self._reader.fetched_groups(
-            self._part, self._schema, run, columns, coded=coded, use_threads=False
-        )
+        table, data = self._reader.fetch_groups(self._part, self._schema, run, columns, coded=coded, use_threads=False)
         fetched.append((run, data))
         return table
 

@@ -13,9 +13,9 @@ from persist.codecs.order.sums import consolidate
 from persist.codecs.types.arrow_types import is_flat
 from persist.codecs.types.schema import CollectionSchema, Side
 from persist.codecs.types.values import cut
-from persist.codecs.updates.inputs import check_given
+from persist.codecs.updates.inputs import check_input
 from persist.codecs.updates.small import small_keys
-from persist.codecs.updates.tuples import owned
+from persist.codecs.updates.tuples import copy_if_mutable
 from persist.codecs.updates.updates import to_updates
 
 
@@ -31,7 +31,7 @@ def distinct_keys(keys: Any, schema: CollectionSchema) -> pa.Table:
         SchemaMismatch: the columns are not the key columns.
         CodecMismatch: keys go through a codec that is not known here.
     """
-    schema = schema.derived(keys_alone)
+    schema = schema.compute_once(keys_alone)
     arrow = None if type(keys) is list else arrow_keys(keys, schema.key_names)
     numbers = None if arrow is None else _sort_integers(arrow, schema)
     if numbers is not None:
@@ -73,7 +73,7 @@ def arrow_keys(keys: Any, names: tuple[str, ...]) -> pa.Table | None:
     if isinstance(keys, pa.RecordBatch):
         keys = pa.Table.from_batches([keys])
     elif not isinstance(keys, pa.Table):
-        check_given(keys)
+        check_input(keys)
         try:
             column = _to_column(keys)
         except (pa.ArrowException, TypeError) as error:
@@ -134,7 +134,7 @@ def _list_keys(keys: Any) -> Sequence[Any]:
     if isinstance(keys, (list, tuple)):
         return keys
     if isinstance(keys, Iterable) and not isinstance(keys, (str, bytes, bytearray, Mapping)):
-        return [*map(owned, keys)]
+        return [*map(copy_if_mutable, keys)]
     raise InvalidUsage(f"keys={cut(keys)} is not an iterable of keys: for one key give a list of it, [{cut(keys)}]")
 
 

@@ -56,7 +56,7 @@ PASSING_BYTES = 8 << 20  # Enough for the footers of one compaction, whose slice
 DecodedRows = Kind[Hashable, Sized]
 
 
-def decoded_rows(cache: Cache) -> DecodedRows:
+def make_decoded_rows_kind(cache: Cache) -> DecodedRows:
     """Return the kind of rows that point reads decode, for all readers of one client."""
     return cache.kind(lambda rows: ENTRY_BYTES + rows.nbytes)
 
@@ -73,15 +73,15 @@ class PartIndexes:
         # Each slice of a part requests its footer, so a large one is kept at once.
         self._kept: Kind[str, PartIndex] = cache.kind(lambda index: index.nbytes, share=1, is_needed=True)
 
-    def known(self, part: Part) -> PartIndex | None:
+    def get_cached(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if it is cached."""
         return self._kept.get(part.checksum)
 
     def get(self, blob: Blob, part: Part, schema: CollectionSchema) -> PartIndex:
         """Return the footer of a part. Cost: one GET of a range, or nothing."""
-        index = self.known(part)
+        index = self.get_cached(part)
         if index is None:
-            index = fetched(blob, part, lambda data: read_index(data, part, schema), part.footer_range)
+            index = fetch_checked(blob, part, lambda data: read_index(data, part, schema), part.footer_range)
             self._kept.put(part.checksum, index)
         return index
 
@@ -101,7 +101,7 @@ class PartCaches:
 
     def __init__(self, cache: Cache) -> None:
         self.indexes = PartIndexes(cache)
-        self.decoded = decoded_rows(cache)
+        self.decoded = make_decoded_rows_kind(cache)
 
     @classmethod
     def passing(cls) -> "PartCaches":
@@ -161,7 +161,7 @@ def _make_nulls(kind: pa.DataType) -> pa.Array:
     return pa.nulls(0, kind)
 
 
-def fetched(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
+def fetch_checked(blob: Blob, part: Part, check: Callable[[bytes], T], within: tuple[int, int] | None = None) -> T:
     """Return check of a part's blob or of a range of it, fetched once more if a cache may have spoiled it.
 
     Raises:
@@ -210,7 +210,7 @@ class SpilledRows:
             touched: the rows that the caller will use, which are checked; None for all.
         """
         path = self._path(name)
-        piece = self._opened(path, name, schema, rows)
+        piece = self._open(path, name, schema, rows)
         if piece is None:
             return None
         try:
@@ -218,7 +218,7 @@ class SpilledRows:
         except DAMAGED:
             self._drop(path, piece)
             return None
-        piece.used(path, self._clock)
+        piece.mark_used(path, self._clock)
         return piece.rows.batch
 
     def keys(self, name: str, schema: pa.Schema, rows: int) -> SortedKeys | None:
@@ -261,7 +261,7 @@ class SpilledRows:
         """Unmap all files."""
         self._mapped.clear()
 
-    def _opened(self, path: str, name: str, schema: pa.Schema, rows: int) -> "_Piece | None":
+    def _open(self, path: str, name: str, schema: pa.Schema, rows: int) -> "_Piece | None":
         piece = self._mapped.get(path)
         if piece is not None:
             return piece
@@ -305,7 +305,7 @@ class _Piece:
         self.keys: SortedKeys | None = None
         self._used_s = float("-inf")
 
-    def used(self, path: str, clock: Clock) -> None:
+    def mark_used(self, path: str, clock: Clock) -> None:
         """Mark the file as just used, so that it is evicted late."""
         now = clock.monotonic_s()
         if now - self._used_s > USED_EVERY_S:

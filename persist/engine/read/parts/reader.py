@@ -25,7 +25,7 @@ from persist.blob.errors import InvalidUsage, MissingBlob
 from persist.blob.lru import Cache
 from persist.blob.protocol import Blob
 from persist.blob.threads import Pool
-from persist.codecs.order.arrays import copied
+from persist.codecs.order.arrays import copy_table
 from persist.codecs.part.decoding import decode_part
 from persist.codecs.part.filters import ranges_that_may_match
 from persist.codecs.part.index import OpenGroups, PartIndex, decode_groups
@@ -35,7 +35,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import LeaseExpired
 from persist.engine.hold import Claim
-from persist.engine.read.parts.caches import Cut, PartCaches, SliceLeftovers, SpilledRows, fetched
+from persist.engine.read.parts.caches import Cut, PartCaches, SliceLeftovers, SpilledRows, fetch_checked
 from persist.engine.write.part_writer import MEMORY_BUDGET
 
 S = TypeVar("S")
@@ -179,7 +179,7 @@ class PartReader:
                 footers = self._indexes.whole
                 return decode_part(data, part, schema, columns=columns, filter=filter, footers=footers, coded=coded)
 
-            return fetched(self.blob, part, decoded)
+            return fetch_checked(self.blob, part, decoded)
         return self._cut_rows(part, schema, columns, filter, keys)
 
     def _cut_rows(
@@ -195,19 +195,19 @@ class PartReader:
         start, end = keys.bracket(part, schema)
         leftover = self._leftovers.take(Cut(part, schema, names, filter, keys.lower))
         if leftover is None:
-            table, following = self._decoded(part, schema, names, filter, start, end)
+            table, following = self._decode_rows(part, schema, names, filter, start, end)
             first, last = keys.rows(table, schema)
         else:
             table, following = leftover
             if following < end:
-                more, following = self._decoded(part, schema, names, filter, following, end)
+                more, following = self._decode_rows(part, schema, names, filter, following, end)
                 table = pa.concat_tables([table, more])
             first, last = 0, keys.end(table, schema)
         if keys.upper is not None and (last < len(table) or following < part.rows):
             self._leftovers.keep(Cut(part, schema, names, filter, keys.upper), table.slice(last), following)
         return _alone(table.select(list(columns)), first, last)
 
-    def _decoded(
+    def _decode_rows(
         self,
         part: Part,
         schema: CollectionSchema,
@@ -219,8 +219,8 @@ class PartReader:
         """Return the row groups of the rows from start to end, and the row after these groups."""
         if part.inline or part.footer is None:
             return self.table(part, schema, names, filter=filter), part.rows
-        if part.bytes <= WHOLE_BYTES_MAX and self._indexes.known(part) is None:
-            table, groups = self._decoded_of_whole(part, schema, names, filter, start, end)
+        if part.bytes <= WHOLE_BYTES_MAX and self._indexes.get_cached(part) is None:
+            table, groups = self._decode_whole(part, schema, names, filter, start, end)
         else:
             groups = self.index(part, schema).groups_within(start, end)
             table = self.groups(part, schema, groups, names, filter=filter)
@@ -229,7 +229,7 @@ class PartReader:
         last = self.index(part, schema).groups[groups[-1]]
         return table, last.first_row + last.rows
 
-    def _decoded_of_whole(
+    def _decode_whole(
         self,
         part: Part,
         schema: CollectionSchema,
@@ -250,9 +250,9 @@ class PartReader:
             if not groups:
                 return _no_rows(schema, names), groups
             within = memoryview(data)[index.groups[groups[0]].start : index.groups[groups[-1]].end]
-            return self.decoded_groups(part, schema, groups, groups, within, names, filter=filter), groups
+            return self.decode_groups(part, schema, groups, groups, within, names, filter=filter), groups
 
-        return fetched(self.blob, part, decoded)
+        return fetch_checked(self.blob, part, decoded)
 
     def _inside(
         self,
@@ -325,7 +325,7 @@ class PartReader:
 
     def get_cached_index(self, part: Part) -> PartIndex | None:
         """Return the footer of a part if it is cached."""
-        return self._indexes.known(part)
+        return self._indexes.get_cached(part)
 
     def index(self, part: Part, schema: CollectionSchema) -> PartIndex:
         """Return the footer of a part that is a blob."""
@@ -342,9 +342,9 @@ class PartReader:
         coded: Sequence[str] = (),
     ) -> pa.Table:
         """Return some consecutive row groups of a part that is a blob. Cost: one GET of a range."""
-        return self.fetched_groups(part, schema, groups, columns, filter=filter, coded=coded)[0]
+        return self.fetch_groups(part, schema, groups, columns, filter=filter, coded=coded)[0]
 
-    def fetched_groups(
+    def fetch_groups(
         self,
         part: Part,
         schema: CollectionSchema,
@@ -355,17 +355,17 @@ class PartReader:
         coded: Sequence[str] = (),
         use_threads: bool = True,
     ) -> tuple[pa.Table, bytes]:
-        """Return the rows of `groups`, and their bytes, for `decoded_groups`."""
+        """Return the rows of `groups`, and their bytes, for `decode_groups`."""
         if not groups:
             return _no_rows(schema, columns), b""
 
         def decoded(data: bytes) -> tuple[pa.Table, bytes]:
-            rows = self.decoded_groups(
+            rows = self.decode_groups(
                 part, schema, groups, groups, data, columns, filter=filter, coded=coded, use_threads=use_threads
             )
             return rows, data
 
-        return fetched(self.blob, part, decoded, self._find_byte_range(part, schema, groups))
+        return fetch_checked(self.blob, part, decoded, self._find_byte_range(part, schema, groups))
 
     def open_groups(
         self, part: Part, schema: CollectionSchema, groups: Sequence[int], coded: Sequence[str] = ()
@@ -376,7 +376,7 @@ class PartReader:
         def opened(data: bytes) -> OpenGroups:
             return OpenGroups(_split_groups(index, groups, groups, data), index, part.as_stored, schema, coded)
 
-        return fetched(self.blob, part, opened, self._find_byte_range(part, schema, groups))
+        return fetch_checked(self.blob, part, opened, self._find_byte_range(part, schema, groups))
 
     def _find_byte_range(self, part: Part, schema: CollectionSchema, groups: Sequence[int]) -> tuple[int, int]:
         """Return the byte range of consecutive row groups; raise InvalidUsage if one exceeds the budget."""
@@ -389,7 +389,7 @@ class PartReader:
             ).with_remedy(f"Give {{memory_budget:option:{4 * largest}}} or more.")
         return index.groups[groups[0]].start, index.groups[groups[-1]].end
 
-    def decoded_groups(
+    def decode_groups(
         self,
         part: Part,
         schema: CollectionSchema,
@@ -428,7 +428,7 @@ def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
     Otherwise a slice of many parts would keep a row group of each in memory, for a few rows.
     """
     rows = table.slice(first, end - first)
-    return rows if 2 * len(rows) >= len(table) else copied(rows)
+    return rows if 2 * len(rows) >= len(table) else copy_table(rows)
 
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
@@ -529,7 +529,7 @@ class ClaimedRead:
         self._claim.check()
         return source
 
-    def checked(self, reader: PartReader) -> PartReader:
+    def check(self, reader: PartReader) -> PartReader:
         """Return a reader that came from here, if the claim still holds; raise as a call does."""
         self()
         return reader
@@ -542,7 +542,7 @@ class ClaimedRead:
         """Give up the claim; idempotent."""
         self._release()
 
-    def explained(self) -> "_Explained":
+    def explain_missing(self) -> "_Explained":
         """Return a context that raises LeaseExpired in place of MissingBlob, if the blob was collected."""
         return self._explained
 
@@ -560,10 +560,10 @@ class _Explained:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if isinstance(error, MissingBlob) and not self._is_needed(error.key):
-            raise collected(error) from error
+            raise make_collected_error(error) from error
 
 
-def collected(error: MissingBlob) -> LeaseExpired:
+def make_collected_error(error: MissingBlob) -> LeaseExpired:
     """Return the error for a blob that is missing because nothing refers to it any more."""
     return LeaseExpired(
         f"the blob {error.key!r} was collected: nothing has referred to it for longer than the grace period, and this "

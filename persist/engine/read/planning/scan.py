@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from persist.blob.errors import InvalidUsage
-from persist.codecs.evolution import narrowed, newest_types
+from persist.codecs.evolution import cast_columns, newest_types
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.part.filters import bind_filter, parts_that_may_match, referenced_columns
 from persist.codecs.part.key_range import KeyRange, comparable_keys, key_ranges, parts_within
@@ -92,7 +92,7 @@ class Scan:
             if (times := min(part.time_max + 1, self.time_upper) - max(part.time_min, self.time_lower)) > 0
         )
 
-    def pruned(self) -> "Scan":
+    def prune(self) -> "Scan":
         """Return this scan without the parts that cannot hold anything of it."""
         in_time = [p for p in self.parts if p.time_min < self.time_upper and p.time_max >= self.time_lower]
         return replace(self, base=self._may_match(self.base), parts=self._may_match(in_time))
@@ -115,7 +115,7 @@ class Scan:
         Raises:
             SchemaMismatch: a value does not fit its type.
         """
-        return table if self.narrow is None else narrowed(table, self.columns, self.narrow)
+        return table if self.narrow is None else cast_columns(table, self.columns, self.narrow)
 
     def with_newest_types(self) -> "Scan":
         """Return a scan that reads with the newest types of columns, and returns the types of this schema.
@@ -133,7 +133,7 @@ class Scan:
 
     def slices(self, count: int) -> "list[Scan]":
         """Return at most count scans of about equal size, in key order, that together are this one."""
-        whole = self.pruned()
+        whole = self.prune()
         sampled = [comparable_keys(part, self.schema) for part in whole.all_parts]  # Once: there may be very many.
         ranges = key_ranges(whole.all_parts, self.schema, count, self.keys, sampled)
         base = parts_within(whole.base, self.schema, ranges, sampled[: len(whole.base)])
@@ -198,7 +198,7 @@ class Scan:
                     break
                 start, passed = cut, Fraction(0)
             passed += density * (end - start)
-        return [replace(self, time_lower=a, time_upper=b).pruned() for a, b in pairwise([*cuts, self.time_upper])]
+        return [replace(self, time_lower=a, time_upper=b).prune() for a, b in pairwise([*cuts, self.time_upper])]
 
     def check_columns(self) -> None:
         """Raise SchemaMismatch if a part lacks a column of an earlier version of the schema, which was dropped."""
@@ -242,7 +242,7 @@ class Scan:
             if not self.is_inside(part):
                 table = self.within_time(table)
             if self.sign < 0 and "_diff" in columns:
-                table = negated(table)
+                table = negate(table)
             yield table.select(list(columns)) if extra else table
 
     def base_rows(
@@ -259,7 +259,7 @@ class Scan:
         return end - start
 
 
-def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str] | None = None) -> Scan | None:
+def narrow_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[str] | None = None) -> Scan | None:
     """Return a scan of fewer columns (None: the same), and of the rows that also pass a filter.
 
     None if the filter needs columns that a scan cannot filter by, such as `_time`.
@@ -271,7 +271,7 @@ def narrowed_scan(scan: Scan, filter: pc.Expression | None, columns: Sequence[st
             return None
     conjunction = filter if scan.filter is None or filter is None else scan.filter & filter
     names = scan.columns if columns is None else tuple(columns)
-    return replace(scan, columns=names, filter=scan.filter if conjunction is None else conjunction).pruned()
+    return replace(scan, columns=names, filter=scan.filter if conjunction is None else conjunction).prune()
 
 
 def _fits(filter: pc.Expression, schema: CollectionSchema) -> bool:
@@ -304,7 +304,7 @@ def cheap_first(names: list[str], schema: CollectionSchema) -> list[str]:
     )
 
 
-def negated(table: pa.Table) -> pa.Table:
+def negate(table: pa.Table) -> pa.Table:
     """Return the table with the sign of `_diff` changed."""
     at, diffs = table.schema.get_field_index("_diff"), table["_diff"]
     least = pc.equal(diffs, -(2**63))  # The one int64 whose negative is none: as two halves.

@@ -109,10 +109,10 @@ def snapshot_scan(
     best = candidates[0]
     if len(candidates) > 1:
         best = min(candidates, key=lambda keyframe: _cost(contents, history, keyframe, as_of))
-    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().pruned()
+    return _from(contents, history, schema, best, as_of, names, filter).with_newest_types().prune()
 
 
-def explained(
+def explain_scan(
     contents: CollectionState, scan: Scan, form: str, slices: int, index: tuple[tuple[str, ...], int] | None = None
 ) -> Explanation:
     """Explain a plan of `snapshot_scan` over contents, in so many slices, or the index in its place."""
@@ -164,7 +164,7 @@ def changes_scan(
     """Return the plan to read the updates with `lower <= time < upper`, all readable; raw includes tombstones."""
     schema, filter = _prepare(contents, schema, filter, raw=raw)
     names = schema.columns if columns is None else tuple(columns)
-    return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().pruned()
+    return Scan(schema, contents.history_parts, lower, upper, names, filter).with_newest_types().prune()
 
 
 def _prepare(
@@ -233,7 +233,7 @@ def record_count(contents: CollectionState) -> int | None:
     if form is not None and form.tombstone is not None:
         schema = contents.schema
         dead = Scan(schema, parts, 0, TIME_MAX + 1, schema.names, dead_filter(schema, form))
-        if dead.pruned().parts:
+        if dead.prune().parts:
             return None
     return sum(part.diff_sum for part in parts)
 

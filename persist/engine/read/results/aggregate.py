@@ -39,10 +39,10 @@ from persist.codecs.order.sums import (
     Ints,
     count_limbs,
     from_whole_numbers,
-    joined,
+    join_limbs,
     largest_magnitude,
     limits,
-    normalized,
+    normalize_limbs,
     products,
     split,
     whole_numbers,
@@ -161,19 +161,19 @@ def aggregate(scan: Scan, request: Request, reader: PartReader, consolidated: Co
         sums = _Sums(scan, request, tracks_size=False)
         for table in consolidated(request.columns):
             sums.add(table, None)
-        return sums.merged().result()
+        return sums.merge().result()
     retracts = scan.sign < 0 or any(part.negatives for part in scan.all_parts)
     sums = _Sums(scan, request, tracks_size=retracts)
     for table, diff in _updates(scan, reader, request):
         sums.add(table, diff)
-    groups = sums.merged()
+    groups = sums.merge()
     doubtful = groups.doubtful_columns()
     if doubtful:
         again = tuple(a for a in request.aggregations if a.kind == "sum" and a.column in doubtful)
         exact = _Sums(scan, Request(request.group_by, again), tracks_size=False)
         for table in consolidated(exact.request.columns):
             exact.add(table, None)
-        groups = groups.with_floats(exact.merged(), doubtful)
+        groups = groups.with_floats(exact.merge(), doubtful)
     return groups.result()
 
 
@@ -255,7 +255,7 @@ class _Sums:
         if sum(map(len, self._partials)) > self._merge_rows:
             self._merge()
 
-    def merged(self) -> "_Groups":
+    def merge(self) -> "_Groups":
         """Return the sums of everything added."""
         self._merge()
         return _Groups(self, self._partials[0])
@@ -302,7 +302,7 @@ class _Sums:
     def _normalize_limbs(self, partial: pa.Table) -> pa.Table:
         for measure in self.bounds:
             if len(limbs := _list_limbs(partial, measure)) > 1:
-                for at, limb in enumerate(normalized(limbs)):
+                for at, limb in enumerate(normalize_limbs(limbs)):
                     name = f"{measure}.{at}"
                     partial = partial.set_column(partial.schema.get_field_index(name), name, pa.array(limb))
         return partial
@@ -318,7 +318,7 @@ class _Groups:
         keys = pa.Table.from_arrays(partial.columns[: len(fields)], schema=pa.schema(fields))
         if fields:
             order = sort_indices(keys, self._group_by)
-            order = order.filter(pa.array(joined(_list_limbs(partial, "n")).take(order.to_numpy()).astype(bool)))
+            order = order.filter(pa.array(join_limbs(_list_limbs(partial, "n")).take(order.to_numpy()).astype(bool)))
             keys, partial = keys.take(order), partial.take(order)
         self._keys, self._partial = keys, partial
         self._floats = {name: self._partial[f"net:{name}"].to_numpy() for name in sums.floats}
@@ -375,7 +375,7 @@ class _Groups:
         return sums
 
     def _exact(self, measure: str) -> Ints:
-        return joined(_list_limbs(self._partial, measure))
+        return join_limbs(_list_limbs(self._partial, measure))
 
     def _fitting(self, values: Ints, type_: pa.DataType, output: Aggregation) -> pa.Array:
         """Return whole numbers as an array of that type."""

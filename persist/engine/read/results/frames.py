@@ -49,7 +49,7 @@ def to_frame(table: pa.Table, dtype_backend: DtypeBackend | None, options: Mappi
     if dtype_backend is not None:
         options = {**options, "types_mapper": _types_mapper(dtype_backend, options)}
     try:
-        apart = [] if options.get("integer_object_nulls") else _apart(table, options)
+        apart = [] if options.get("integer_object_nulls") else _list_separate_columns(table, options)
         return _with_columns(table, apart, options)
     except (TypeError, ValueError, KeyError, pa.ArrowNotImplementedError) as error:
         raise InvalidUsage(f"to_pandas() takes the options of pyarrow.Table.to_pandas: {error}") from error
@@ -70,7 +70,7 @@ def _types_mapper(dtype_backend: DtypeBackend, options: Mapping[str, Any]) -> An
     return lambda t: pd.api.types.pandas_dtype(names[str(t)]) if str(t) in names else None
 
 
-def _apart(table: pa.Table, options: Mapping[str, Any]) -> list[str]:
+def _list_separate_columns(table: pa.Table, options: Mapping[str, Any]) -> list[str]:
     """Return the columns in which Arrow would make floats of integers, unless options choose their types."""
     mapper, categories = options.get("types_mapper"), options.get("categories") or ()
     return [
@@ -169,7 +169,7 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
         pushed = None
         if predicate is not None:
             # Polars limits first, so a limited read must count rows before they are filtered.
-            pushed = pushed_down(polars, predicate, schema) if rows is None else None
+            pushed = push_down(polars, predicate, schema) if rows is None else None
             if columns is not None:
                 names = [*dict.fromkeys([*columns, *predicate.meta.root_names()])]
         for batch in narrowed(names, pushed):
@@ -187,7 +187,7 @@ def lazy_frame(polars: Any, schema: pa.Schema, narrowed: "Narrowed") -> Any:
     return plugins.register_io_source(source, schema=empty.schema, is_pure=True)
 
 
-def pushed_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
+def push_down(polars: Any, predicate: Any, schema: pa.Schema) -> pc.Expression | None:
     """Return an Arrow expression that all rows of the predicate pass; None if there is none."""
     try:
         written = json.loads(predicate.meta.serialize(format="json"))

@@ -33,7 +33,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
     An open result keeps its data from deletion: close it, use it in a `with`, or drop it.
     """
 
-    _INTERNAL = frozenset({"narrowed"})
+    _INTERNAL = frozenset({"read_narrowed"})
 
     def __init__(self, reading: ClaimedRead) -> None:
         self._reading = reading
@@ -51,7 +51,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         raise NotImplementedError
 
     def _tables(self) -> Generator[pa.Table, None, None]:
-        with self._reading.explained(), task("read", self._reading.name, streams=True) as done:
+        with self._reading.explain_missing(), task("read", self._reading.name, streams=True) as done:
             for table in self._read():
                 done(table.num_rows)
                 yield table
@@ -82,7 +82,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
                 pandas; "pyarrow" keeps both.
             options: for `pyarrow.Table.to_pandas`, such as `types_mapper` or `split_blocks`.
         """
-        required("pandas>=2.2")
+        require_package("pandas>=2.2")
         keeps_types = dtype_backend == "pyarrow" or "types_mapper" in options
         table = self.to_arrow()
         return to_frame(table if keeps_types else whole_as_int64(table), dtype_backend, options)
@@ -93,7 +93,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         Raises:
             InvalidUsage: a moment or duration does not fit Polars, whose largest unit is a millisecond.
         """
-        polars = required("polars>=1.36")
+        polars = require_package("polars>=1.36")
         return polars.from_arrow(in_milliseconds(whole_as_int64(self.to_arrow())))
 
     def to_pylist(self) -> list[dict[str, Any]]:
@@ -128,7 +128,7 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         """Return True: an `if` should not read a store."""
         return True
 
-    def narrowed(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
+    def read_narrowed(self, columns: Sequence[str] | None, filter: pc.Expression | None) -> Iterator[pa.RecordBatch]:
         """Yield some columns of the result (None: all), of the rows that pass a filter.
 
         Parts without such rows are not read. Unneeded columns are not decoded, unless rows would become equal.
@@ -149,16 +149,16 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
         Each collect reads anew; keep this result open until then.
         """
-        polars = required("polars>=1.36")
+        polars = require_package("polars>=1.36")
         from persist.engine.read.results.frames import lazy_frame
 
-        return lazy_frame(polars, self.schema, self.narrowed)
+        return lazy_frame(polars, self.schema, self.read_narrowed)
 
     def dataset(self) -> Any:
         """Return a `pyarrow.dataset.Dataset` that reads only requested columns and parts; as `lazy`."""
         from persist.engine.read.results.dataset import ResultDataset
 
-        return ResultDataset(self.schema, self.narrowed)
+        return ResultDataset(self.schema, self.read_narrowed)
 
     def duckdb(self, connection: Any, name: str) -> Any:
         """Register this with a connection of DuckDB as a view, and return its relation.
@@ -179,11 +179,11 @@ class ArrowResult(Closes, ShownByRepr, Completed):
 
     def __array__(self, *args: object, **options: object) -> Any:
         """Raise InvalidUsage: NumPy, and so `pandas.DataFrame(result)`, would make an array of batches."""
-        raise no_array(self)
+        raise make_array_error(self)
 
     def __contains__(self, key: object) -> bool:
         """Raise InvalidUsage: `in` would read all batches."""
-        raise no_membership(self, key)
+        raise make_membership_error(self, key)
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the result as an Arrow stream, for `pl.DataFrame(result)`, DuckDB and others."""
@@ -191,12 +191,12 @@ class ArrowResult(Closes, ShownByRepr, Completed):
         return reader.__arrow_c_stream__(requested_schema)
 
 
-def no_array(result: object) -> InvalidUsage:
+def make_array_error(result: object) -> InvalidUsage:
     """Return the error of a result from which NumPy is to make an array."""
     return InvalidUsage(f"{type(result).__name__} is not an array of NumPy: use to_pandas(), or to_arrow() for columns")
 
 
-def no_membership(result: object, key: object) -> InvalidUsage:
+def make_membership_error(result: object, key: object) -> InvalidUsage:
     """Return the error of `key in result`."""
     instead = f"get([{key!r:.100}])" if hasattr(result, "get") else "to_pylist()"
     return InvalidUsage(f"{type(result).__name__} has no `in`: use {instead}, which returns the rows")
@@ -226,7 +226,7 @@ def _without_empty_chunks(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pa.chunked_array([chunk for chunk in column.chunks if len(chunk)], column.type)
 
 
-def required(requirement: str, module: str | None = None) -> Any:
+def require_package(requirement: str, module: str | None = None) -> Any:
     """Import an optional package; `requirement` is for pip, with extras and versions.
 
     Args:

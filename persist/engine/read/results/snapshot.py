@@ -35,12 +35,12 @@ from persist.engine.read.lookups.lookup import Lookup
 from persist.engine.read.lookups.requested_keys import arrow_keys
 from persist.engine.read.merging import Form, read_snapshot, repeat_rows, snapshot_slices, snapshot_tables
 from persist.engine.read.parts.reader import ClaimedRead, PartReader
-from persist.engine.read.planning.scan import Scan, narrowed_scan, refuse_positions, rows_without_columns
-from persist.engine.read.planning.snapshot_plan import Explanation, explained
+from persist.engine.read.planning.scan import Scan, narrow_scan, refuse_positions, rows_without_columns
+from persist.engine.read.planning.snapshot_plan import Explanation, explain_scan
 from persist.engine.read.results.aggregate import Request, aggregate
 from persist.engine.read.results.export import export_parquet
 from persist.engine.read.results.frames import in_milliseconds, to_frame
-from persist.engine.read.results.result import ArrowResult, python_dicts, required, whole_as_int64
+from persist.engine.read.results.result import ArrowResult, python_dicts, require_package, whole_as_int64
 
 UNSUMMED_SHARE = 2  # Up to so many rows for each remaining one are read without a merge.
 ROWS_SHOWN = 10
@@ -48,7 +48,7 @@ CELL_CHARS_MAX = 120
 _MISSING = re.compile(r"No match for FieldRef\.Name\((.*?)\) in ")
 
 
-def checked_filter(
+def build_filter(
     schema: CollectionSchema,
     where: str | pc.Expression | None,
     columns: Sequence[str] | None = None,
@@ -122,7 +122,9 @@ class Snapshot(ArrowResult):
         again: the collection and the arguments that another process takes it by, once more, if it is pickled.
     """
 
-    _INTERNAL = frozenset({"again", "by_index", "explain_narrowed", "find_by_index", "scan", "slices", "unsummed"})
+    _INTERNAL = frozenset(
+        {"again", "by_index", "explain_narrowed", "find_by_index", "scan", "slices", "iterate_unsummed"}
+    )
 
     def __init__(
         self, scan: Scan, form: Form, reading: ClaimedRead, contents: CollectionState, slice_bytes: int
@@ -163,7 +165,7 @@ class Snapshot(ArrowResult):
         total += scan.sign * sum(part.diff_sum for part in scan.parts if scan.is_inside(part))
         if scan.filter is not None:
             base, parts, total = scan.base, [*scan.parts], 0
-        with self._reading.explained():
+        with self._reading.explain_missing():
             reader = self._reading()
             for table in chain(scan.base_rows(reader, ["_diff"], base), scan.updates(reader, ["_diff"], parts)):
                 total += exact_sum(table["_diff"].to_numpy())
@@ -181,17 +183,17 @@ class Snapshot(ArrowResult):
         scan, names = self.scan, [*self.scan.columns, "_diff"]
         digest, erasures = Digest(scan.columns), count_erasures(self._contents)
         mark = f"-erased-{erasures}" if erasures else ""
-        with self._reading.explained():
+        with self._reading.explain_missing():
             reader = self._reading()
             if scan.narrow is not None:  # Only consolidated records fit the types of before a column was widened.
-                for table in self._consolidated(scan.columns):
+                for table in self._consolidate(scan.columns):
                     digest.add(table)
                 return digest.text() + mark
             for table in chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts)):
                 digest.add(table)
         return digest.text() + mark
 
-    def unsummed(self) -> Iterator[pa.Table]:
+    def iterate_unsummed(self) -> Iterator[pa.Table]:
         """Yield tables of the columns and `_diff` whose sums are the contents, for callers that sum anyway.
 
         Cost: nothing is merged, so rows that cancel are yielded. If half of the rows cancel, the contents are merged as
@@ -202,14 +204,14 @@ class Snapshot(ArrowResult):
             part.diff_sum for part in scan.parts
         )
         read = sum(scan.rows_within(part) for part in scan.all_parts)
-        with self._reading.explained():
+        with self._reading.explain_missing():
             if scan.narrow is not None or read > UNSUMMED_SHARE * remaining_rows:
-                yield from self._consolidated(scan.columns)
+                yield from self._consolidate(scan.columns)
                 return
             reader = self._reading()
             yield from chain(scan.base_rows(reader, names, scan.base), scan.updates(reader, names, scan.parts))
 
-    def _consolidated(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
+    def _consolidate(self, columns: tuple[str, ...]) -> Iterator[pa.Table]:
         """Yield some columns of the records, with their multiplicities; equal records are in one slice."""
         scan = replace(self.scan, columns=columns)
         for scan_slice in scan.slices_within(self._reading().slice_bytes):
@@ -241,8 +243,8 @@ class Snapshot(ArrowResult):
             DiffOverflow: a result does not fit its type. Nothing wraps.
         """
         request = Request.of(self.scan.result_schema, group_by, aggregations)
-        with self._reading.explained():
-            return aggregate(self.scan, request, self._reading(), self._consolidated)
+        with self._reading.explain_missing():
+            return aggregate(self.scan, request, self._reading(), self._consolidate)
 
     @overload
     def get(self, keys: list[Any]) -> list[Any]: ...
@@ -287,7 +289,7 @@ class Snapshot(ArrowResult):
         if package == "pandas":
             return to_frame(whole_as_int64(matching_rows), None, {})
         if package == "polars":
-            return required("polars").from_arrow(in_milliseconds(whole_as_int64(matching_rows)))
+            return require_package("polars").from_arrow(in_milliseconds(whole_as_int64(matching_rows)))
         if requested is not None:
             return matching_rows
         if {*self.scan.columns} == {*self.scan.schema.names}:
@@ -298,7 +300,7 @@ class Snapshot(ArrowResult):
 
     def _with_keys(self, lookup: Lookup, keys: Any) -> pa.Table:
         requested = lookup.to_lookup_keys(keys)
-        with self._reading.explained():
+        with self._reading.explain_missing():
             matching_rows = lookup.contents(requested, self.form, self._reading())
         if self.form == "diff" or "_diff" not in matching_rows.column_names:
             return matching_rows
@@ -309,16 +311,16 @@ class Snapshot(ArrowResult):
 
     def explain(self) -> Explanation:
         """Return the cost of reading all of this: print it. Nothing is read for that."""
-        return self._explained(self.scan)
+        return self._explain_scan(self.scan)
 
     def explain_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Explanation:
-        """Return the cost of `narrowed`, as `explain` does."""
-        return self._explained(narrowed_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
+        """Return the cost of `read_narrowed`, as `explain` does."""
+        return self._explain_scan(narrow_scan(self.scan, filter, columns if self.form == "rows" else None) or self.scan)
 
-    def _explained(self, scan: Scan) -> Explanation:
+    def _explain_scan(self, scan: Scan) -> Explanation:
         slices, by_index = snapshot_slices(scan, self.form, self._slice_bytes), self.by_index(scan)
         by = None if by_index is None else (by_index.columns, by_index.memory)
-        return explained(self._contents, scan, self.form, len(slices), by)
+        return explain_scan(self._contents, scan, self.form, len(slices), by)
 
     def rows(self) -> Iterator[tuple[Any, Any]]:
         """Yield `(key, value)` in form "rows", or `((key, value), diff)` in form "diff".
@@ -361,11 +363,11 @@ class Snapshot(ArrowResult):
         return count if count >= 0 else super().__len__()
 
     def _read_narrowed(self, columns: Sequence[str], filter: pc.Expression | None) -> Iterator[pa.Table]:
-        scan = narrowed_scan(self.scan, filter, columns if self.form == "rows" else None)
+        scan = narrow_scan(self.scan, filter, columns if self.form == "rows" else None)
         if scan is None:
             yield from super()._read_narrowed(columns, filter)
             return
-        with self._reading.explained():
+        with self._reading.explain_missing():
             yield from self._read_tables(scan)
 
     def export_parquet(

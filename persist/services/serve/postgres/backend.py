@@ -9,13 +9,12 @@ from persist.codecs.types.schema import TIME_MAX
 from persist.compute.query import ServedSql
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import Timeline, begins_with_a_day, parse_time, parse_time_word
-from persist.services.serve.postgres.catalog import Catalog, Session
-from persist.services.serve.postgres.settings import AS_OF
+from persist.services.serve.postgres.catalog import Catalog
+from persist.services.serve.postgres.settings import AS_OF, DATABASES, Settings
 from persist.services.serve.postgres.statements import Subscribe
 from persist.services.serve.postgres.values import describe_listed_column
 from persist.services.serve.postgres.wire import Column, Failure
 
-DATABASES = ("latest", "persist", "postgres")
 _SECONDS = Timeline("s")  # Any unit tells whether a text is a moment.
 
 
@@ -73,7 +72,7 @@ class Backend:
             f"{', '.join(catalogs[:20])}.",
         )
 
-    def catalog(self, sql: str, session: Session, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
+    def catalog(self, sql: str, session: Settings, running: Callable[[Callable[[], None]], None]) -> pa.Table | None:
         """Return the answer of a query of Postgres's catalogs; None if it reads something else."""
         with self.queries.turn():
             return self._catalog.answer(sql, self.queries.tables(), session, running)

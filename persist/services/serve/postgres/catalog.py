@@ -12,16 +12,15 @@ import re
 import threading
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
 
 import pyarrow as pa
 
 from persist.services.serve.postgres import values
+from persist.services.serve.postgres.settings import SERVER_VERSION, Settings
 from persist.services.serve.postgres.wire import Failure
 
-SERVER_VERSION = "15.0"
 _PG, _MAIN, _INFO = 11, 2200, 13_000
 _FIRST_OID = 16_384
 TIMEOUT_S = 30.0
@@ -52,16 +51,6 @@ _NAMES = re.compile(
     |\b(?:sh)?(?:obj|col)_description\b|\btxid_current\w*)""",
     re.IGNORECASE | re.VERBOSE | re.DOTALL,
 )
-
-
-@dataclass(frozen=True)
-class Session:
-    """The user, the database, the number and the settings of a session, as answers show them."""
-
-    user: str
-    database: str
-    pid: int
-    settings: dict[str, str] = field(default_factory=dict)
 
 
 def asks_catalog(sql: str) -> bool:
@@ -128,7 +117,7 @@ _OF_SESSION = re.compile(
 )
 
 
-def with_session(sql: str, session: Session) -> str:
+def with_session(sql: str, session: Settings) -> str:
     """Return a statement with constants in place of the user, the database and the number of its session."""
     values = {"user": session.user, "database": session.database, "version": f"PostgreSQL {SERVER_VERSION} (persist)"}
 
@@ -169,7 +158,7 @@ class Catalog:
         connection.execute(files(__package__).joinpath("catalog.sql").read_text())
 
     def answer(
-        self, sql: str, tables: Sequence[Any], session: Session, running: Callable[[Callable[[], None]], None]
+        self, sql: str, tables: Sequence[Any], session: Settings, running: Callable[[Callable[[], None]], None]
     ) -> pa.Table | None:
         """Return the answer of a query; None if it reads something else than the catalogs.
 
@@ -184,9 +173,7 @@ class Catalog:
                 self._tables = tables
             cursor = self._connection.cursor()
         with cursor:
-            settings = ", ".join(
-                f"{_quote_text(name)}: {_quote_text(value)}" for name, value in session.settings.items()
-            )
+            settings = ", ".join(f"{_quote_text(name)}: {_quote_text(value)}" for name, value in session.values.items())
             variables = {"version": self._version, "database": session.database, "user": session.user}
             for name, value in variables.items():
                 cursor.execute(f"SET VARIABLE pg_{name} = {_quote_text(value)}")

@@ -76,7 +76,9 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
         if "\0" in value_text:
             raise ValueError("it has a zero byte")
         if oid == BYTEA:
-            return _blob(binascii.unhexlify(value_text[2:]) if value_text.startswith("\\x") else _unescape(value_text))
+            if not value_text.startswith("\\x"):
+                raise ValueError("bytes are written as \\x and their hexadecimal digits")
+            return _blob(binascii.unhexlify(value_text[2:]))
         if oid == NUMERIC:
             return exact_numeric(value_text)
         return _quote(value_text) if oid in _TEXTS else f"CAST({_quote(value_text)} AS {kind})"
@@ -96,16 +98,6 @@ def _literal(value: bytes | None, oid: int, form: int) -> str:
     if oid == NUMERIC:
         return _numeric_literal(value)
     return _moment_literal(value, oid, kind)
-
-
-def _unescape(text: str) -> bytes:
-    """Return bytes in Postgres's older format, with octal numbers behind backslashes."""
-    plain = re.sub(r"\\(?:([0-3][0-7]{2})|(\\))", "", text)
-    if "\\" in plain:
-        raise ValueError("a backslash is followed by three octal digits, or by another one")
-    return re.sub(
-        rb"\\(?:([0-3][0-7]{2})|\\)", lambda match: bytes([int(match[1], 8)]) if match[1] else b"\\", text.encode()
-    )
 
 
 def exact_numeric(constant: str) -> str:

@@ -19,11 +19,11 @@ from persist.core.errors import InvalidUsage, PersistError
 from persist.services.serve.messages import check_strangers, join_host_port, listening
 from persist.services.serve.postgres import wire
 from persist.services.serve.postgres.backend import Backend
-from persist.services.serve.postgres.catalog import Session
 from persist.services.serve.postgres.connection import MESSAGE_S, Connection
 from persist.services.serve.postgres.failures import to_failure
 from persist.services.serve.postgres.scram import MECHANISM, Scram
 from persist.services.serve.postgres.session import SessionOfClient
+from persist.services.serve.postgres.settings import Settings
 from persist.services.serve.postgres.wire import Failure, ProtocolViolation
 
 CONNECTIONS_MAX = 100
@@ -226,9 +226,10 @@ class _Client:
             raise Failure("0A000", "there is no replication by this protocol: SUBSCRIBE TO a collection")
         may_write = self._authenticate() and self._server.may_write
         database = options.get("database") or user
-        self._server.backend.check_database(database, user)
-        connection, session = self._connection, Session(user, database, self.pid)
-        started = SessionOfClient(self._server.backend, connection, session, may_write=may_write)
+        backend, connection = self._server.backend, self._connection
+        backend.check_database(database, user)
+        settings = Settings(user, database, self.pid, backend.check_time)
+        started = SessionOfClient(backend, connection, settings, may_write=may_write)
         connection.send(wire.authentication(wire.AUTH_OK))
         started.start(options)
         connection.send(wire.message(b"K", struct.pack("!ii", self.pid, self.secret)), wire.ready(b"I"))

@@ -31,9 +31,9 @@ from persist.services.serve.postgres.answers import (
     rows_answer,
     subscription_batches,
 )
-from persist.services.serve.postgres.backend import DATABASES, Backend
+from persist.services.serve.postgres.backend import Backend
 from persist.services.serve.postgres.block import Block
-from persist.services.serve.postgres.catalog import Session, asks_catalog, with_session
+from persist.services.serve.postgres.catalog import asks_catalog, with_session
 from persist.services.serve.postgres.connection import Connection
 from persist.services.serve.postgres.failures import find_position, to_failure
 from persist.services.serve.postgres.parameters import literal
@@ -74,15 +74,12 @@ class SessionOfClient:
         may_write: whether statements may change collections.
     """
 
-    def __init__(self, backend: Backend, connection: Connection, session: Session, *, may_write: bool) -> None:
+    def __init__(self, backend: Backend, connection: Connection, settings: Settings, *, may_write: bool) -> None:
         self._backend = backend
         self._queries = backend.queries
         self._connection = connection
-        self._session = session
         self._may_write = may_write
-        is_time = session.database not in (*DATABASES, session.user)
-        as_of = session.database if is_time else ""
-        self._settings = Settings(session.settings, session.user, as_of, backend.check_time)
+        self._settings = settings
         self.block = Block(self._queries)
         self._skips = False
         self._waiting: Portal | None = None  # A change that waits for the next message.
@@ -363,9 +360,9 @@ class SessionOfClient:
 
     def _read(self, sql: str) -> Answer:
         if asks_catalog(sql):
-            if (table := self._backend.catalog(sql, self._session, self._set_running)) is not None:
+            if (table := self._backend.catalog(sql, self._settings, self._set_running)) is not None:
                 return rows_answer(table)
-            sql = with_session(sql, self._session)
+            sql = with_session(sql, self._settings)
         with self._queries.turn():
             result = self._ask(sql)
         try:
@@ -393,7 +390,7 @@ class SessionOfClient:
     def _change(self, sql: str, verb: str) -> Answer:
         self._settings.check_may_change(verb, may_write=self._may_write, is_in_block=self.block.is_open)
         if asks_catalog(sql):
-            sql = with_session(sql, self._session)
+            sql = with_session(sql, self._settings)
         with self._queries.turn():
             if self.block.is_open:
                 transaction = self.block.transaction(None)
@@ -450,7 +447,7 @@ class SessionOfClient:
     def _commit(self) -> None:
         is_committed = False
         try:
-            self.block.commit(is_serializable=self._session.settings["transaction_isolation"] == "serializable")
+            self.block.commit(is_serializable=self._settings.values["transaction_isolation"] == "serializable")
             is_committed = True
         finally:
             self._end_block(is_committed=is_committed)

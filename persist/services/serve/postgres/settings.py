@@ -4,9 +4,10 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 
-from persist.services.serve.postgres.catalog import SERVER_VERSION
 from persist.services.serve.postgres.wire import Failure
 
+SERVER_VERSION = "15.0"
+DATABASES = ("latest", "persist", "postgres")  # The others are times.
 _NO_SETTINGS = ("user", "database", "replication", "options")
 AS_OF = "persist.as_of"
 TIMEOUT = "statement_timeout"
@@ -57,19 +58,17 @@ _UNITS_S = {"us": 1e-6, "": 1e-3, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0
 
 
 class Settings:
-    """The settings of a session, by name. `values` are the present ones.
+    """The user, the database, the number and the settings of a session. `values` are the present ones, by name.
 
     Args:
-        user: the name by which the client has connected.
-        as_of: the time that statements read, if the database is one.
         check_time: raises Failure if a text is not a time.
     """
 
-    def __init__(self, values: dict[str, str], user: str, as_of: str, check_time: Callable[[str], None]) -> None:
-        self.values = values
+    def __init__(self, user: str, database: str, pid: int, check_time: Callable[[str], None]) -> None:
+        self.user, self.database, self.pid = user, database, pid
         self._check_time = check_time
-        values |= {name: value for name, (value, _) in _SETTINGS.items()}
-        values |= {"session_authorization": user, AS_OF: as_of}
+        self.values = {name: value for name, (value, _) in _SETTINGS.items()}
+        self.values |= {"session_authorization": user, AS_OF: "" if database in (*DATABASES, user) else database}
         self._defaults: dict[str, str] = {}
         self._before: dict[str, tuple[str, bool]] = {}
 

@@ -42,27 +42,10 @@ def split(sql: str) -> list[str]:
     """Return the statements of a text without semicolons, and without empty statements."""
     parts, start = list[str](), 0
     for match in _TOKENS.finditer(sql):
-        if match[0][:1] in "'\"$/eE" and not _is_ended(match):
-            raise Failure("42601", f"the text that begins with {match[0][:20]!r} has no end")
         if match["semicolon"]:
             parts.append(sql[start : match.start()])
             start = match.end()
     return [part for part in [*parts, sql[start:]] if _strip(part)]
-
-
-def _is_ended(match: re.Match[str]) -> bool:
-    text = match[0]
-    if match["parameter"] or match["hex"] or match["cast"] or match["semicolon"]:
-        return True
-    if text[0] == "$":
-        mark = f"${match['dollar']}$"
-        return len(text) >= 2 * len(mark) and text.endswith(mark)
-    if text[0] == "/":
-        return len(text) > 3 and text.endswith("*/")
-    quoted = text.lstrip("eE")
-    if text[0] in "eE":
-        return re.fullmatch(r"'(?:[^'\\]|\\.|'')*+'", quoted, re.DOTALL) is not None
-    return len(quoted) > 1 and quoted.count(quoted[0]) % 2 == 0
 
 
 def _strip(sql: str) -> str:

@@ -230,6 +230,7 @@ def test_views_keep_the_limits_of_a_server() -> None:
     ("sql", "state", "position"),
     [
         ("SELECT 1 +", "42601", 10),
+        ("SELECT 'no end; SELECT 1", "42601", None),
         ("SELECT * FROM nope", "42P01", None),
         ("SELECT nothing FROM orders", "42703", None),
         ("SELECT '1x'::int", "22P02", 12),
