@@ -385,7 +385,7 @@ def test_a_publisher_that_dies_before_it_shows_its_version_is_mended_by_the_next
         def die(*_: object) -> bytes:
             raise KeyboardInterrupt
 
-        patch.setattr(delta, "version_bytes", die)
+        patch.setattr(delta, "encode_version", die)
         with pytest.raises(KeyboardInterrupt):
             c.publish("delta")
     assert len(by_polars(f"{client.url}/part/{c.id}")) == 100
