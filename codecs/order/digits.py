@@ -22,9 +22,9 @@ such rows of 7 columns in 0.23 ms, and further digits in 0.51.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -50,8 +50,7 @@ _KEEP = np.array([((1 << 64) - 1) ^ ((1 << (64 - 8 * kept)) - 1) for kept in ran
 Compute: TypeAlias = Callable[[Rows | None], Bits]
 
 
-@dataclass(frozen=True, slots=True)
-class Digit:
+class Digit(msgspec.Struct, frozen=True):
     """One digit of the column of that number.
 
     `values(rows)` is uint64[len(rows)], None standing for all rows. A digit without values represents the rest of a
@@ -278,7 +277,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
         room = bits - used
         if width > room:
             mask = np.uint64((1 << (width - room)) - 1)
-            digits.insert(0, replace(digit, values=_low_bits(compute, least, mask), costly=False))
+            digits.insert(0, msgspec.structs.replace(digit, values=_low_bits(compute, least, mask), costly=False))
             values >>= np.uint64(width - room)
             width = room
         packed = values if used == 0 else (packed << np.uint64(width)) | values

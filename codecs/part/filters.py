@@ -30,7 +30,7 @@ from pyarrow.fs import LocalFileSystem
 
 from persist.blob.errors import CorruptBlob
 from persist.codecs.part.part import Part, Scalar
-from persist.codecs.part.shredding import rewrite_filter
+from persist.codecs.part.shredding import TEST, rewrite_filter
 from persist.codecs.types.arrow_types import Bound, is_flat, key_order, scalar_from_json, scalar_to_json
 from persist.codecs.types.schema import CollectionSchema
 from persist.codecs.types.widening import is_written_alike
@@ -38,7 +38,7 @@ from persist.codecs.types.widening import is_written_alike
 _NAN = re.compile(r"(?<!\w)nan(?!\w)", re.IGNORECASE)
 _FUNCTION = re.compile(r"(\w+)\(")
 _PLAIN_FUNCTIONS = {"invert", "is_null", "is_valid", "is_nan", "is_in", "if_else"}
-_PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring"}
+_PLAIN_FUNCTIONS |= {"starts_with", "ends_with", "match_substring", TEST}
 _CHECKSUM, _SCHEMA = attrgetter("checksum"), attrgetter("schema")
 _Group = tuple[str, tuple[int, ...]]  # The contents of its parts, and the versions of the schema that wrote them.
 GROUP_MAX = 128

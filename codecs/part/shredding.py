@@ -37,7 +37,8 @@ import pyarrow.parquet as pq
 from persist.codecs.types.calculator import calculator, is_calculator
 from persist.codecs.types.schema import CollectionSchema
 
-EXTRACT = "persist_json_extract_string"  # The function of Arrow that conditions call.
+# The functions of Arrow that conditions call: the text of a value, and whether a text may pass a test of its number.
+EXTRACT, TEST = "persist_json_extract_string", "persist_number_test"
 VALUES_KEY, VALUES_VERSION = "persist.values", 1
 PATHS_MAX, SHARE_MIN, ROWS_MIN = 16, 0.9, 1024
 NAMES_MAX = 4096  # With more of them in a sample, names are data.

@@ -363,7 +363,7 @@ def out_of_place(values: Sequence[Any], places: tuple[str, ...]) -> Any:
     """
     for kind in {*map(type, values)}:
         fields = getattr(kind, "_fields", ()) if issubclass(kind, tuple) else ()
-        if any(name in fields and fields.index(name) != at for at, name in enumerate(places)):
+        if fields and any(name in fields and fields.index(name) != at for at, name in enumerate(places)):
             return next(value for value in values if type(value) is kind)
     return None
 

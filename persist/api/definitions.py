@@ -36,7 +36,6 @@ from persist.core.errors import CollectionExists, InvalidUsage, PersistError
 from persist.core.keyed.form import Keyed, build_form
 from persist.core.log import kinds
 from persist.core.progress import limit_work
-from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.timeline import Moment
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
@@ -171,7 +170,6 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
     """Create a collection with a table's columns, sealed so that it is readable."""
     columns, key = statement.new_columns(name)
     schema = CollectionSchema.of(*sides_like(columns, key), "ms")
-    check_new_names(schema.names)
     form = build_form(Keyed(), schema) if key else None
     id_ = uuid.uuid4().hex
     create = kinds.Create(id_, name, schema.to_json(), form)

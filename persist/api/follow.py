@@ -91,7 +91,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
 
 
 def make_ack_step(following: Following) -> tuple[kinds.SetHold, Callable[[], None]]:
-    """Return the step that acknowledges returned updates, and a callback for after the commit."""
+    """Return the step that acknowledges returned updates, and a callback after the commit."""
     handle, given, name = following.handle, following._given, following.name
     if given is None:
         raise InvalidUsage(f"nothing was taken from follow({name!r}) yet, so there is nothing to acknowledge")

@@ -168,6 +168,8 @@ def to_frontier(value: int | Antichain) -> int:
     Raises:
         InvalidUsage: it is not a time, or has several dimensions.
     """
+    if type(value) is int and 0 <= value <= END:
+        return value
     antichain = value if isinstance(value, Antichain) else Antichain(value)
     if antichain.is_empty:
         return END

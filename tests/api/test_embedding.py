@@ -8,6 +8,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pyarrow as pa
 import pytest
 
@@ -192,7 +193,7 @@ def test_contents_that_are_lost_while_others_are_loaded_are_loaded_again(blob: M
             found = load(id_)
             if left[0]:
                 left[0] -= 1
-                forgotten = {e.id: replace(e, contents=None) for e in follower.state.entries.values()}
+                forgotten = {e.id: msgspec.structs.replace(e, contents=None) for e in follower.state.entries.values()}
                 follower._state = replace(follower.state, entries=FrozenMap(forgotten))
             return found
 

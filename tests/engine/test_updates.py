@@ -171,6 +171,21 @@ def test_an_update_follows_an_upsert_of_one_commit(client: persist.Client) -> No
     assert held(orders) == [(0, 0, "z"), (7, 8, "whole")]
 
 
+@every_kind
+def test_an_upsert_follows_an_update_of_one_commit_at_the_same_time(
+    client: persist.Client, keyed: persist.Keyed | None
+) -> None:
+    orders = filled(client, keyed, 2)
+    time = orders.upper.time or 0
+    with client.multi_write() as multi:
+        multi.update(orders, [{"id": id_, "a": 8, "ts": 7} for id_ in (0, 1)], time=time)
+        multi.upsert(orders, [{"id": 1, "a": 9, "b": "whole", "ts": 10, "gone": False}], time=time)
+        if keyed is not None:
+            multi.seal(orders, time)
+    assert held(orders) == [(0, 8, "old 0"), (1, 9, "whole")]
+    assert orders.upper.time == time + 1
+
+
 @pytest.mark.parametrize("resolve", ["seal", "background"])
 def test_an_update_follows_whole_rows_of_its_time_also_where_the_greatest_counts(
     client: persist.Client, resolve: Any

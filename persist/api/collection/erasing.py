@@ -84,11 +84,11 @@ class ErasingCalls(CollectionBase):
 
 def register_erasure_upkeep(engine: Engine) -> None:
     """Let a writing client finish erasures whose processes have died."""
-    held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
+    engine_ref = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
     def settle(contents: CollectionState) -> bool:
         is_owed = contents.name.startswith(OWED_PREFIX)
-        alive = held() if is_owed else None
+        alive = engine_ref() if is_owed else None
         if alive is not None:
             from persist.services.erase import settle_old
 

@@ -1,11 +1,14 @@
 """Filters of collections from the conditions of a query on values inside of JSON documents.
 
 DuckDB hands a scan only comparisons of whole columns, so it would parse each document. The conditions that WHERE joins
-by AND are looked for in the parsed query, and those that compare a value of a document with texts filter the collection
-before DuckDB reads it. DuckDB still tests all conditions on what is left. So a condition that is not found costs time
-alone. A table that the query reads twice, or samples, is not filtered.
+by AND are looked for in the parsed query. Those that compare a value of a document with texts, or with a number after a
+cast, filter the collection before DuckDB reads it. DuckDB still tests all conditions on what is left. So a condition
+that is not found costs time alone, and a filter may pass too much. A table that the query reads twice, or samples, is
+not filtered.
 """
 
+import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
@@ -18,7 +21,7 @@ import pyarrow.compute as pc
 from persist.codecs.types.sql_names import sql_name
 from persist.compute.query.parsing import walk_parts
 from persist.compute.query.tables import Path, whole_path
-from persist.core.expression.documents import document_value, has_simple_path, join_paths
+from persist.core.expression.documents import document_value, has_simple_path, join_paths, test_number
 
 _COMPARED = {
     "COMPARE_EQUAL": pc.equal,
@@ -28,7 +31,10 @@ _COMPARED = {
     "COMPARE_GREATERTHANOREQUALTO": pc.greater_equal,
 }
 _TURNED = {pc.less: pc.greater, pc.greater: pc.less, pc.less_equal: pc.greater_equal, pc.greater_equal: pc.less_equal}
-_TEXT = ("->>", "json_extract_string")
+_SIGNS = {pc.equal: "=", pc.less: "<", pc.greater: ">", pc.less_equal: "<=", pc.greater_equal: ">="}
+_TEXT, _DOCUMENT = ("->>", "json_extract_string"), ("->", "json_extract")
+_NUMBERS = ("TINYINT", "SMALLINT", "INTEGER", "BIGINT", "HUGEINT", "DOUBLE")
+_NUMBER = re.compile(r"-?[0-9]{1,18}(\.[0-9]{1,18})?", re.ASCII)
 _Step = tuple[str, str | int]
 
 
@@ -76,27 +82,46 @@ def _table(node: dict[str, Any]) -> Path:
 
 
 def _test(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
-    """Return a condition as a filter; None if it is none of a value of a document."""
+    """Return a condition as a filter that passes no less; None if it is none of a value of a document."""
     if node["type"] in _COMPARED:
         compare = _COMPARED[node["type"]]
-        for value_node, text_node, function in (
-            (node["left"], node["right"], compare),
-            (node["right"], node["left"], _TURNED.get(compare, compare)),
-        ):
-            value, text = _value(value_node, columns, names), _text(text_node)
-            if value is not None and text is not None:
-                return function(value, pa.scalar(text))
+        turned = _TURNED.get(compare, compare)
+        left, right = node["left"], node["right"]
+        for value_node, literal_node, function in ((left, right, compare), (right, left, turned)):
+            if (test := _compare(value_node, literal_node, function, columns, names)) is not None:
+                return test
     elif node["type"] in ("COMPARE_IN", "OPERATOR_IS_NOT_NULL"):
-        value = _value(node["children"][0], columns, names)
-        texts = [*map(_text, node["children"][1:])]
-        if value is not None and None not in texts:
+        found = _value(node["children"][0], columns, names)
+        if found is None or (not found[1] and node["type"] != "COMPARE_IN"):
+            return None  # A document may have JSON's null, which is not NULL.
+        value, is_text = found
+        texts = [_text(child, is_text=is_text) for child in node["children"][1:]]
+        if None not in texts:
             return value.isin(pa.array(texts, pa.string())) if texts else value.is_valid()
     return None
 
 
-def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> pc.Expression | None:
-    """Return a value of a document as text; None if a node is something else."""
+def _compare(
+    value_node: dict[str, Any], literal_node: dict[str, Any], function: Any, columns: Mapping[str, str], names: set[str]
+) -> pc.Expression | None:
+    is_cast = value_node["type"] == "OPERATOR_CAST"
+    found = _value(value_node["child"] if is_cast else value_node, columns, names)
+    if found is None:
+        return None
+    value, is_text = found
+    if is_cast:
+        kind, literal = value_node["type_expr"]["type_name"], literal_node.get("literal") or {"kind": "STRING"}
+        if kind not in _NUMBERS or literal["kind"] == "STRING" or not _NUMBER.fullmatch(literal["text"]):
+            return None
+        return test_number(value, kind, _SIGNS[function], literal["text"], is_text=is_text)
+    text = _text(literal_node, is_text=is_text)
+    return function(value, pa.scalar(text)) if text is not None and (is_text or function is pc.equal) else None
+
+
+def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) -> tuple[pc.Expression, bool] | None:
+    """Return a value of a document as text, and whether the node has it as text; None if a node is something else."""
     steps: list[_Step] = []
+    is_text = False
     while node["type"] != "COLUMN_REF":
         if node["type"] == "LAMBDA":
             function, inner, path = "json_extract", node["lhs"], node["expr"]
@@ -106,8 +131,9 @@ def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) ->
         else:
             return None
         text = _text(path)
-        if text is None or function not in (("json_extract", "->") if steps else _TEXT):
+        if text is None or function not in (_DOCUMENT if steps else (*_DOCUMENT, *_TEXT)):
             return None
+        is_text = is_text or function in _TEXT
         steps.insert(0, ("json_extract" if steps else "json_extract_string", text))
         node = inner
     *qualifiers, column = map(sql_name, node["column_names"])
@@ -115,9 +141,20 @@ def _value(node: dict[str, Any], columns: Mapping[str, str], names: set[str]) ->
     if column not in columns or not names.issuperset(qualifiers) or len(qualifiers) > 1 or len(joined) != 1:
         return None
     [(function, path)] = joined
-    return document_value(function, pc.field(columns[column]), path) if has_simple_path(path) else None
+    return (document_value(function, pc.field(columns[column]), path), is_text) if has_simple_path(path) else None
 
 
-def _text(node: dict[str, Any]) -> str | None:
+def _text(node: dict[str, Any], *, is_text: bool = True) -> str | None:
+    """Return a constant text, or the text of the value that a constant document is; None if there is none."""
     literal = node.get("literal") if node["type"] == "VALUE_CONSTANT" else None
-    return literal["text"] if literal and literal["kind"] == "STRING" else None
+    if not literal or literal["kind"] != "STRING":
+        return None
+    text: str = literal["text"]
+    if is_text:
+        return text
+    try:
+        decoded = json.loads(text)
+        str(decoded).encode()
+    except ValueError:
+        return None  # DuckDB refuses such a document.
+    return decoded if isinstance(decoded, str) else None if decoded is None else text

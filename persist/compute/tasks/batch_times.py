@@ -15,7 +15,8 @@ Late events of a keyed collection may go to a collection of their own, by the co
     key columns of the keyed collection | columns of its events, late_deleted, late_time, late_reason
 
 It is plain, and made when there is something for it. Each commit adds what it left out at the upper of the moment, and
-seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound.
+seals that. `late_time` is the time that an event had; `late_reason` is "sealed", or "late" for the late bound; a
+partial event also has the columns that it leaves as they are there, as in "late; unchanged: a, b".
 """
 
 from collections.abc import Callable, Sequence
@@ -37,6 +38,7 @@ from persist.core.keyed.machine import DELETED
 from persist.core.log import kinds
 from persist.core.log.fields import KeyedForm
 from persist.core.names import check_free_name, check_text
+from persist.core.state_rules.keyed_rules import UNCHANGED
 from persist.engine.location.engine import Engine
 from persist.engine.location.opening import load_or_create
 from persist.engine.location.resolver import REASON
@@ -194,6 +196,11 @@ def late_steps(engine: Engine, schema: CollectionSchema, form: KeyedForm, name: 
         upper = contents.upper
         if upper == END:
             raise UpdateNotBeyondUpper(0, Antichain())
+        if UNCHANGED in late.column_names:  # The collection may be older than that column.
+            names = pc.binary_join(late[UNCHANGED], ", ")
+            texts = pc.binary_join_element_wise(late[REASON], "; unchanged: ", names, "")
+            at = late.schema.get_field_index(REASON)
+            late = late.set_column(at, REASON, pc.coalesce(texts, late[REASON])).drop_columns([UNCHANGED])
         rows = late.rename_columns([_RENAMED.get(column, column) for column in late.column_names])
         rows = rows.append_column("_diff", pa.repeat(pa.scalar(1, pa.int64()), len(rows)))
         adding = engine.writer("upsert").write_step(contents.id, columns, rows, Stamp(upper))

@@ -188,7 +188,7 @@ class Stored(msgspec.Struct, frozen=True, array_like=True):
     def late_events(self) -> pa.Table | None:
         """The events that were left out, with `_reason`; None if there are none."""
         tables = [pa.ipc.open_stream(stream).read_all() for stream in self.late]
-        return pa.concat_tables(tables) if tables else None
+        return pa.concat_tables(tables, promote_options="default") if tables else None
 
     @property
     def everything(self) -> tuple[Part, ...]:

@@ -7,11 +7,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from persist.codecs.part.shredding import EXTRACT, whole_path
+from persist.codecs.part.shredding import EXTRACT, TEST, whole_path
 from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import compute_by_duckdb
 
 _PREFIX = EXTRACT.removesuffix("json_extract_string")
+_TEST = TEST.removeprefix(_PREFIX)
+_WHOLE, _FRACTION = "-?[0-9]{1,15}", "-?[0-9]{1,15}(\\.[0-9]{1,15})?"
 
 
 def document_value(function: str, document: pc.Expression, path: str | int) -> pc.Expression:
@@ -23,6 +25,20 @@ def document_value(function: str, document: pc.Expression, path: str | int) -> p
     """
     _register(function)
     return pc.Expression._call(_PREFIX + function, [document, pc.scalar(_literal(path))])
+
+
+def test_number(value: pc.Expression, kind: str, sign: str, number: str, *, is_text: bool) -> pc.Expression:
+    """Return whether a value may pass a comparison with a number, in the sense of DuckDB's casts.
+
+    It is true for each value that passes, and for texts that DuckDB does not cast.
+
+    Args:
+        value: of documents, as text.
+        kind: the type of the cast; sign: of the comparison.
+        is_text: the text is cast, and not the document's value, of which only plain numbers are known to be alike.
+    """
+    _register(_TEST)
+    return pc.Expression._call(TEST, [value, pc.scalar(f"{kind} {sign} {number}{'' if is_text else ' document'}")])
 
 
 def join_paths(steps: Sequence[tuple[str, str | int]]) -> list[tuple[str, str | int]]:
@@ -44,7 +60,7 @@ def has_simple_path(path: str | int) -> bool:
 
 def register_functions(filter: pc.Expression | None) -> None:
     """Register the functions of a filter that another process made."""
-    for function in ("json_extract", "json_extract_string"):
+    for function in ("json_extract", "json_extract_string", _TEST):
         if f"persist_{function}(" in str(filter):
             _register(function)
 
@@ -55,7 +71,7 @@ def check_path(function: str, path: str | int) -> None:
     if not isinstance(path, str | int):
         raise InvalidUsage(f"{path!r} is no path into a JSON document: an item has a whole number")
     try:
-        _computed(function, pa.array(["{}"]), _literal(path))
+        _extract(function, pa.array(["{}"]), _literal(path))
     except (ValueError, pa.ArrowException) as error:
         raise InvalidUsage(f"{path!r:.100} is no path into a JSON document: {error}") from error
 
@@ -65,13 +81,21 @@ def _literal(path: str | int) -> str:
 
 
 def _extract(function: str, documents: pa.Array, literal: str) -> pa.Array:
+    kind = pa.bool_() if function == _TEST else pa.string()
     if not len(documents):  # As filters are bound to columns, which is done several times for a read.
-        return pa.array([], pa.string())
-    return _computed(function, documents, literal)
+        return pa.array([], kind)
+    return compute_by_duckdb(_to_sql(function, literal), documents, kind)
 
 
-def _computed(function: str, documents: pa.Array, literal: str) -> pa.Array:
-    return compute_by_duckdb(f'{function}("$1", {literal})', documents, pa.string())
+def _to_sql(function: str, literal: str) -> str:
+    if function != _TEST:
+        return f'{function}("$1", {literal})'
+    kind, sign, number, *is_document = literal.split(" ")
+    passes, is_there = f'TRY_CAST("$1" AS {kind}) {sign} {number}', '"$1" IS NOT NULL'
+    if not is_document:
+        return f"coalesce({passes}, {is_there})"
+    plain = _FRACTION if kind == "DOUBLE" else _WHOLE
+    return f"""CASE WHEN regexp_full_match("$1", '{plain}') THEN coalesce({passes}, true) ELSE {is_there} END"""
 
 
 @cache
@@ -87,4 +111,5 @@ def _register(function: str) -> None:
 
     text = {"summary": f"{function} of DuckDB", "description": "A value inside of a JSON document, as text."}
     inputs = {"document": pa.string(), "path": pa.string()}
-    pc.register_scalar_function(compute, _PREFIX + function, text, inputs, pa.string())
+    kind = pa.bool_() if function == _TEST else pa.string()
+    pc.register_scalar_function(compute, _PREFIX + function, text, inputs, kind)

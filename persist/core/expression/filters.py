@@ -41,6 +41,7 @@ from persist.codecs.errors import did_you_mean
 from persist.codecs.part.filters import bind_filter
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.expression.documents import check_path, document_value, join_paths
+from persist.core.expression.patterns import match_like
 from persist.core.expression.term import Call, Col, Lit, Term
 
 _FILTERS: dict[str, Callable[..., pc.Expression]] = {
@@ -58,7 +59,7 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "is_nan": pc.is_nan,
     "among": lambda value, values: value.isin(values),
     "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
-    "like": pc.match_like,
+    "like": match_like,
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
     "contains": pc.match_substring,
@@ -75,6 +76,7 @@ _COMPARED = {
     ">=": "greater_equal",
 }  # fmt: skip
 _EXTRACTS = {"->": "json_extract", "->>": "json_extract_string"}
+_AFTER_OPERAND = {*_COMPARED, *_EXTRACTS, "is", "in", "not", "between", "like"}
 _WORDS = {"and", "or", "not", "in", "is", "null", "between", "like", "true", "false"}
 DEPTH_MAX = 100
 _BEYOND = 10**20  # All integers are between this and its negative.
@@ -159,19 +161,32 @@ class _Parser:
         return condition
 
     def _factor(self) -> Term:
-        self._depth += 1
-        if self._depth > DEPTH_MAX:
-            raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
+        self._descend()
         try:
             if self._took("not"):
                 return _negated(self._factor())
-            if self._took("("):
+            if not self._begins_operand() and self._took("("):
                 condition = self._condition()
                 self._need(")")
                 return condition
             return self._test()
         finally:
             self._depth -= 1
+
+    def _descend(self) -> None:
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise InvalidUsage(f"the condition {self._text!r:.200} nests deeper than {DEPTH_MAX} levels")
+
+    def _begins_operand(self) -> bool:
+        """Return whether a parenthesis comes next that encloses an operand, and not a condition."""
+        depth, at = 0, self._next
+        while self._tokens[at].kind != "end":
+            depth += {"(": 1, ")": -1}.get(self._tokens[at].text, 0) if self._tokens[at].kind == "sign" else 0
+            at += 1
+            if not depth:
+                break
+        return self._token.text == "(" and self._tokens[at].text in _AFTER_OPERAND
 
     def _test(self) -> Term:
         left_operand = self._operand()
@@ -271,6 +286,11 @@ class _Parser:
             self._need(",")
             operand = self._extracted(operand, function)
             self._need(")")
+        elif self._took("("):
+            self._descend()
+            operand = self._operand()
+            self._need(")")
+            self._depth -= 1
         else:
             operand = self._plain_operand()
         while self._token.kind == "sign" and self._token.text in _EXTRACTS:

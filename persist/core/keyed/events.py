@@ -208,6 +208,16 @@ def lacks_column(events: pa.Table, schema: CollectionSchema, name: str) -> npt.N
     return flags
 
 
+def list_unchanged(events: pa.Table, schema: CollectionSchema) -> pa.Array:
+    """Return the value columns that each partial event leaves as they are, and NULL for whole events."""
+    texts = combined(events[GIVEN]).dictionary_encode()
+    names = [
+        [name for at, name in enumerate(schema.value_names) if not has_column(text, at)]
+        for text in texts.dictionary.to_pylist()
+    ]
+    return pa.array(names, pa.list_(pa.string())).take(texts.indices)
+
+
 def has_column(text: str, at: int) -> bool:
     """Return whether a partial event has the value column at a place, from its text in `GIVEN`."""
     return text.split(" ")[1][at] == "1"

@@ -15,6 +15,7 @@ from functools import reduce
 from itertools import compress
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -39,8 +40,7 @@ _BETWEEN = "\t"  # No column of a collection has a control character in its name
 _SHAPE = "an event looks like (key, value, time), where None as the value deletes the key"
 
 
-@dataclass(frozen=True, slots=True)
-class EventTable:
+class EventTable(msgspec.Struct, frozen=True):
     """Events of one collection, in the order in which they arrived.
 
     Attributes:
@@ -71,7 +71,7 @@ class EventTable:
         column = self.table.schema.get_field_index(TIME)
         times = int64_array(np.full(len(self.table), time, np.int64))
         table = self.table.set_column(column, self.table.schema.field(column), times)
-        return replace(self, table=table, at_commit=False, ready=None)
+        return msgspec.structs.replace(self, table=table, at_commit=False, ready=None)
 
 
 def to_events(
@@ -125,7 +125,7 @@ def to_events(
         stamp = stamp or _missing(bool(listed) and isinstance(listed[0], (tuple, list)) and len(listed[0]) == 2)
         rows, deleted = _of_tuples(listed, taken_schema, stamp, timeline, may_delete=may_delete)
         events = _finish_table(rows, deleted, schema, form, fields, needed)
-    return replace(events, at_commit=stamp is not None and stamp.time is None)
+    return msgspec.structs.replace(events, at_commit=stamp is not None and stamp.time is None)
 
 
 def _missing(is_timeless: bool) -> Stamp | None:
@@ -229,9 +229,9 @@ def _of_tuples(
         if not isinstance(row, (tuple, list)) or len(row) != size:
             shape = _SHAPE if stamp is None else "with time=, an event looks like (key, value)"
             raise InvalidUpdate(f"event {at} is {cut(row)}: {shape}")
-    if (odd := out_of_place([*rows], ("key", "value", "time"))) is not None:
+    if (odd := out_of_place(rows, ("key", "value", "time"))) is not None:
         raise InvalidUpdate(f"{cut(odd)} has its fields at other places: {_SHAPE}")
-    deleted = np.fromiter((may_delete and row[1] is None for row in rows), np.bool_, len(rows))
+    deleted = np.array([may_delete and row[1] is None for row in rows], np.bool_)
     times = [row[2] for row in rows] if stamp is None else [stamp.time or 0] * len(rows)
     is_unit = not taken.value.fields
     if is_unit and (wrong := next((at for at, row in enumerate(rows) if row[1] not in (None, ())), None)) is not None:
@@ -293,7 +293,7 @@ def _of_table(
         table = stamp_rows(table, taken, stamp)
     rows = to_updates(table, taken, default_diff=1, moments=timeline)
     events = _finish_table(rows, deleted, schema, form, taken.value.fields, needed, unchanged)
-    return events if texts is None else replace(events, table=events.table.append_column(GIVEN, texts))
+    return events if texts is None else msgspec.structs.replace(events, table=events.table.append_column(GIVEN, texts))
 
 
 def _partial_texts(
@@ -455,4 +455,4 @@ def joined_events(tables: Sequence[EventTable]) -> EventTable:
         if known_watermarks
         else None
     )
-    return replace(first, table=table, watermarks=marks, ready=None)
+    return msgspec.structs.replace(first, table=table, watermarks=marks, ready=None)

@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -88,7 +89,7 @@ def to_partial_events(
         bits = "".join("01"[name in columns] for name in schema.value_names)
         texts = pa.chunked_array([pa.repeat(pa.scalar(f"{missing} {bits}"), len(table))])
         marks = events.watermarks if {*form.order_by} <= {*columns} else None
-        pieces.append(replace(events, table=events.table.append_column(GIVEN, texts), watermarks=marks))
+        pieces.append(msgspec.structs.replace(events, table=events.table.append_column(GIVEN, texts), watermarks=marks))
         numbers.append(rows)
     if not pieces:
         nothing = schema.arrow.empty_table().drop_columns(["_diff", "_time"])
@@ -99,7 +100,7 @@ def to_partial_events(
     if len(pieces) == 1:
         return joined
     order = np.argsort(np.concatenate([np.asarray(rows, np.int64) for rows in numbers]))
-    return replace(joined, table=in_order_of_arrival(joined.table.take(int64_array(order))))
+    return msgspec.structs.replace(joined, table=in_order_of_arrival(joined.table.take(int64_array(order))))
 
 
 def _check_columns(
@@ -219,6 +220,7 @@ class _Units:
     Attributes:
         counts: whether the event changes the first unit.
         begins: whether it does so for a key that held nothing.
+        is_first: whether it does so without a tombstone that leaves it an order.
         grouped: for each column of a group, whether the event sets it.
         earlier: the last place before it that may have made a row of its key; -1 without one.
         refused: whether the key holds nothing, and the policy for that is "error".
@@ -226,12 +228,13 @@ class _Units:
 
     counts: Flags
     begins: Flags
+    is_first: Flags
     grouped: dict[str, Flags]
     earlier: Ints
     refused: Flags
 
     @classmethod
-    def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> "_Units":
+    def of(cls, rows: _Sequence, form: KeyedForm, schema: CollectionSchema, floor: pa.Scalar | None) -> "_Units":
         """Return the units that the events of a sequence change."""
         is_partial = rows.codes >= 0
         makes = rows.by_text([text.startswith("insert") for text in rows.texts])
@@ -244,13 +247,20 @@ class _Units:
                 touches |= rows.has(name, schema)
         touches |= rows.by_text(["1" not in text for text in rows.texts])
         has_order = is_known & rows.has(form.order_by[0], schema) if form.order_by else np.zeros_like(is_known)
+        is_recent = np.ones_like(is_known)
+        if floor is not None:
+            marks = pc.fill_null(pc.greater_equal(combined(rows.rows[form.order_by[0]]), floor), False)
+            is_recent = boolean_values(marks)[rows.order]
         while True:
             stands = touches & rows.stands(form.order_by, has_order)
             # Whole rows, deletions, and rows that may be inserted decide whether a key holds a row.
             previous = rows.last_before(stands & (makes | rows.deletes))
             is_there = (previous >= 0) & ~rows.deletes[previous]
-            # A deletion may also change a tombstone.
-            is_missing = is_partial & stands & np.where(rows.deletes, earlier < 0, ~is_there)
+            # A deletion may also change a tombstone that is not below the floor.
+            is_forgotten = ~is_there & (
+                (earlier < 0) if floor is None else (rows.last_before(has_order & is_recent) < 0)
+            )
+            is_missing = is_partial & stands & np.where(rows.deletes, is_forgotten, ~is_there)
             # The watermark of an event that is left out does not count. The first one of each key is certain.
             ignored = is_missing & ~makes & has_order
             if not ignored.any():
@@ -259,7 +269,8 @@ class _Units:
         counts = stands & (~is_missing | makes)
         refused = is_missing & rows.by_text([text.startswith("error") for text in rows.texts])
         setters = _group_setters(rows, is_known, counts, form, schema)
-        return cls(counts, is_missing & makes, setters, earlier, refused)
+        begins = is_missing & makes
+        return cls(counts, begins, begins & is_forgotten, setters, earlier, refused)
 
 
 def _group_setters(
@@ -293,14 +304,16 @@ def complete_events(
     form: KeyedForm,
     name: str,
     on_refused: Callable[[pa.Table], object] | None = None,
+    find_floor: Callable[[], pa.Scalar | None] = lambda: None,
 ) -> tuple[Prepared, pa.Table]:
     """Return events as the whole rows that they make of what their keys hold, and these rows.
 
-    Events that change nothing are left out, and keys without events.
+    Events that change nothing are left out, and keys without events. All that remain count, whatever their order.
 
     Args:
         present: the rows that the keys hold, tombstones among them; perhaps with `_diff`.
         name: of the collection, for errors.
+        find_floor: returns the least order that a tombstone must have to count; called if it may matter.
         on_refused: called with the events that a policy refuses, which are left out then.
 
     Raises:
@@ -312,7 +325,8 @@ def complete_events(
     groups = number_groups(present, ready.keys)
     rows = _Sequence.of(ready, present, groups, form)
     _check_one_row(ready, present, groups, rows.group[rows.codes >= 0], name)
-    units = _Units.of(rows, form, ready.schema)
+    floor = find_floor() if is_partial and form.order_by and rows.deletes.any() else None
+    units = _Units.of(rows, form, ready.schema, floor)
     if units.refused.any() and on_refused is not None:
         on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))
     elif units.refused.any():
@@ -346,8 +360,7 @@ def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: Collection
     setters = dict(units.grouped)
     for name in schema.value_names:
         if name not in setters:
-            # A tombstone leaves its watermark to what follows.
-            begins = units.begins if name not in form.order_by else np.zeros_like(units.begins)
+            begins = units.begins if name not in form.order_by else units.is_first
             setters[name] = units.counts & (rows.has(name, schema) | begins)
     return setters
 

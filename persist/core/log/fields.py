@@ -59,7 +59,9 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         schema, events = getattr(self, "schema", None), getattr(getattr(self, "keyed", None), "fields", None)
         if getattr(getattr(self, "keyed", None), "groups", ()):
             return 14
-        if (isinstance(schema, dict) and _has_documents(schema)) or any(kind == "json" for _, kind in events or ()):
+        if isinstance(schema, dict) and _has_documents(schema):
+            return 13
+        if events and any(kind == "json" for _, kind in events):
             return 13
         return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
 

@@ -9,7 +9,7 @@ disagree. A draft has steps that are not mutations: appends whose parts are not 
 conditions hold because the record's slot in the log is the compare-and-set.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import attrgetter
@@ -81,8 +81,7 @@ from persist.core.state_rules.schemas import (
 TAGS_MAX = 1024
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedAppend:
+class PlannedAppend(msgspec.Struct, frozen=True):
     """An `Append` whose parts are not encoded yet.
 
     `time_min` is the least time of its updates, `schema` their version.
@@ -155,8 +154,12 @@ CollectionStep = CollectionMutation | Planned | Condition | SetHolds
 S = TypeVar("S")
 
 
-def merge_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | SetHolds]":
-    """Yield the steps, with consecutive holds of a collection as one `SetHolds`."""
+def merge_holds(steps: Sequence[S]) -> "Iterable[S | kinds.SetHold | SetHolds]":
+    """Return the steps, with consecutive holds of a collection as one `SetHolds`."""
+    return _gather_holds(steps) if kinds.SetHold in {*map(type, steps)} else steps
+
+
+def _gather_holds(steps: Iterable[S]) -> "Iterator[S | kinds.SetHold | SetHolds]":
     for collection, alike in groupby(steps, _get_hold_collection):
         if collection is None:
             yield from alike

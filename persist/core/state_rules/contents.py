@@ -25,7 +25,7 @@ statistic counts them. `persist.core.state_rules.keyed_rules` has their invarian
 beyond upper, all events have become updates; the invariants of sealed times above hold for these times.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
@@ -48,6 +48,7 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes, Frontier, KeyedForm, Keyframe, Numbers
 from persist.core.state_rules.annotations import About, Archives, LastBatch, Remembered
+from persist.core.state_rules.frozen_map import choose_values, extend_map
 from persist.core.timeline import Timeline
 
 
@@ -140,7 +141,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     about: About = About()
     tokens: dict[str, Remembered] = {}  # In the order in which they came.
     queries: dict[str, LastBatch] = {}  # By the query's id; the last one to commit is last.
-    numbered: dict[int, Part] = msgspec.field(name="parts", default_factory=dict)
+    numbered: Mapping[int, Part] = msgspec.field(name="parts", default_factory=dict)
     next_number: int = 0
     history: tuple[Numbers, ...] = ()
     keyframes: tuple[Keyframe, ...] = ()
@@ -235,7 +236,7 @@ class CollectionState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def list_parts(self, numbers: Iterable[int]) -> tuple[Part, ...]:
         """Return the parts of those numbers."""
-        return tuple(map(self.numbered.__getitem__, numbers))
+        return choose_values(self.numbered, numbers)
 
 
 @lru_cache(maxsize=64)
@@ -294,7 +295,7 @@ def append_parts(contents: CollectionState, parts: tuple[Part, ...]) -> Collecti
     numbered = dict(enumerate(parts, contents.next_number))
     return msgspec.structs.replace(
         contents,
-        numbered={**contents.numbered, **numbered},
+        numbered=extend_map(contents.numbered, numbered),
         next_number=contents.next_number + len(parts),
         history=(*contents.history, *((number,) for number in numbered)),
         inline_bytes=contents.inline_bytes + sum(len(part.inline) for part in parts),

@@ -1,8 +1,9 @@
 """A state with operations that are not in the log yet: which of them would be valid, in the order they came in."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from typing import TypeAlias
+
+import msgspec
 
 from persist.core.antichain import decode_frontier, to_antichain
 from persist.core.errors import UpdatesBeyondUpper, ViewWritten
@@ -119,12 +120,13 @@ class Draft:
 
     def _check_views(self, steps: Sequence[DraftStep]) -> None:
         """Raise ViewWritten if steps write or seal a view without an `ExpectDefinition`."""
-        expected = {step.collection for step in steps if isinstance(step, ExpectDefinition)}
-        for step in steps:
-            if isinstance(step, PlannedAppend | kinds.Seal) and step.collection not in expected:
-                contents = self._load_contents(step.collection)
-                if contents is not None and contents.view is not None:
-                    raise ViewWritten(contents.name)
+        written = {step.collection for step in steps if isinstance(step, PlannedAppend | kinds.Seal)}
+        for collection in written:
+            contents = self._load_contents(collection)
+            if contents is None or contents.view is None:
+                continue
+            if not any(isinstance(step, ExpectDefinition) and step.collection == collection for step in steps):
+                raise ViewWritten(contents.name)
 
     def _is_done(self, steps: Sequence[DraftStep], tokens: dict[Used, str | None]) -> bool:
         """Return whether the log has an operation already, by its batch of a query or by all its tokens."""
@@ -167,7 +169,7 @@ class Draft:
 def _list_tokens(steps: Iterable[DraftStep]) -> dict[Used, str | None]:
     """Return the tokens of steps, with the digests of their writes."""
     marked = [step for step in steps if isinstance(step, kinds.Tokens)]
-    return {(step.collection, mark.token): mark.digest for step in marked for mark in step.tokens}
+    return {(step.collection, mark.token): mark.digest for step in marked for mark in step.tokens} if marked else {}
 
 
 def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
@@ -175,4 +177,4 @@ def _with_step(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
     if entry.contents is None and isinstance(step, kinds.ReleaseHold):
         return entry
     contents = apply_step(entry.contents, step)
-    return entry if contents is entry.contents else replace(entry, contents=contents)
+    return entry if contents is entry.contents else msgspec.structs.replace(entry, contents=contents)

@@ -1,4 +1,4 @@
-"""Immutable maps: a changed copy shares its unchanged shards with the original.
+"""Immutable maps: a changed copy shares what is unchanged with the original.
 
     keys  ->  256 shards by crc32  ->  a dict each
     below them, for maps that are too large for memory: a map that is read on demand
@@ -22,6 +22,7 @@ V = TypeVar("V")
 V_co = TypeVar("V_co", covariant=True)
 
 SHARDS = 256
+GROWN_MAX = 1024
 
 
 class Below(Protocol[V_co]):
@@ -195,6 +196,54 @@ class MapChanges(dict[str, V | None]):
     def _merge_changes(self, below: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:
         yield from (item for item in below if item[0] not in self)
         yield from ((key, value) for key, value in self.items() if value is not None)
+
+
+class GrowingMap(Mapping[int, V]):
+    """An immutable map of many numbers, which shares all but its last few items with the map that it continues.
+
+    Invariant: the shared numbers are less than the others, of which there is at least one.
+    """
+
+    __slots__ = ("_last", "_shared")
+
+    def __init__(self, shared: Mapping[int, V], last: dict[int, V]) -> None:
+        self._shared = shared
+        self._last = last
+
+    def __getitem__(self, number: int) -> V:
+        return self._last[number] if number in self._last else self._shared[number]
+
+    def __iter__(self) -> Iterator[int]:
+        return chain(self._shared, self._last)
+
+    def __len__(self) -> int:
+        return len(self._shared) + len(self._last)
+
+    def values(self) -> Iterator[V]:  # type: ignore[override]
+        """Yield the values in order. Cost: a fraction of the time of a view, which looks each of them up."""
+        return chain(self._shared.values(), self._last.values())
+
+
+def choose_values(values: Mapping[int, V], numbers: Iterable[int]) -> tuple[V, ...]:
+    """Return the values of numbers. Cost: for a `GrowingMap` half of its own look-ups."""
+    if type(values) is not GrowingMap:
+        return tuple(map(values.__getitem__, numbers))
+    shared, last = values._shared, values._last
+    first = next(iter(last))
+    return tuple([shared[number] if number < first else last[number] for number in numbers])
+
+
+def extend_map(values: Mapping[int, V], new: dict[int, V]) -> Mapping[int, V]:
+    """Return a map with new numbers, which are greater than all numbers of another map.
+
+    Cost: at most `GROWN_MAX` items are copied, and all of them once in so many calls.
+    """
+    if len(values) < GROWN_MAX or not new:
+        return {**values, **new}
+    shared, last = (values._shared, values._last) if isinstance(values, GrowingMap) else (values, {})
+    if len(last) < GROWN_MAX:
+        return GrowingMap(shared, {**last, **new})
+    return GrowingMap({**shared, **last}, new)
 
 
 def merge_sorted(newer: Iterator[tuple[str, V]], older: Iterator[tuple[str, V]]) -> Iterator[tuple[str, V]]:

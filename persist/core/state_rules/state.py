@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 from msgspec import UNSET
 
 from persist.codecs.part.part import Part
@@ -75,8 +76,7 @@ from persist.core.state_rules.schemas import find_columns_in_use
 PENDING_MAX = 64  # Mutations an entry keeps before it takes its contents for its base.
 
 
-@dataclass(frozen=True, slots=True)
-class CollectionEntry:
+class CollectionEntry(msgspec.Struct, frozen=True):
     """One collection: see the module's docstring.
 
     Attributes:
@@ -111,11 +111,11 @@ class CollectionEntry:
         contents = base
         for step in merge_holds(self.pending):
             contents = apply_step(contents, step)
-        return replace(self, contents=contents)
+        return msgspec.structs.replace(self, contents=contents)
 
     def rebase(self, contents: CollectionState) -> "CollectionEntry":
         """Return this entry with its present contents as its base."""
-        return replace(self, base=contents, levels=(), pending=(), contents=contents)
+        return msgspec.structs.replace(self, base=contents, levels=(), pending=(), contents=contents)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def apply(state: State, record: Record) -> State:
         raise ValueError(f"it says seqno {record.seqno} where {state.seqno + 1} belongs")
     if state.location not in (None, record.location):
         raise ValueError(f"it belongs to location {record.location}, and this is {state.location}")
-    if not is_id(record.location):
+    if state.location is None and not is_id(record.location):
         raise ValueError(f"its location {record.location!r} is not 32 hex digits")
     if not is_id(record.commit):
         raise ValueError(f"its commit {record.commit[:200]!r} is not 32 hex digits")
@@ -251,7 +251,8 @@ class StateChanges:
         elif isinstance(step, kinds.Evolve | kinds.Redefine) and step.schema is not None:
             self._check_columns_not_needed(entry, step.schema)
         self.entries[entry.id] = self._extend(entry, step)
-        self.ids[entry.name] = entry.id
+        if isinstance(step, kinds.Makes | kinds.Rename):
+            self.ids[entry.name] = entry.id
 
     def _rename_entry(self, entry: CollectionEntry, name: str) -> CollectionEntry:
         """Return entry with another, free name."""
@@ -259,7 +260,7 @@ class StateChanges:
         if name != entry.name and self.ids.now(name) is not None:
             raise CollectionExists(name)
         self.ids[entry.name] = None
-        return replace(entry, name=name)
+        return msgspec.structs.replace(entry, name=name)
 
     def _check_not_needed(self, entry: CollectionEntry) -> None:
         """Raise CollectionNeeded if views read the collection.
@@ -347,13 +348,13 @@ def _add_leased_hold(entry: CollectionEntry, hold: str, lease: str) -> Collectio
             raise ValueError(f"{hold!r} is the id of a hold that lives by another lease")
         if leased_hold == hold:
             return entry
-    return replace(entry, leased=(*entry.leased, (hold, lease)))
+    return msgspec.structs.replace(entry, leased=(*entry.leased, (hold, lease)))
 
 
 def _remove_leased_hold(entry: CollectionEntry, hold: str) -> CollectionEntry:
     if all(leased_hold != hold for leased_hold, _ in entry.leased):
         return entry
-    return replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
+    return msgspec.structs.replace(entry, leased=tuple(leased for leased in entry.leased if leased[0] != hold))
 
 
 def _extend_entry(entry: CollectionEntry, step: CollectionStep) -> CollectionEntry:
@@ -368,4 +369,4 @@ def _extend_entry(entry: CollectionEntry, step: CollectionStep) -> CollectionEnt
         contents = apply_step(contents, step)
     if contents is not None and len(entry.pending) + len(mutations) > PENDING_MAX:
         return entry.rebase(contents)
-    return replace(entry, pending=(*entry.pending, *mutations), contents=contents)
+    return msgspec.structs.replace(entry, pending=(*entry.pending, *mutations), contents=contents)

@@ -18,10 +18,11 @@ newest contents (`persist.engine.collection.planned_commits.submit_all`), and al
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Self
 
+import msgspec
 import pyarrow.compute as pc
 
 from persist.codecs.part.part import Part
@@ -116,8 +117,11 @@ class _Draft:
         self.end = end
 
     def to_request(self, token: str | None) -> AskedEvents:
-        """Return it for `submit_all`."""
+        """Return it for `submit_all`, which resolves partial events with it, so it seals their times."""
         events, end = joined_events(self.events) if self.events else None, self.end
+        if events is not None and events.is_partial and not events.at_commit:
+            last = max(pc.max(each.table["_time"]).as_py() for each in self.events if each.is_partial)
+            end = max(end or 0, last + 1)
         if self.change is not None and self.change.time is not None:
             end = max(end or 0, self.change.time + 1)
         return AskedEvents(events, end, token, change=self.change)
@@ -197,7 +201,9 @@ class Commit:
         self.check(handle)
         steps: list[Step] = [*handle.part_steps(parts, keep=keep), Asked(handle.id, digest)]
         if at_commit:
-            steps = [replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps]
+            steps = [
+                msgspec.structs.replace(step, at_commit=True) if isinstance(step, Write) else step for step in steps
+            ]
             steps.append(handle.commit_time_step())
         self.add(handle, steps)
 
@@ -320,10 +326,7 @@ class Commit:
             self.add_upsert(handle, plain_updates(handle, rows, stamp, missing))
             return
         keyed_form(handle)
-        draft, events = self._draft(handle), take_partial_events(handle, rows, stamp, missing)
-        draft.add(events)
-        if len(events) and not events.at_commit:
-            draft.seal(max(draft.end or 0, pc.max(events.table["_time"]).as_py() + 1))
+        self.add_events(handle, take_partial_events(handle, rows, stamp, missing))
 
     def check_unwritten(self, handle: CollectionHandle) -> None:
         """Raise InvalidUsage if the block has done something with a collection, or cannot."""
@@ -411,7 +414,7 @@ class Commit:
     def _with_steps_beside(self, handle: CollectionHandle, change: PlainChange) -> AskedEvents:
         """Return a change whose token remembers, too, what else the block adds to the collection."""
         beside = [step for step in self._steps if isinstance(step, Asked) and step.collection == handle.id]
-        whole = replace(change, steps=lambda: [*change.steps(), *beside])
+        whole = msgspec.structs.replace(change, steps=lambda: [*change.steps(), *beside])
         return AskedEvents(None, None, self.options.token, plain=whole)
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -167,8 +168,7 @@ def take_partial_events(handle: CollectionHandle, data: Any, stamp: Stamp | None
     return events
 
 
-@dataclass(frozen=True, slots=True)
-class PlainChange:
+class PlainChange(msgspec.Struct, frozen=True):
     """The difference to what a collection holds that is not keyed, made when it is committed.
 
     Attributes:
@@ -180,8 +180,7 @@ class PlainChange:
     at_commit: bool
 
 
-@dataclass(frozen=True, slots=True)
-class AskedEvents:
+class AskedEvents(msgspec.Struct, frozen=True):
     """A request to one collection as one commit: events, a seal, or both, for a keyed one; or a change.
 
     Attributes:
@@ -219,11 +218,15 @@ class AskedEvents:
         """Return the same with events, or the change, at a time, which is sealed."""
         events = None if self.events is None else self.events.at(time)
         change = None if self.change is None else replace(self.change, time=time)
-        return replace(self, events=events, change=change, end=time + 1)
+        return msgspec.structs.replace(self, events=events, change=change, end=time + 1)
 
     def against(self, contents: CollectionState) -> "AskedEvents":
         """Return the request against contents as they are."""
-        return replace(self, end=max(self.end, contents.upper)) if self.is_least and self.end is not None else self
+        return (
+            msgspec.structs.replace(self, end=max(self.end, contents.upper))
+            if self.is_least and self.end is not None
+            else self
+        )
 
 
 Asks: TypeAlias = Sequence[tuple[CollectionHandle, AskedEvents]]  # Each collection once.

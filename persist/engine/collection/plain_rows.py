@@ -14,9 +14,10 @@ writing the difference and, of new rows that do not fit, writing and reading the
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -295,15 +296,17 @@ def plain_events(handle: CollectionHandle, data: Any, stamp: Stamp | None, *, ma
         SchemaMismatch, InvalidUpdate: the rows do not fit, or the collection has a column `_deleted` or `_seq`.
     """
     schema = handle.schema
-    data = open_stream(data)
-    first = data[0] if isinstance(data, (list, tuple)) and data else data
-    if may_delete and not schema.value_names and isinstance(first, (list, tuple, Iterator)) and not is_named(first):
-        raise InvalidUsage(
-            f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or one "
-            "that goes: give keys as a table or as dicts, and use delete() for those that go"
-        )
+    if may_delete and not schema.value_names:
+        data = open_stream(data)
+        first = data[0] if isinstance(data, (list, tuple)) and data else data
+        if isinstance(first, (list, tuple, Iterator)) and not is_named(first):
+            raise InvalidUsage(
+                f"the collection {handle.name!r} has no value columns, so None in a tuple may mean a key that comes or "
+                "one that goes: give keys as a table or as dicts, and use delete() for those that go"
+            )
     _check_replaceable(handle)
-    events = to_events(data, schema, _upsert_form(schema), stamp, handle.clocked_timeline, may_delete=may_delete)
+    form = schema.compute_once(_upsert_form)
+    events = to_events(data, schema, form, stamp, handle.clocked_timeline, may_delete=may_delete)
     return _check_events(handle, events, "upsert")
 
 
@@ -326,7 +329,7 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
     Raises: as `plain_events`.
     """
     _check_replaceable(handle)
-    form = _upsert_form(handle.schema)
+    form = handle.schema.compute_once(_upsert_form)
     events = to_partial_events(data, handle.schema, form, stamp, handle.clocked_timeline, missing)
     return _check_events(handle, events, "update")
 
@@ -334,9 +337,9 @@ def plain_updates(handle: CollectionHandle, data: Any, stamp: Stamp | None, miss
 def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> EventTable:
     schema = handle.schema
     check_event_times(handle, events)
-    ready = prepared(schema, _upsert_form(schema), events.table)
+    ready = prepared(schema, schema.compute_once(_upsert_form), events.table)
     if len(ready.keys) == len(events.table):
-        return replace(events, ready=ready)
+        return msgspec.structs.replace(events, ready=ready)
     names = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     once = consolidate(events.table.select([*names, "_diff"]), names)  # The same row may occur twice.
     order, starts = row_sorter(once, [*schema.key_names, TIME]).sort()
@@ -345,7 +348,6 @@ def _check_events(handle: CollectionHandle, events: EventTable, action: str) -> 
     return events
 
 
-@lru_cache(maxsize=64)
 def _upsert_form(schema: CollectionSchema) -> KeyedForm:
     """Return the form of events by which rows of a plain collection are upserted."""
     return build_form(Keyed(), schema)
@@ -356,7 +358,8 @@ def upsert_steps(handle: CollectionHandle, events: EventTable, token: str | None
 
     Raises: as `overwrite_steps`, for the first of their times.
     """
-    contents, schema, form = _read_after_requests(handle), handle.schema, _upsert_form(handle.schema)
+    contents, schema = _read_after_requests(handle), handle.schema
+    form = schema.compute_once(_upsert_form)
     handle.check_plain("a plain upsert")
     columns = [name for name in events.table.column_names if name not in (SEQ, "_diff")]
     request = Asked(handle.id, None if token is None else compute_digest(events.table, columns))
@@ -442,7 +445,7 @@ def _alone(
     return [
         *_creating(handle),
         *expect_unchanged(contents),
-        *(replace(write, at_commit=at is None, is_single=is_single) for write in writes),
+        *(msgspec.structs.replace(write, at_commit=at is None, is_single=is_single) for write in writes),
         *(_stamping(handle, at) or [kinds.Seal(contents.id, encode_frontier((at or 0) + 1))]),
     ]
 

@@ -20,7 +20,7 @@ caller's thread plans them.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
@@ -90,9 +90,13 @@ def submit_all(
         beside: steps that come first. Their uploads stay until the commit is done, or refused for good.
         names: of the collections of these steps, by id.
     """
+    names = dict(names or {})
+    names |= {handle.id: handle.name for handle, _ in asks if handle.id not in names}
+    if asks and all(request.plain is not None for _, request in asks):
+        return _Commit(engine, action, asks, beside, names).run()
     writer, asks = engine.writer(action), [(handle, _prepare_request(handle, request)) for handle, request in asks]
     ids = [handle.id for handle, _ in asks]
-    commit = _Commit(engine, action, asks, beside, dict(names or {}) | {handle.id: handle.name for handle, _ in asks})
+    commit = _Commit(engine, action, asks, beside, names)
     if any(request.at_commit and request.end is not None for _, request in asks):
         engine.abandon(beside)
         raise InvalidUsage(
@@ -102,8 +106,6 @@ def submit_all(
     is_decided = not any(request.late is not None or request.is_least for _, request in asks)
     if is_decided and not any(map(writer.keyed.is_busy, ids)) and not any(_resolves(*ask) for ask in asks):
         return engine.submit(action, [*beside, *(step for ask in asks for step in _plain_steps(*ask))], commit.names)
-    if asks and all(request.plain is not None for _, request in asks):
-        return commit.run()
     future = writer.new_future()
     size = sum(request.events.table.nbytes for _, request in asks if request.events is not None)
     try:
@@ -116,7 +118,7 @@ def submit_all(
 def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEvents:
     check_token(request.token)  # Before anything is uploaded.
     if request.events is not None and not len(request.events.table):
-        request = replace(request, events=None)
+        request = msgspec.structs.replace(request, events=None)
     if request.events is not None and request.events.is_partial and not request.events.at_commit:
         last = pc.max(request.events.table["_time"]).as_py()
         if request.end is None or last >= request.end:
@@ -124,7 +126,7 @@ def _prepare_request(handle: CollectionHandle, request: AskedEvents) -> AskedEve
                 f"some events of {handle.name!r} leave columns as they are, so they are resolved when they come, and "
                 f"the last is at {last}: seal beyond that in the same commit, or leave out time and seal"
             )
-    return replace(request, marks=tuple(_token_steps(handle, request)))
+    return msgspec.structs.replace(request, marks=tuple(_token_steps(handle, request)))
 
 
 def _resolves(handle: CollectionHandle, request: AskedEvents) -> bool:
@@ -279,7 +281,7 @@ class _Commit:
 
     def _times(self) -> dict[str, int]:
         """Return the times that the commit assigns to requests without one, if some of them are resolved with it."""
-        if not any(request.at_commit and request.plain is None for _, request in self.asks):
+        if not any(request.plain is None and request.at_commit for _, request in self.asks):
             return {}
         asks = [step for step in self.beside if isinstance(step, AtCommit)]
         asks += [handle.commit_time_step() for handle, request in self.asks if request.at_commit]
@@ -309,7 +311,9 @@ class _Commit:
                 for step in steps
             ]
         # Kept when the record is refused: the next attempt may need it again.
-        marked_steps = [replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps]
+        marked_steps = [
+            msgspec.structs.replace(step, is_kept=True) if isinstance(step, Write) else step for step in steps
+        ]
         names = self.names | {id_: name for plan in planned for id_, name in plan.names.items()}
         return self.engine.submit(self.action, marked_steps, names)
 
@@ -380,8 +384,8 @@ def _lift_events(contents: CollectionState, request: AskedEvents) -> AskedEvents
     check_writable_version(contents, events.schema.version)
     newest = contents.schema
     table = lifted_events(events.table, events.schema, newest)
-    lifted = replace(events, schema=events_schema(newest, newest.value.fields), table=table)
-    return replace(request, events=lifted)
+    lifted = msgspec.structs.replace(events, schema=events_schema(newest, newest.value.fields), table=table)
+    return msgspec.structs.replace(request, events=lifted)
 
 
 def _timely(
@@ -391,7 +395,7 @@ def _timely(
     if request.late is None or request.events is None or handle.remembers(contents, request.token):
         return request, None
     timely_events, late = split_late(request.events, contents, keyed_form(handle))
-    return replace(request, events=timely_events if len(timely_events.table) else None), late
+    return msgspec.structs.replace(request, events=timely_events if len(timely_events.table) else None), late
 
 
 def _resolving_steps(handle: CollectionHandle, contents: CollectionState, request: AskedEvents) -> list[Step]:
@@ -422,7 +426,7 @@ def _resolving_steps(handle: CollectionHandle, contents: CollectionState, reques
     if after is not None and request.events is not None:
         # The watermarks of all these events, once.
         watermarks = request.events.watermarks if due_events is None else None
-        pending = [handle.pend_step(replace(request.events, table=after, watermarks=watermarks))]
+        pending = [handle.pend_step(msgspec.structs.replace(request.events, table=after, watermarks=watermarks))]
     return [*request.also, *resolving, *pending, *request.marks]
 
 

@@ -20,7 +20,7 @@ Memory: a slice, a row group, and a part in progress, as for compaction.
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -277,7 +277,7 @@ class PartEraser:
         self._writer.discard(part for part in new_parts if is_unwanted(part))
 
     def _find_touched_parts(
-        self, parts: dict[int, Part], schema: CollectionSchema, inline_bytes: int
+        self, parts: Mapping[int, Part], schema: CollectionSchema, inline_bytes: int
     ) -> Iterator[tuple[int, Part, _Outcome]]:
         """Yield the parts that hold records which go, with what is known of them."""
         new = [part for part in parts.values() if _identify_part(part) not in self._outcomes]

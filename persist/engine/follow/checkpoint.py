@@ -25,9 +25,10 @@ which costs 200 PUTs each time when 200 collections are sealed together.
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import takewhile
 
+import msgspec
 from msgspec import UNSET, UnsetType
 
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion, InvalidUsage, MissingBlob
@@ -114,7 +115,7 @@ def write_checkpoint(
     known_levels = known_levels or KnownLevels()
     # A damaged checkpoint is skipped: the log has the same contents, and the new checkpoint replaces it.
     takeover = state.control.taken_over
-    replayed, levels = _newest(blob, known_levels, skip_damaged=True, until=state.seqno, taken=takeover)
+    replayed, levels = _newest(blob, known_levels, skip_damaged=True, until=state.seqno, takeover=takeover)
     if replayed.seqno >= state.seqno:
         return False
     is_new = (
@@ -125,7 +126,7 @@ def write_checkpoint(
     rebased: dict[str, CollectionEntry | None] = {}
     for id_, entry in replayed.entries.changes_since(directory_before.entries).items():
         if entry is not None:
-            entry = replace(entry, contents=state.entries[id_].contents)
+            entry = msgspec.structs.replace(entry, contents=state.entries[id_].contents)
             rebased[id_] = _with_new_base(blob, replayed, entry, known_levels, always=is_new)
     directory = Directory(replayed.entries.with_changes(rebased), replayed.ids)
     reused_levels = list_reusable_levels(levels, replayed.control)
@@ -261,24 +262,26 @@ def _newest(
     *,
     skip_damaged: bool,
     until: int | None = None,
-    taken: TakenOver | None = None,
+    takeover: TakenOver | None = None,
     page_of: Callable[[int], LogPage] | None = None,
 ) -> tuple[State, tuple[Level, ...]]:
     """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
 
     Args:
-        until, taken: of the checkpoints before this seqno, only those count that are allowed.
+        until, takeover: of the checkpoints before this seqno, only those count that are allowed.
     """
     for stored in iterate_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
-        if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
+        if takeover is not None and until is not None and checkpoint.seqno < until and not takeover.allows(pointer):
             continue
         try:
             return _with_levels(blob, checkpoint, known_levels)
         except Corruption as error:
             if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
                 # It was collected meanwhile, and its directory after it.
-                return _newest(blob, known_levels, skip_damaged=skip_damaged, until=until, taken=taken, page_of=page_of)
+                return _newest(
+                    blob, known_levels, skip_damaged=skip_damaged, until=until, takeover=takeover, page_of=page_of
+                )
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
                 raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error
@@ -438,7 +441,7 @@ def load_contents(
             except ValueError as error:
                 raise CorruptBlob(mutation.parts_in.blob, str(error)) from error
     try:
-        loaded = replace(entry, pending=pending).with_contents(base)
+        loaded = msgspec.structs.replace(entry, pending=pending).with_contents(base)
     except (ValueError, Conflict) as error:
         raise CorruptBlob(LOG, f"what it says of the collection {entry.name!r} breaks a rule: {error}") from error
     assert loaded.contents is not None
@@ -490,7 +493,7 @@ def _with_new_base(
         and len(entry.pending) <= STORED_PENDING_MAX
         and inline <= STORED_PENDING_BYTES_MAX
     ):
-        return replace(entry, contents=None)
+        return msgspec.structs.replace(entry, contents=None)
     contents = load_contents(blob, state.location, entry, known_levels).contents
     assert contents is not None
     # And what was destroyed must not live on in objects that are taken over.
@@ -505,7 +508,7 @@ def _with_new_base(
     blob.set(levels[-1].pointer.blob, data)
     known_levels.contents.keep(entry.id, levels)
     base, *changes = (level.pointer for level in levels)
-    return replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
+    return msgspec.structs.replace(entry, base=base, levels=tuple(changes), pending=(), contents=None)
 
 
 def _destroys(mutation: CollectionMutation) -> bool:

@@ -147,10 +147,10 @@ class KnownCollections(AwaitedLog):
         assert contents is not None
         return contents
 
-    def read_known_states(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
+    def read_known_states(self, ids_and_names: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
         """Return the states of collections by (id, name) as `require` does, all from one state, with its seqno."""
         with self._lock:
-            return self._state.seqno, [self.require(id_, name) for id_, name in wanted]
+            return self._state.seqno, [self.require(id_, name) for id_, name in ids_and_names]
 
     def find_token(self, contents: CollectionState, token: str | None) -> Remembered | None:
         """Return what contents remember of a token; see `TokenMemory.find`."""

@@ -148,7 +148,9 @@ def new_levels(
 def changes(location: str, contents: CollectionState, before: CollectionState | None) -> StateObject:
     """Return the state object that makes contents of those before, or is whole if there are none."""
     if before is None:
-        return StateObject(location=location, collection=contents)
+        return StateObject(
+            location=location, collection=msgspec.structs.replace(contents, numbered=dict(contents.numbered))
+        )
     came: dict[str, Any] = {}
     gone_keys: dict[str, Any] = {}
     for name in _MAPS:

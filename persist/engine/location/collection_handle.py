@@ -85,7 +85,7 @@ class CollectionHandle(CollectionTimes):
 
     def dating(self, *, allow_future: bool) -> "CollectionHandle":
         """Return the same collection for writes whose time a clock that is far ahead may give, or not."""
-        return replace(self, allow_future=allow_future)
+        return self if allow_future == self.allow_future else replace(self, allow_future=allow_future)
 
     @property
     def name(self) -> str:

@@ -15,13 +15,15 @@ import pyarrow as pa
 from persist.blob.errors import InvalidUsage, ReadOnlyStore, StoreFull, StoreMisconfigured
 from persist.blob.protocol import is_remote
 from persist.blob.threads import Pool
+from persist.codecs.types.schema import CollectionSchema
 from persist.core.closing import close_after
-from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly
+from persist.core.errors import ClientClosed, Conflict, LogInterrupted, ReadOnly, SchemaMismatch
 from persist.core.log import kinds
 from persist.core.metrics import Metrics, register
 from persist.core.names import OWN_PREFIX
 from persist.core.progress import commit_span
 from persist.core.settings import Storage
+from persist.core.state_rules.keyed_rules import check_new_names
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import log_table
 from persist.engine.follow.pinned_follower import PinnedFollower
@@ -182,10 +184,14 @@ class Engine:
 
         Raises:
             ReadOnly, ClientClosed, InvalidUsage: as `writer`. Uploads for the steps are deleted then.
+            SchemaMismatch: a new collection has a column with a reserved name. Likewise.
         """
         try:
+            for step in steps:
+                if isinstance(step, kinds.Create) and not step.name.startswith(OWN_PREFIX):
+                    check_new_names(CollectionSchema.from_json(step.schema).names)
             future = self.writer(action).submit(steps, names, renew)
-        except ClientClosed:
+        except (ClientClosed, SchemaMismatch):
             self.abandon(steps)
             raise
         if naming := frozenset(_list_changed_names(steps, names)):

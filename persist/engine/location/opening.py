@@ -35,7 +35,6 @@ from persist.core.names import check_free_name, check_name
 from persist.core.rendering import Shown, without_secrets
 from persist.core.settings import Location, Settings, open_storage
 from persist.core.state_rules.contents import CollectionState
-from persist.core.state_rules.keyed_rules import check_new_names
 from persist.core.state_rules.schemas import reconcile_schema
 from persist.core.state_rules.state import State
 from persist.core.timeline import Timeline, parse_time
@@ -210,7 +209,6 @@ def load_or_create(
             sides = reconcile_schema(schema, contents, name)
             check_same(form, contents.keyed, name)
             return contents, sides
-        check_new_names(schema.names)
         id_ = uuid.uuid4().hex
         steps: list[Step] = [kinds.Create(id_, name, schema.to_json(), form)]
         steps += [] if retention is None else [kinds.SetRetention(id_, retention)]
@@ -260,7 +258,6 @@ def find_row_target(
         sides = sides_like(rows, key)
         unit = _choose_timeline(columns, time) if timeline is ... else timeline
         id_, schema = uuid.uuid4().hex, CollectionSchema.of(*sides, unit)
-        check_new_names(schema.names)
         return CollectionHandle(engine, id_, name, schema, create=kinds.Create(id_, name, schema.to_json(), None))
     handle = load_handle(engine, name)
     if key is not ... and tuple(key) != handle.schema.key_names:
@@ -338,20 +335,20 @@ def load_handle(engine: Engine, name: str) -> CollectionHandle:
     return open_handle(engine, contents, contents.schema)
 
 
-def load_handles(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
+def load_handles(engine: Engine, handles_or_names: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
     """Return handles as they are now, and the collections of names. Cost: one GET, and the GETs of all contents in
     parallel.
 
     Raises:
         CollectionNotFound: one is not there.
     """
-    if names := [named for named in wanted if isinstance(named, str)]:
+    if names := [named for named in handles_or_names if isinstance(named, str)]:
         engine.settle_names(*names)
     with engine.follower.looks.once():
         for _ in range(2):  # The second round finds the collections that came with the first round's look.
-            ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in wanted]
+            ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in handles_or_names]
             engine.follower.refresh_and_load({id_ for id_ in ids if id_ is not None}, engine.pool)
-        return [load_handle(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
+        return [load_handle(engine, named) if isinstance(named, str) else named.newest() for named in handles_or_names]
 
 
 def load_handle_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:
@@ -379,7 +376,9 @@ def drop(handle: CollectionHandle) -> CommitFuture:
     """Remove a collection with its arrangements; see `Collection.drop`."""
     engine = handle.engine
     engine.follower.refresh()  # Another client may have changed what it reads, or made an index of it.
-    return engine.submit("drop", *steps_to_drop(engine, [handle.get_known_state()]))
+    steps, names = steps_to_drop(engine, [handle.get_known_state()])
+    # Again for the state that the record follows, because another client may make an index meanwhile.
+    return engine.submit("drop", steps, names, lambda state: steps_to_drop(engine, [handle.get_known_state()])[0])
 
 
 # The new contents that each format number allows: for people who decide whether to upgrade.

@@ -11,11 +11,11 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Literal
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 
@@ -27,7 +27,7 @@ from persist.codecs.part.part import Part
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import encode_frontier
 from persist.core.errors import ClientClosed, Locked, Superseded, UploadExpired
-from persist.core.keyed.events import lacks_column
+from persist.core.keyed.events import lacks_column, list_unchanged
 from persist.core.keyed.form import find_machine
 from persist.core.keyed.intake import EventTable, bound_watermarks, watermark_below
 from persist.core.keyed.machine import GIVEN, SEQ, Machine
@@ -36,7 +36,7 @@ from persist.core.log.fields import KeyedForm, Watermarks
 from persist.core.state_rules.collection_rules import ExpectErasures, apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.erasures import count_erasures
-from persist.core.state_rules.keyed_rules import get_keyed_form, list_due_parts, list_unused_after_resolve
+from persist.core.state_rules.keyed_rules import UNCHANGED, get_keyed_form, list_due_parts, list_unused_after_resolve
 from persist.engine.follow.follower import Follower
 from persist.engine.read.keyed.resolution import Purging, require_machine, resolve_events
 from persist.engine.read.parts.reader import PartReader
@@ -53,7 +53,8 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
     """Return the timely events of some contents, and the late ones, if there are any.
 
     Returns:
-        the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound.
+        the second without `_seq` and `_diff`, and with `_reason`: "sealed", or "late" for the late bound. If some are
+        partial, `_unchanged` lists the columns that they leave as they are.
     """
     table = events.table
     times = int64_values(combined(table["_time"]))
@@ -68,7 +69,9 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
         return events, None
     timely_rows = table.filter(boolean_array(~(is_sealed | is_late)))
     reasons = pa.array(np.where(is_sealed, "sealed", "late"), pa.string()).filter(wrong)
-    late = table.filter(wrong).drop_columns([SEQ, "_diff", *([GIVEN] if events.is_partial else [])])
+    late = table.filter(wrong).drop_columns([SEQ, "_diff"])
+    if events.is_partial:
+        late = late.append_column(UNCHANGED, list_unchanged(late, contents.schema)).drop_columns([GIVEN])
     late = late.append_column(REASON, reasons)
     marks = None
     if form.order_by and len(timely_rows):
@@ -77,7 +80,7 @@ def split_late(events: EventTable, contents: CollectionState, form: KeyedForm) -
             lacks = lacks_column(timely_rows, contents.schema, form.order_by[0])
             ordered_rows = timely_rows.filter(boolean_array(~lacks))
         marks = bound_watermarks(ordered_rows[form.order_by[0]])
-    return replace(events, table=timely_rows, watermarks=marks), late
+    return msgspec.structs.replace(events, table=timely_rows, watermarks=marks), late
 
 
 class KeyedQueue:
@@ -287,11 +290,11 @@ class Resolver:
         if parts:
             self._part_writer.discard(parts)
 
-    def resolve(self, id_: str, name: str, given: Machine | None) -> bool:
+    def resolve(self, id_: str, name: str, user_machine: Machine | None) -> bool:
         """Turn the events of a collection up to its upper into updates; return whether there were any.
 
         Args:
-            given: the user's machine, if it is not a built-in one.
+            user_machine: the user's machine, if it is not a built-in one.
         """
 
         def plan() -> bool:
@@ -300,7 +303,7 @@ class Resolver:
             if not list_due_parts(contents, contents.upper):
                 return False
             machine = require_machine(
-                find_machine(get_keyed_form(contents), given, name), get_keyed_form(contents), name
+                find_machine(get_keyed_form(contents), user_machine, name), get_keyed_form(contents), name
             )
             resolution_parts: tuple[Part, ...] = ()
             try:

@@ -205,7 +205,7 @@ class Committer:
                 if not operation.future.done():
                     operation.future.fail(error)
         with self._lock:
-            self._in_flight_bytes -= sum(operation.bytes for operation in group)
+            self._in_flight_bytes -= sum([operation.bytes for operation in group])
             self._resolved += len(group)
             self._committing = ()
             self._changed.notify_all()

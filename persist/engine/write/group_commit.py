@@ -27,7 +27,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -147,7 +146,9 @@ class GroupCommit:
             return operations
         after = max(self._follower.state.seqno, self._relayed)
         to_relay = [
-            replace(operation, submission=Submission(self._submitter, next(self._numbers), after, is_own=True))
+            msgspec.structs.replace(
+                operation, submission=Submission(self._submitter, next(self._numbers), after, is_own=True)
+            )
             for operation in operations
         ]
         answers = relay.commit(location, to_relay)
@@ -405,7 +406,9 @@ class GroupCommit:
     def _load_state(self, operations: list[Operation]) -> tuple[State, dict[str, PersistError]]:
         """Return a state with the contents of all collections concerned, and why some could not be read."""
         unreadable: dict[str, PersistError] = {}
-        ids = {id_ for operation in operations for step in operation.steps for id_ in _list_concerned(step)}
+        ids = {step.collection for operation in operations for step in operation.steps}
+        ids |= {step.source for operation in operations for step in operation.steps if isinstance(step, kinds.Clone)}
+        ids.discard("")
         while True:
             for id_ in ids:
                 try:
@@ -490,7 +493,7 @@ class GroupCommit:
                     continue
             try:
                 if operation.renew is not None:
-                    operation = replace(operation, steps=tuple(operation.renew(state)))
+                    operation = msgspec.structs.replace(operation, steps=tuple(operation.renew(state)))
                 if operation.at_commit:
                     self._check_clock(state, operation, times)
                 if is_alone and operation.is_in_order:

@@ -45,8 +45,7 @@ from persist.core.state_rules.state import State
 from persist.engine.write.commit_future import CommitFuture
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Write:
+class Write(msgspec.Struct, frozen=True, eq=False):
     """Updates for one collection: few of them, to be encoded with others, or parts that are being uploaded.
 
     Attributes:
@@ -97,8 +96,7 @@ class Write:
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """The digest of a request: its updates, or the rows of an overwrite; None if unknown.
 
     It is not a step of a commit: `with_token` removes it.
@@ -146,8 +144,7 @@ class Submission:
     is_own: bool
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, eq=False):
     """All steps, or none of them.
 
     Attributes:
@@ -193,7 +190,7 @@ class Operation:
     @property
     def is_alone(self) -> bool:
         """Whether it gets a record of its own, because its place among the others matters."""
-        return any(isinstance(step, Mutation) and step.is_alone for step in self.steps)
+        return self.renew is not None or not _ALONE.isdisjoint(map(type, self.steps))
 
     @property
     def is_in_order(self) -> bool:
@@ -270,6 +267,8 @@ def _may_share_time(step: Step) -> bool:
         return step.at_commit
     return step.time is None if isinstance(step, AtCommit) else isinstance(step, kinds.Tokens | kinds.Note)
 
+
+_ALONE = {kind for kind in kinds.KINDS.values() if kind.is_alone}
 
 # The place of a step in `Change.mutations`, after conditions. No other step depends on tokens, batches and notes.
 # An `AllowCompaction` is missing: a record leaves it out if it changes nothing, also if since would go back.
@@ -417,7 +416,7 @@ def in_records(operations: Sequence[Operation]) -> list[list[Operation]]:
     On one collection, operations share the time of the commit only if they write at that time and do nothing else.
     Operations that name their times share a record only without it.
     """
-    if not any(operation.at_commit for operation in operations):
+    if len(operations) == 1 or not any(operation.at_commit for operation in operations):
         return [[*operations]]
     records: list[list[Operation]] = [[]]
     sharing: dict[str, bool | None] = {}  # For each collection of a record: None excludes other operations.

@@ -45,11 +45,12 @@ def may_be_relayed(operations: Sequence[Operation]) -> bool:
     """Return whether another client may commit these.
 
     Not if they come from a client themselves: that client looks for its own id in the log, and each operation has one.
+    Not if their steps depend on the state, because the other client gets only the steps.
     """
     steps = (step for operation in operations for step in operation.steps)
     return (
         0 < len(operations) <= OPERATIONS_MAX
-        and all(operation.submission is None for operation in operations)
+        and all(operation.submission is None and operation.renew is None for operation in operations)
         and all(step.is_sent for step in steps if isinstance(step, Mutation))
     )
 
@@ -64,6 +65,9 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
 
     It also declares that the client's own rejected operations will never come.
     """
+    submissions = [operation.submission for operation in operations if operation.submission is not None]
+    if not submissions:
+        return ()
     numbers_by_submitter: dict[str, list[int]] = {}
     for operation in accepted:
         if operation.submission is not None:
@@ -71,8 +75,7 @@ def submitted(operations: Iterable[Operation], accepted: Iterable[Operation]) ->
     marks = [
         Submitted(who, first, last) for who, numbers in numbers_by_submitter.items() for first, last in _ranges(numbers)
     ]
-    submissions = [operation.submission for operation in operations]
-    own_submissions = [submission for submission in submissions if submission is not None and submission.is_own]
+    own_submissions = [submission for submission in submissions if submission.is_own]
     last = max(own_submissions, key=lambda submission: submission.number, default=None)
     if last is not None and last.number not in numbers_by_submitter.get(last.submitter, ()):
         marks.append(Submitted(last.submitter, last.number + 1, last.number))

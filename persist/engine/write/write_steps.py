@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 
 from persist.blob.threads import Clock
@@ -69,7 +70,7 @@ class WriteSteps:
         else:
             table = to_updates(data, schema, moments=self._get_timeline(schema))
             write = self._from_table(collection, schema, table, by) if len(table) else None
-        return replace(write, at_commit=True) if at_commit and write is not None else write
+        return msgspec.structs.replace(write, at_commit=True) if at_commit and write is not None else write
 
     def of_checked(self, collection: str, schema: CollectionSchema, table: pa.Table) -> Write:
         """Return the step that adds a table of `schema.arrow`: checked, not empty, and no buffers of a caller."""

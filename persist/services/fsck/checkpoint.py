@@ -21,13 +21,14 @@ that did not notice it could continue to write beyond the end.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
+
+import msgspec
 
 from persist.blob.errors import Conflict, CorruptBlob, Corruption, IncompatibleVersion
 from persist.blob.protocol import Blob, get_at_most
 from persist.core.log import kinds
-from persist.core.log.framing import BlobRef, encode_framed, encode_object, make_pointer
-from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, state_prefix
+from persist.core.log.framing import BlobRef, encode_framed, make_pointer
+from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key
 from persist.core.log.kinds import BringsParts
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
@@ -40,7 +41,7 @@ from persist.engine.follow.checkpoint import (
     read_checkpoint,
 )
 from persist.engine.follow.directory import Directory, NewDirectory, new_directory
-from persist.engine.follow.state_objects import StateObject
+from persist.engine.follow.state_objects import new_levels
 from persist.services.fsck.log import LogExamination
 from persist.services.fsck.report import Problem, Repair
 
@@ -118,10 +119,9 @@ class CheckpointRepair:
         for entry in state.entries.values():
             contents = entry.contents
             assert isinstance(contents, CollectionState), "all contents are known"
-            stored = StateObject(format=state.format, location=state.location, collection=contents)
-            pointer, data = encode_object(state_prefix(entry.id, state.seqno), stored)
-            entries[entry.id] = replace(entry, base=pointer, levels=(), pending=(), contents=None)
-            yield pointer, data
+            (level,), data = new_levels(state.location, state.seqno, contents, (), format=state.format)
+            entries[entry.id] = msgspec.structs.replace(entry, base=level.pointer, levels=(), pending=(), contents=None)
+            yield level.pointer, data
         directory = Directory(state.entries.with_changes(entries), state.ids)
         objects: list[tuple[BlobRef, bytes]] = []
 

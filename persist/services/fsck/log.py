@@ -11,7 +11,7 @@ the end of the log has been read again: see `LogExamination.finish`.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -286,7 +286,7 @@ class LogExamination:
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
                 checkpointed = checkpointed.with_entry(
-                    replace(entry, base=contents, levels=(), pending=(), contents=contents)
+                    msgspec.structs.replace(entry, base=contents, levels=(), pending=(), contents=contents)
                 )
             else:
                 self.bad_checkpoints.add(key)
@@ -317,7 +317,7 @@ class LogExamination:
                 if base is None:
                     return None
             pending = tuple(load_part_list(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
-            contents = replace(entry, pending=pending).with_contents(base).contents
+            contents = msgspec.structs.replace(entry, pending=pending).with_contents(base).contents
         except Corruption as error:
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
                 self._findings.add_corruption(error, collection=entry.name)

@@ -10,7 +10,7 @@ from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, Struc
 
 import persist
 from persist.blob.stores.file import FileBlob
-from persist.compute.tasks.keyed_work import commit_resolved
+from persist.compute.tasks.keyed_work import commit_events, commit_resolved
 from persist.compute.tasks.planned_write import SinkOptions, writing
 from persist.connect.spark.uploads import planned
 from persist.core.settings import Settings
@@ -90,3 +90,21 @@ def test_tasks_store_no_event_that_leaves_columns_as_they_are(tmp_path: Path, re
     with persist.open(location) as client, client["rows"].snapshot() as snapshot:
         assert snapshot.to_pylist() == [{"id": 1, "a": 5, "b": 7}, {"id": 2, "a": 6, "b": 9}]
         client["rows"].upsert(partial_events, time=2, seal=3, token="t").result()
+
+
+def test_late_events_of_a_batch_tell_the_columns_that_they_leave_as_they_are(tmp_path: Path) -> None:
+    location = str(tmp_path)
+    with persist.open(location, settings=Settings(background=False)) as client:
+        rows = client.create_or_load("rows", key={"id": int}, value={"a": int, "b": int}, keyed=persist.Keyed())
+        rows.upsert([(1, (1, 7))], time=0, seal=4).result()
+    names = pa.array([["a", "b"], ["b"], None], pa.list_(pa.string()))
+    events = pa.table({"id": [1, 1, 1], "a": [None, 5, 6], "b": [None, None, 9], "_unchanged": names})
+    options = SinkOptions(location=location, collection="rows", time=2, seal=5, token="t")
+    work = planned(options, PARTIAL, collects=True)
+    with writing(location, {}) as engine:
+        commit_events(engine, work, events, late_to="late")
+    with persist.open(location) as client, client["late"].snapshot() as snapshot:
+        reasons = {(row["a"], row["b"]): row["late_reason"] for row in snapshot.to_pylist()}
+    assert reasons == {
+        (None, None): "sealed; unchanged: a, b", (5, None): "sealed; unchanged: b", (6, 9): "sealed"
+    }  # fmt: skip

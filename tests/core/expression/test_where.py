@@ -49,6 +49,8 @@ def chosen(condition: str) -> list[int]:
         ("(n = 1 or n = 2) and x > 0", [0]),
         ("not n = 1", [1, 2]),
         ("NOT (n = 1) AND b", [2]),
+        ("((n) = 2 or (n) is null) and not ((s)) like 'a%'", [1]),
+        ("(2) < (n) and ((n) not in ((2), 5))", [2]),
         ("n is null", [3]),
         ("s is not null and n <> 1", [1, 2]),
         ("n in (1, 3)", [0, 2]),
@@ -153,6 +155,8 @@ def test_numbers_compare_exactly(condition: str, ids: list[int]) -> None:
         ("n = 1; drop table", "nothing begins like '; drop table'"),
         ("n = 'unfinished", "nothing begins like"),
         ("(" * 500 + "n = 1" + ")" * 500, "nests deeper"),
+        ("(" * 500 + "n" + ")" * 500 + " = 1", "nests deeper"),
+        ("(n = 1) = 1", "there is '=', and wanted is ')'"),
         ("\x1b[31mn", "nothing begins like '\\x1b[31mn'"),
     ],
 )

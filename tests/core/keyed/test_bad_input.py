@@ -1,17 +1,18 @@
 """What upserts refuse: each with an error of its own, and nothing half applied."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
+import msgspec
 import pyarrow as pa
 import pytest
 
 import persist
 from persist.core.keyed.events import lifted_events
 from persist.core.keyed.intake import to_events, watermark_below
-from persist.engine.location import opening
+from persist.dataflow import Program, col
+from persist.engine.location import engine
 from persist.events import InsertIfAbsent
 
 KEY, VALUE = {"k": pa.int64()}, {"at": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
@@ -254,7 +255,7 @@ def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema
     form = users.handle.contents().keyed
     assert form is not None
     events = to_events([(1, (1, "a", None), 0)], users.schema, form, None, None)
-    placed = replace(events, at_commit=True).at(5)
+    placed = msgspec.structs.replace(events, at_commit=True).at(5)
     assert (placed.at_commit, placed.table["_time"].to_pylist()) == (False, [5])
     old = users.schema
     users.evolve(add={"more": pa.string()})
@@ -263,15 +264,30 @@ def test_events_at_the_time_of_their_commit_get_one_and_those_of_an_older_schema
     assert lifted_events(events.table, old, newest)["more"].to_pylist() == [None]
 
 
+def sink_of_a_program(client: persist.Client) -> None:
+    program = Program("p", dimensions=1).using(client)
+    program.source("rows").map(id=col("id"), _unchanged=col("id")).persist("new", key=["id"])
+    with program.open(client) as running:
+        running.step()
+
+
 def test_no_new_column_has_the_name_that_lists_unchanged_columns(client: persist.Client) -> None:
     frame = pa.table({"id": [1], "_unchanged": pa.array([["v"]], pa.list_(pa.string()))})
     rows = client.create_or_load("rows", key={"id": int}, value=None)
+    rows.write([{"id": 1}]).result()
     creations: list[Callable[[], object]] = [
         lambda: client.create_or_load("new", key={"id": int}, value={"_unchanged": int}),
         lambda: client.create_or_load("new", key={"id": int}, value={"_unchanged": int}, keyed=persist.Keyed()),
         lambda: client.write("new", frame, key=["id"]),
         lambda: client.sql("CREATE TABLE new (id BIGINT PRIMARY KEY, _unchanged BIGINT)"),
+        lambda: client.create_or_load("new", key=["id"], like=frame),
+        lambda: client.sql("CREATE TABLE new AS SELECT id, 'a' AS _unchanged FROM rows"),
+        lambda: client.create_view("new", "SELECT id, 'a' AS _unchanged FROM rows"),
+        lambda: client.sql("CREATE VIEW new AS SELECT id AS _unchanged FROM rows"),
+        lambda: sink_of_a_program(client),
         lambda: rows.evolve(add={"_unchanged": int}),
+        lambda: rows.evolve(rename={"id": "_unchanged"}),
+        lambda: client.sql("ALTER TABLE rows RENAME COLUMN id TO _unchanged"),
     ]
     for create in creations:
         with pytest.raises(persist.errors.SchemaMismatch, match="'_unchanged' means something else"):
@@ -282,7 +298,7 @@ def test_no_new_column_has_the_name_that_lists_unchanged_columns(client: persist
 def test_a_column_of_that_name_from_an_earlier_version_is_a_column(
     client: persist.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "check_new_names", lambda names: None)  # Earlier versions had no such check.
+    monkeypatch.setattr(engine, "check_new_names", lambda names: None)  # Earlier versions had no such check.
     client.create_or_load("old", key={"id": int}, value={"_unchanged": str}, keyed=persist.Keyed())
     monkeypatch.undo()
     old = client.create_or_load("old", key={"id": int}, value={"_unchanged": str}, keyed=persist.Keyed())

@@ -177,6 +177,20 @@ def test_a_column_of_a_group_may_stay_as_it_is(client: persist.Client, resolve: 
     ], "big stays; the order of the row stays; the group is late; the group was deleted"
 
 
+def test_a_late_event_tells_the_columns_that_it_leaves_as_they_are(client: persist.Client) -> None:
+    t = client.create_or_load("t", key={"k": int}, value={"big": str, "n": int}, keyed=persist.Keyed())
+    t.upsert([{"k": 1, "big": "LARGE", "n": 1}, {"k": 2, "big": "LARGE", "n": 1}], time=0, seal=1).result()
+    events = unchanged({"k": 1, "big": None, "n": 2}, {"k": 2, "big": None, "n": 3}, names=[["big"], None])
+    timely = unchanged({"k": 3, "big": "A", "n": 2}, names=[None]).append_column("_time", pa.array([1]))
+    late = pa.concat_tables([events.append_column("_time", pa.array([0, 0])), timely], promote_options="default")
+    future = t.upsert(late, seal=2, late="collect")
+    future.result()
+    assert future.late is not None
+    assert future.late["_unchanged"].to_pylist() == [["big"], None]
+    t.upsert(future.late.drop_columns(["_reason", "_time"]), time=2, seal=3).result()
+    assert rows_of(t) == [(1, ("LARGE", 2)), (2, (None, 3)), (3, ("A", 2))], "set aside, and given again"
+
+
 def test_what_cannot_stay_as_it_is_is_refused(client: persist.Client) -> None:
     t = grouped(client, ("a", "p", "q"), {("p", "q"): ["a"]})
     row = {"k": 1, "a": 1, "p": 1, "q": 1}

@@ -1,14 +1,20 @@
 """Tombstones below the late bound go, those that an event to come may need stay, and nobody sees a difference."""
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import hypothesis.strategies as st
 import pyarrow as pa
 import pytest
+from hypothesis import example, given, settings
 
 import persist
+from persist.engine.read.keyed import resolution
 from tests.support.resolving import resolve_events
+from tests.support.tiers import examples
 
 KEY, VALUE = {"k": pa.int64()}, {"mark": pa.int64(), "v": pa.string(), "gone": pa.bool_()}
 
@@ -91,3 +97,65 @@ def test_no_number_of_rows_is_told_that_counts_tombstones_or_lacks_events(client
     resolve_events(users)
     assert told_rows(client) == [None], "there is a tombstone"
     assert users.snapshot().count() == 8999
+
+
+KEYS, MARKS = st.integers(0, 1), st.integers(0, 12)
+GONE = [(0, (5, None, True), 0), (1, (7, None, True), 0), (2, (5, "a", False), 0)]
+OTHER = [(2, (13, "b", False), 0)]
+WHOLE = st.tuples(KEYS, st.tuples(MARKS, st.sampled_from("abc"), st.booleans()), st.integers(0, 4))
+PARTIAL = st.fixed_dictionaries(
+    {"k": KEYS}, optional={"mark": MARKS, "v": st.sampled_from("xyz"), "gone": st.booleans()}
+)
+STEPS = st.lists(
+    st.tuples(st.just("events"), st.lists(WHOLE, max_size=3), st.integers(0, 3))
+    | st.tuples(
+        st.just("update"), st.lists(PARTIAL, min_size=1, max_size=2), st.sampled_from(["insert", "ignore", "error"])
+    )
+    | st.tuples(st.just("bound"), st.integers(5, 13), st.none())
+    | st.just(("events", OTHER, 1)),
+    max_size=10,
+)
+
+
+def outcomes(steps: Any, share: Any, resolve: Any) -> list[Any]:
+    """Return what steps did, and what each time holds; share decides at each step when tombstones are searched."""
+    done = list[Any]()
+    form = persist.Keyed(order_by=["mark"], tombstone="gone", late_bound=0, resolve=resolve)
+    with persist.open(persist.MemoryBlob(), settings=persist.Settings(background=False)) as client:
+        users = client.create_or_load("users", key=KEY, value=VALUE, keyed=form)
+        upper = 0
+        for kind, what, more in [("events", GONE, 1), *steps, ("events", [], 9)]:
+            with patch.object(resolution, "SHARE", next(share)):
+                if kind == "bound":
+                    users.advance_late_bound(what).result()
+                elif kind == "events":
+                    for key, value, later in what:
+                        users.upsert([(key, value, upper + later)], late="collect").result()
+                    upper += more
+                    users.seal(upper).result()
+                    if next(share):
+                        resolve_events(users)
+                else:
+                    try:
+                        users.update(what, time=upper, missing=more).result()
+                        done.append("updated")
+                    except persist.InvalidUsage:
+                        done.append("refused")
+                        users.seal(upper + 1).result()
+                    upper += 1
+        done += [sorted(users.snapshot(time).rows()) for time in range(upper)]
+        assert client.fsck().is_clean
+    return done
+
+
+BOUND = [("bound", 10, None), ("events", OTHER, 1)]
+
+
+@example([*BOUND, ("update", [{"k": 0, "v": "x"}], "insert")], "seal", [0])
+@example([*BOUND, ("update", [{"k": 0, "gone": True}], "error")], "seal", [0])
+@given(STEPS, st.sampled_from(["seal", "background"]), st.lists(st.sampled_from([0, 10**9]), min_size=1, max_size=7))
+@settings(max_examples=examples(60), deadline=None)
+def test_partial_events_amount_to_the_same_whoever_purged_when(steps: Any, resolve: Any, shares: list[int]) -> None:
+    expected = outcomes(steps, itertools.repeat(0), "seal")  # Tombstones are never searched.
+    assert outcomes(steps, itertools.cycle(shares), resolve) == expected
+    assert outcomes(steps, itertools.repeat(10**9), resolve) == expected

@@ -2,6 +2,7 @@
 
 import tracemalloc
 import uuid
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -11,8 +12,9 @@ from hypothesis import strategies as st
 from persist.core.log import kinds
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record
+from persist.core.state_rules import frozen_map
 from persist.core.state_rules.draft import Draft
-from persist.core.state_rules.frozen_map import FrozenMap, MapChanges
+from persist.core.state_rules.frozen_map import FrozenMap, MapChanges, extend_map
 from persist.core.state_rules.state import State, apply
 
 SCHEMA = {"key": {"fields": [["k", "int64"]]}, "value": None}
@@ -58,6 +60,20 @@ def record(state: State, *mutations: Mutation) -> Record:
         written_ms=0,
         mutations=mutations,
     )
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 4)), max_size=40))
+def test_maps_that_grow_from_any_earlier_one_are_what_dicts_would_be(steps: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frozen_map, "GROWN_MAX", 5)
+        versions: list[tuple[Mapping[int, str], dict[int, str]]] = [({}, {})]
+        for step, (at, count) in enumerate(steps):
+            found, model = versions[-1 - at % len(versions)]
+            new = {len(model) + n: f"{step}, {n}" for n in range(count)}
+            versions.append((extend_map(found, new), {**model, **new}))
+    for found, model in versions:
+        assert (found == model, len(found), [*found.values()]) == (True, len(model), [*model.values()])
+        assert ([*found.items()], {**found}) == ([*model.items()], model)
 
 
 def location_of(collections: int) -> tuple[State, list[str]]:

@@ -1,6 +1,7 @@
 """What is stored of a large collection is what changed, and opens as the log says."""
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, BlobRef, decode_framed, encode_framed, store_framed
 from persist.core.log.keys import state_prefix
+from persist.core.state_rules import frozen_map
 from persist.core.state_rules.contents import CollectionState, Held
 from persist.core.state_rules.state import CollectionEntry
 from persist.engine.follow import checkpoint, state_objects
@@ -31,7 +33,7 @@ LIKE = part(0, 0)
 LOCATION = "f" * 32
 
 
-def some(chosen: random.Random, before: dict[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
+def some(chosen: random.Random, before: Mapping[Any, Any], new: dict[Any, Any]) -> dict[Any, Any]:
     """Return some of what was there and of what is new, now and then in another order."""
     items = [item for item in {**before, **new}.items() if chosen.random() < 0.7]
     if chosen.random() < 0.3:
@@ -214,3 +216,20 @@ def test_objects_that_do_not_fit_to_each_other_are_refused() -> None:
     with pytest.raises(CorruptBlob, match="it belongs to another collection"):
         loaded(whole, other)
     assert decode_framed(encode_framed(more), StateObject, "") == more
+
+
+def test_the_parts_of_a_collection_with_many_are_stored_and_read_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frozen_map, "GROWN_MAX", 8)
+    blob, settings = persist.MemoryBlob(), persist.Settings(background=False)
+    with persist.open(blob, settings=settings) as client:
+        rows = client.create_or_load("rows", key={"k": int})
+        for time in range(checkpoint.INTERVAL + 9):
+            rows.write([(time, None)], time=time, seal=time + 1).result()
+        assert isinstance(rows.handle.contents().numbered, frozen_map.GrowingMap)
+        expected = rows.handle.contents()
+    with persist.open(blob, settings=settings) as client:
+        rows = client["rows"]
+        assert rows.handle.contents() == expected
+        assert [*rows.handle.contents().numbered.items()] == [*expected.numbered.items()]
+        rows.compact()
+        assert rows.snapshot().count() == checkpoint.INTERVAL + 9

@@ -1,6 +1,5 @@
 """What is sent to who commits for another client, what comes back, and what is believed of either."""
 
-from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -37,7 +36,7 @@ WHO, OTHER, LOCATION = "1" * 32, "2" * 32, "f" * 32
 
 
 def asked(number: int, *steps: Step, who: str = WHO, is_own: bool = True) -> Operation:
-    return replace(operation(*steps), submission=Submission(who, number, 5, is_own))
+    return msgspec.structs.replace(operation(*steps), submission=Submission(who, number, 5, is_own))
 
 
 def known(id_: str) -> CollectionState:

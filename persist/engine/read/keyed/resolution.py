@@ -6,14 +6,16 @@ is resolved within the budget; the events of one key are in one slice.
 
 A tombstone keeps a late row from bringing its key back. Once its watermark is below the late bound, every such row is
 refused. Pending rows came earlier, and may be below the present bound. So the limit is a *floor*: no unresolved event
-is below it. Reads leave tombstones out at every time, so no reader sees that one is retracted. The search for unneeded
+is below it. Reads leave tombstones out at every time, so no reader sees that one is retracted. Partial events take a
+tombstone below the floor for an absent one, so they amount to the same before and after that. The search for unneeded
 tombstones is a scan of two columns, of the parts that may hold tombstones. It runs when a quarter of all rows was
 resolved since the last one, so it costs a fraction of the resolution.
 """
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from functools import cache
 
 import msgspec
 import numpy as np
@@ -26,13 +28,12 @@ from persist.codecs.order.ordering import row_sorter
 from persist.codecs.order.search import SortedKeys
 from persist.codecs.part.part import Part
 from persist.codecs.part.stream import encode_parts
-from persist.codecs.types.arrow_types import scalar_from_json
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.antichain import END
 from persist.core.errors import SchemaMismatch
 from persist.core.keyed.events import Prepared, dead_filter, event_fields, events_schema, prepared, resolved
 from persist.core.keyed.form import described
-from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine
+from persist.core.keyed.machine import GIVEN, NAME, NUMBER, Machine, Replacing
 from persist.core.keyed.partial import complete_events
 from persist.core.log.fields import KeyedForm
 from persist.core.state_rules.contents import CollectionState, append_parts
@@ -104,6 +105,11 @@ def resolve_events(
     scan = Scan(events, tuple(parts), lower, end, events.names).prune()
     scan_before = snapshot_scan(contents, schema, lower - 1, None, raw=True) if lower else None
     lookup = None if scan_before is None else Lookup(scan_before)
+    if is_partial or form.groups:  # What `complete_events` leaves counts, whatever its order.
+        machine = Replacing(has_tombstone=form.tombstone is not None)
+
+    # Events before upper count before those to come, and may be resolved by anybody.
+    find_floor = cache(lambda: _find_floor(contents, schema, form, contents.upper, reader))
     slices = scan.slices_within(bytes_max) if scan.parts else [scan]
     waiting = reader.keeping_leftovers(reader.memory_budget // LEFTOVER_SHARE)
     assert own_events is None or is_partial or len(slices) == 1, "events that are not cut would be in each slice"
@@ -117,7 +123,7 @@ def resolve_events(
             ready = prepared(schema, form, arrived)
             on_keys(ready.keys)
             present = _read_present_rows(ready, schema, lookup, reader)
-            ready, present = complete_events(ready, present, form, contents.name, on_refused)
+            ready, present = complete_events(ready, present, form, contents.name, on_refused, find_floor)
             yield resolved(ready, machine, present)
 
 
@@ -217,7 +223,27 @@ def _read_present_rows(
 
 
 SHARE = 4  # This fraction of the rows must be resolved between two searches for tombstones.
-SEEN_MAX = 1000  # Remembered bounds; with fewer, tombstones are kept longer.
+
+
+def _find_floor(
+    contents: CollectionState, schema: CollectionSchema, form: KeyedForm, start: int, reader: PartReader
+) -> pa.Scalar | None:
+    """Return a watermark that no event is below that comes or is pending at times from start on; None without a bound.
+
+    An order of NULL is below every floor. Cost: the ordering column of pending parts with such times.
+    """
+    if contents.late_bound is None or form.groups:
+        return None  # Tombstones keep the orders of groups, which the late bound does not limit.
+    name = form.order_by[0]
+    kind, events = schema.arrow.field(name).type, events_schema(schema, event_fields(schema, form))
+    stored = kind if pa.types.is_integer(kind) else pa.int32() if kind.bit_width == 32 else pa.int64()
+    limits = np.iinfo(stored.to_pandas_dtype())
+    bound = min(max(contents.late_bound, int(limits.min)), int(limits.max))
+    least, floor = pa.array([limits.min, bound], stored).view(kind)
+    scan = Scan(events, tuple(list_still_pending(contents, start).values()), start, END, events.names)
+    for table in scan.updates(reader, [name]):
+        floor = pc.min_element_wise(floor, pc.min(pc.fill_null(table[name], least)))
+    return floor
 
 
 class Purged:
@@ -241,25 +267,17 @@ class Purged:
         return pa.Table.from_arrays(columns, schema=schema.arrow)
 
 
-@dataclass(slots=True)
-class _Known:
-    """Rows of a collection resolved since the last search; and next part numbers with the late bounds then."""
-
-    resolved: int = 0
-    seen: list[tuple[int, int]] = field(default_factory=list)
-
-
 class Purging:
-    """Decides when to search for unneeded tombstones, and below which floor; safe for many threads."""
+    """Decides when to search for unneeded tombstones; safe for many threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[str, _Known] = {}
+        self._resolved: Counter[str] = Counter()
 
     def resolved(self, collection: str, rows: int) -> None:
         """Count resolved updates."""
         with self._lock:
-            self._known.setdefault(collection, _Known()).resolved += rows
+            self._resolved[collection] += rows
 
     def purged(
         self, contents: CollectionState, schema: CollectionSchema, end: int, reader: PartReader
@@ -272,19 +290,12 @@ class Purging:
         form, lower = load_form(contents, schema), contents.resolved
         if form is None or form.tombstone is None or form.machine.name != NAME or contents.late_bound is None:
             return None
-        if form.groups:
-            return None  # Tombstones keep the orders of groups, which the late bound does not limit.
-        if lower in (0, END):
+        if form.groups or lower in (0, END):
             return None
-        floor = self._floor(contents, end)
-        if floor is None or not self._is_due(contents):
+        if not self._is_due(contents):
             return None
         mark = pc.field(form.order_by[0])
-        try:
-            bound = scalar_from_json(floor, schema.arrow.field(form.order_by[0]).type)
-        except (pa.ArrowException, OverflowError, ValueError):
-            return None  # The floor is below all possible watermarks.
-        dead = dead_filter(schema, form) & ((mark < bound) | mark.is_null())
+        dead = dead_filter(schema, form) & ((mark < _find_floor(contents, schema, form, end, reader)) | mark.is_null())
         scan = snapshot_scan(contents, schema, lower - 1, None, dead, raw=True)
         tables = [scan.empty(schema.names)]
         bytes_left = reader.memory_budget // 16
@@ -296,25 +307,10 @@ class Purging:
                 break
         return Purged(pa.concat_tables(tables), end - 1)
 
-    def _floor(self, contents: CollectionState, end: int) -> int | None:
-        """Return a watermark that no event unresolved by end is below; None if it is not known."""
-        assert contents.late_bound is not None
-        waiting = list_still_pending(contents, end)
-        with self._lock:
-            bounds = self._known.setdefault(contents.id, _Known()).seen
-            if not bounds or bounds[-1] != (contents.next_number, contents.late_bound):
-                bounds.append((contents.next_number, contents.late_bound))
-                del bounds[:-SEEN_MAX]
-            if not waiting:
-                return contents.late_bound
-            first = min(waiting)
-            return max((bound for number, bound in bounds if number <= first), default=None)
-
     def _is_due(self, contents: CollectionState) -> bool:
         rows = sum(part.rows for part in contents.parts)
         with self._lock:
-            counts = self._known.setdefault(contents.id, _Known())
-            if counts.resolved * SHARE < rows:
+            if self._resolved[contents.id] * SHARE < rows:
                 return False
-            counts.resolved = 0
+            self._resolved[contents.id] = 0
             return True
