@@ -247,7 +247,7 @@ class IcebergTable:
         return json.dumps(table).encode()
 
 
-READER_BEGAN_MS = 60_000  # A reader's transaction that causes a publication began after this long before it.
+READER_BEGAN_MS = 60_000  # A load publishes no later than this after the transaction of its reader has begun.
 
 
 def get_moment_ms(handle: CollectionHandle, time: int) -> int | None:
