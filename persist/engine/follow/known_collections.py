@@ -129,7 +129,9 @@ class KnownCollections(AwaitedLog):
 
     def require(self, id_: str, name: str) -> CollectionState:
         """Like `refresh_and_require`, without a refresh."""
-        contents = self.load(id_)
+        state, loaded = self._loaded
+        contents = loaded.get(id_) if state is self._state else None
+        contents = self.load(id_) if contents is None else contents
         if contents is None:
             raise CollectionNotFound(name, self._blob.url, self._state.names_in_memory())
         return contents

@@ -35,10 +35,9 @@ from starlette.routing import Route
 import persist
 from persist.core.metrics import Reading, readings
 from persist.engine.collection.failures import load_failures
-from persist.services.serve.http import serve_beside
-from persist.services.serve.messages import is_loopback, parse_host
-from persist.services.serve.rights import RIGHTS, Tokens
-from persist.tools.reports.surveys import Facts, KnownFacts
+from persist.services.serve.http import Gate, serve_beside
+from persist.services.serve.rights import Tokens
+from persist.tools.reports.surveys import Facts, FactsCache
 
 COLLECTIONS_MAX = 2000
 HELP = {  # Of other families, the name says it.
@@ -59,40 +58,40 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """The metrics of a client, as Prometheus collects them; safe to use from many threads."""
+    """A client's metrics for Prometheus. Thread-safe."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._known = KnownFacts(client)
+        self._known = FactsCache(client)
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    async def response(self) -> Response:
+    async def make_response(self) -> Response:
         """Return the answer to a scrape."""
         text = await run_in_threadpool(self.text)
         return PlainTextResponse(text, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     def text(self) -> str:
-        """Return all current metrics; only the client's if the store does not answer."""
+        """Return all metrics; only the client's if the store does not answer."""
         return generate_latest(self._registry).decode()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the names of families are known once there are values."""
+        """Return nothing: families are known only with their values."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return all families as they are now."""
+        """Return all metric families."""
         all_readings: list[Reading] = []
         with self._lock:
             try:
-                all_readings += self._of_location()
+                all_readings += self._read_location()
                 up = 1
             except persist.PersistError:
                 up = 0
         return group_readings([*all_readings, Reading("persist.up", up, False), *readings(self._client.metrics())])
 
-    def _of_location(self) -> Iterator[Reading]:
+    def _read_location(self) -> Iterator[Reading]:
         seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
         names = self._client.engine.follower.state.names()
         yield Reading("persist.seqno", seqno, False)
@@ -100,10 +99,10 @@ class Exposition:
         if len(names) <= COLLECTIONS_MAX:
             now_s = time.time()
             for facts in self._known.of(names):
-                yield from _of_collection(facts, now_s)
+                yield from _read_collection(facts, now_s)
 
 
-def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
+def _read_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
     hidden = facts.unsealed
     values: dict[str, float | None] = {
         "rows": facts.rows,
@@ -137,25 +136,20 @@ def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
 def serve_metrics(
     client: "persist.Client", address: str, *, token: str | None, insecure: bool, write_token: str | None = None
 ) -> Iterator[str]:
-    """Serve the metrics of a client at HOST:PORT; yield their URL. Port 0 takes a free one.
+    """Serve metrics at HOST:PORT; yield their URL. Port 0 takes a free one.
 
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    exposition, tokens = Exposition(client), Tokens(token, write_token)
-    make_app = partial(_make_app, exposition, tokens)
-    with serve_beside(make_app, "--metrics", address, needs_token=token is None and not insecure) as url:
+    make_app = partial(_make_app, Exposition(client))
+    with serve_beside(make_app, "--metrics", address, Tokens(token, write_token), insecure=insecure) as url:
         yield f"{url}/metrics"
 
 
-def _make_app(exposition: Exposition, tokens: Tokens, is_local: bool) -> Starlette:
-    checks_host = is_local and not tokens.are_needed
-
+def _make_app(exposition: Exposition, gate: Gate) -> Starlette:
     async def answer(request: Request) -> Response:
-        if RIGHTS["metrics"] not in tokens.rights(request.headers.items()):
-            return PlainTextResponse("The token is missing or wrong: send Authorization: Bearer TOKEN.\n", 401)
-        if checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
-            return PlainTextResponse("Ask for this by 127.0.0.1 or localhost.\n", 403)
-        return await exposition.response()
+        if refusal := gate.refuse(request, "metrics"):
+            return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
+        return await exposition.make_response()
 
     return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])
