@@ -28,11 +28,11 @@ class DiffOverflow(InvalidUsage, OverflowError):
     """A sum of diffs leaves int64. Sums never wrap."""
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
+def did_you_mean(name: object, allowed_names: Iterable[str]) -> str:
     """Return ", did you mean …?" with the most similar known name, or "" without one."""
     if not isinstance(name, str):
         return ""
-    names = [*known][:_KNOWN_MAX]
+    names = [*allowed_names][:_KNOWN_MAX]
     folded = {known_name.casefold(): known_name for known_name in names}
     nearest = get_close_matches(name.casefold(), folded, n=1)
     return f", did you mean {folded[nearest[0]]!r}?" if nearest else ""

@@ -149,17 +149,17 @@ def lift(schema: CollectionSchema, version: int) -> Lift | None:
 
 
 @lru_cache(maxsize=256)
-def _lift(stored: CollectionSchema, wanted: CollectionSchema) -> Lift:
+def _lift(stored: CollectionSchema, requested: CollectionSchema) -> Lift:
     named = dict(zip(stored.ids, stored.names, strict=True))
-    sources = {name: named[id_] for id_, name in zip(wanted.ids, wanted.names, strict=True) if id_ in named}
+    sources = {name: named[id_] for id_, name in zip(requested.ids, requested.names, strict=True) if id_ in named}
     stored_shapes = dict(zip(stored.names, stored.shapes, strict=True))
     reshaped = {
-        name: (column_node(stored, sources[name]), column_node(wanted, name))
-        for name, shape in zip(wanted.names, wanted.shapes, strict=True)
+        name: (column_node(stored, sources[name]), column_node(requested, name))
+        for name, shape in zip(requested.names, requested.shapes, strict=True)
         if name in sources and pt.is_nested(shape[0]) and stored_shapes[sources[name]] != shape
     }
     sources |= {"_time": "_time", "_diff": "_diff"}
-    return Lift(stored, wanted, all_ids(stored) <= all_ids(wanted), sources, reshaped)
+    return Lift(stored, requested, all_ids(stored) <= all_ids(requested), sources, reshaped)
 
 
 def newest_types(schema: CollectionSchema) -> CollectionSchema:

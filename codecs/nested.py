@@ -171,18 +171,18 @@ def quote_name(name: str) -> str:
     return '"{}"'.format(name.replace('"', '""')) if "." in name or name.startswith('"') else name
 
 
-def split_names(given: Mapping[str, Any]) -> dict[str, Any]:
+def split_names(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return values for new columns, by their plain names.
 
     Raises:
         SchemaMismatch: it is for a field inside of a column.
     """
-    if inner := [path for path in given if isinstance(path, str) and len(split_path(path)) > 1]:
+    if inner := [path for path in changes if isinstance(path, str) and len(split_path(path)) > 1]:
         raise SchemaMismatch(
             f"defaults= names {inner[0]!r}: a field inside of a column has no default, and is NULL in older records. "
             f"If it is the name of a column, quote it: {quote_name(inner[0])!r}"
         )
-    return {split_path(path)[0] if isinstance(path, str) else path: value for path, value in given.items()}
+    return {split_path(path)[0] if isinstance(path, str) else path: value for path, value in changes.items()}
 
 
 def split_changes(
@@ -357,18 +357,18 @@ def is_extended(before: Node, after: Node) -> bool:
 # Fields by their names, of what comes from elsewhere.
 
 
-def node_by_names(name: str, kind: pa.DataType, wanted: Node) -> Node:
+def node_by_names(name: str, kind: pa.DataType, like: Node) -> Node:
     """Return a node of a type, whose fields have the numbers of those with their names in another node."""
-    return _match_names(name, kind, wanted, count(_UNKNOWN), COLUMN)
+    return _match_names(name, kind, like, count(_UNKNOWN), COLUMN)
 
 
 _UNKNOWN = 1 << 32  # The first number of fields that the other node has not.
 
 
-def _match_names(name: str, kind: pa.DataType, wanted: Node, fresh: Iterator[int], number: int) -> Node:
-    if _family(kind) != _family(wanted.kind):
+def _match_names(name: str, kind: pa.DataType, like: Node, fresh: Iterator[int], number: int) -> Node:
+    if _family(kind) != _family(like.kind):
         return Node(number, name, kind)
-    named, inner = {child.name: child for child in wanted.inner}, list[Node]()
+    named, inner = {child.name: child for child in like.inner}, list[Node]()
     for step, child in zip(step_names(kind), children(kind), strict=True):
         match = named.get(step)
         if match is None:

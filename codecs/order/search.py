@@ -179,22 +179,22 @@ class SortedKeys:
         layout = others._layout
         return None if layout is None else self.packed(layout).searchsorted(others.packed(layout))
 
-    def find(self, wanted: "SortedKeys") -> Rows:
+    def find(self, requested: "SortedKeys") -> Rows:
         """Return, ascending, the rows with one of the wanted keys, which are distinct."""
-        if not len(self) or not len(wanted):
+        if not len(self) or not len(requested):
             return NO_ROWS
         if self._layout is not None:
-            return _find_rows(self.packed(self._layout), wanted.packed(self._layout))
+            return _find_rows(self.packed(self._layout), requested.packed(self._layout))
         is_flat_key = all(is_flat(column.type) for column in self._arrays)
-        return self._find_few(wanted) if is_flat_key and len(wanted) <= FEW_KEYS else self._find_many(wanted)
+        return self._find_few(requested) if is_flat_key and len(requested) <= FEW_KEYS else self._find_many(requested)
 
-    def _find_few(self, wanted: "SortedKeys") -> Rows:
+    def _find_few(self, requested: "SortedKeys") -> Rows:
         """Search for each key by itself: O(log rows) comparisons of some microseconds."""
         order = key_order(tuple(column.type for column in self._arrays))
         rows = range(len(self))
         spans = []
-        for wanted_row in range(len(wanted)):
-            key = order(wanted._encode_row(wanted_row))
+        for wanted_row in range(len(requested)):
+            key = order(requested._encode_row(wanted_row))
             start = bisect.bisect_left(rows, key, key=lambda row: order(self._encode_row(row)))
             end = bisect.bisect_right(rows, key, start, key=lambda row: order(self._encode_row(row)))
             spans.append(np.arange(start, end))
@@ -203,10 +203,10 @@ class SortedKeys:
     def _encode_row(self, row: int) -> list[Any]:
         return [scalar_to_json(column[row]) for column in self._arrays]
 
-    def _find_many(self, wanted: "SortedKeys") -> Rows:
+    def _find_many(self, requested: "SortedKeys") -> Rows:
         """Rank all keys of both in one order: one pass over all rows."""
         names = self.batch.schema.names
-        joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, wanted)]).combine_chunks()
+        joined = pa.concat_tables([pa.Table.from_batches([keys.batch]) for keys in (self, requested)]).combine_chunks()
         ranks = dense_ranks(order_keys(joined, names))
         is_wanted = np.zeros(len(joined), np.bool_)
         is_wanted[ranks[len(self) :]] = True

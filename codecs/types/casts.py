@@ -54,8 +54,8 @@ def cast_column(column: pa.ChunkedArray, target: pa.DataType, name: str) -> pa.C
     if not _fits(source, target, True):
         raise SchemaMismatch(
             f"column {name!r} has type {source}, and the collection stores {target}: only conversions within a family "
-            f"that lose nothing are made (int32 to int64, string to large_string …). Cast it to {target} first; for a "
-            "wider type, there is evolve(widen=…)."
+            f"that lose nothing are made (int32 to int64, string to large_string …). Cast it to {target} first; "
+            "evolve(widen=…) makes a type wider, and evolve(add=…) adds fields."
         )
     try:
         return _check_values(_cast(column, target), name)

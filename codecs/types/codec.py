@@ -192,12 +192,14 @@ def _first_of_each(values: Sequence[Any]) -> Iterator[tuple[int, Any]]:
         yield row, value
 
 
-def check_codec(given: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:
+def check_codec(codec_or_class: Codec[Any] | type[Codec[Any]]) -> Codec[Any]:
     """Return the codec object for a codec or its class; raises SchemaMismatch if it cannot be one."""
     try:
-        codec = given() if isinstance(given, type) else given
+        codec = codec_or_class() if isinstance(codec_or_class, type) else codec_or_class
     except TypeError as error:
-        raise SchemaMismatch(f"codec class {given!r} needs arguments ({error}): give an instance of it") from error
+        raise SchemaMismatch(
+            f"codec class {codec_or_class!r} needs arguments ({error}): give an instance of it"
+        ) from error
     kind = type(codec).__name__
     name, version = getattr(codec, "name", None), codec.version
     if not isinstance(name, str) or not _NAME.fullmatch(name):

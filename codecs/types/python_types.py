@@ -175,15 +175,15 @@ def _convert_type(value: Any) -> pa.DataType:
     return _of_class(value) if isinstance(value, type) else _no_type()
 
 
-def _of_class(given: type) -> pa.DataType:
-    if (known := _PYTHON.get(given)) is not None:
-        return known
-    if given is Decimal:
+def _of_class(class_: type) -> pa.DataType:
+    if (kind := _PYTHON.get(class_)) is not None:
+        return kind
+    if class_ is Decimal:
         raise _Unknown(', which says nothing of its digits (write "decimal128(38, 10)")')
-    if dataclasses.is_dataclass(given) or is_typeddict(given):
-        return pa.struct([(name, _convert_type(inner)) for name, inner in _annotations(given).items()])
-    if issubclass(given, Enum) and issubclass(given, (str, int)):
-        return pa.string() if issubclass(given, str) else pa.int64()
+    if dataclasses.is_dataclass(class_) or is_typeddict(class_):
+        return pa.struct([(name, _convert_type(inner)) for name, inner in _annotations(class_).items()])
+    if issubclass(class_, Enum) and issubclass(class_, (str, int)):
+        return pa.string() if issubclass(class_, str) else pa.int64()
     return _no_type()
 
 

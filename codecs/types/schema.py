@@ -474,13 +474,13 @@ def _check_codecs(schema: CollectionSchema, stored: CollectionSchema, collection
             )
 
 
-def _differences(side: str, given: Side, stored: Side) -> list[str]:
+def _differences(side: str, requested: Side, stored: Side) -> list[str]:
     """Say field by field how two sides differ; [] when they do not."""
-    if given == stored:
+    if requested == stored:
         return []
-    if given.codec_name != stored.codec_name or not (given.fields and stored.fields):
-        return [f"the {side} is stored as {_describe_side(stored)}, given as {_describe_side(given)}"]
-    ours = {f.name: type_name(f.type) for f in given.fields}
+    if requested.codec_name != stored.codec_name or not (requested.fields and stored.fields):
+        return [f"the {side} is stored as {_describe_side(stored)}, given as {_describe_side(requested)}"]
+    ours = {f.name: type_name(f.type) for f in requested.fields}
     stored_types = {f.name: type_name(f.type) for f in stored.fields}
     differences = [f"{side} field {n!r} ({stored_types[n]}) is missing" for n in stored_types if n not in ours]
     differences += [f"{side} field {n!r} ({ours[n]}) is unexpected" for n in ours if n not in stored_types]
@@ -492,7 +492,7 @@ def _differences(side: str, given: Side, stored: Side) -> list[str]:
     loose = {f.name for f in stored.fields if f.nullable}
     differences += [
         f"{side} field {f.name!r} is stored as nullable, given as not null, and it may hold NULL by now"
-        for f in given.fields
+        for f in requested.fields
         if not f.nullable and f.name in loose
     ]
     if differences or list(ours) == list(stored_types):
@@ -509,5 +509,5 @@ def _describe_side(side: Side) -> str:
     return "fields {" + ", ".join(fields) + "}"
 
 
-def _with_codec(stored: Side, given: Side) -> Side:
-    return Side(stored.fields, given.codec or stored.codec, stored.codec_name, stored.codec_version)
+def _with_codec(stored: Side, requested: Side) -> Side:
+    return Side(stored.fields, requested.codec or stored.codec, stored.codec_name, stored.codec_version)

@@ -58,14 +58,16 @@ def _parser(target: pa.DataType) -> Callable[[pa.ChunkedArray, pa.DataType], pa.
 
 
 def is_exact_float(text: str, bits: int = 64) -> bool:
-    """Return whether a text's number fits a float of so many bits, up to the rounding of fractions."""
+    """Return whether a float of so many bits keeps a text's number: it may round digits behind the point."""
     number = text.lstrip("+-").lower()
     with np.errstate(over="ignore"):
         rounded = float(np.array(float(text)).astype(f"f{bits // 8}"))
     if abs(rounded) == float("inf"):
         return number in ("inf", "infinity")
-    if number.isdigit():
-        return int(rounded) == int(text)
+    whole, _, fraction = number.partition(".")
+    is_large = abs(rounded) >= 2.0 ** _EXACT_BITS[bits]
+    if whole.isdigit() and (not fraction or (is_large and fraction.isdigit())):
+        return abs(int(rounded)) == int(whole)
     return rounded != 0 or not any(digit in "123456789" for digit in number.partition("e")[0])
 
 

@@ -257,12 +257,12 @@ def _no_overflow(t: pa.DataType) -> Callable[[_Values], None]:
     return check
 
 
-def _build_zone_check(wanted: bool) -> Callable[[_Values], None]:
+def _build_zone_check(needs_zone: bool) -> Callable[[_Values], None]:
     def check(values: _Values) -> None:
         zones = set(map(type, map(attrgetter("tzinfo"), values)))
-        if wanted and type(None) in zones:
+        if needs_zone and type(None) in zones:
             raise _Refused("it has no time zone, so it is not an instant")
-        if not wanted and zones - {type(None)}:
+        if not needs_zone and zones - {type(None)}:
             raise _Refused("it has a time zone, and the type has none")
 
     return check

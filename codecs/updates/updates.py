@@ -247,13 +247,13 @@ def _check_default(name: str, value: Any, low: int, high: int) -> None:
         raise InvalidUpdate(f"{value!r} for {name} of every update is not allowed: give an int from {low} to {high}")
 
 
-def _columns_do_not_fit(names_given: list[str], wanted: list[str], schema: CollectionSchema) -> SchemaMismatch:
-    present, known = frozenset(names_given), frozenset(wanted)
-    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in wanted if n not in present]
-    missing = [n for n in wanted if n not in present]
-    problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in known]
+def _columns_do_not_fit(names_given: list[str], expected: list[str], schema: CollectionSchema) -> SchemaMismatch:
+    present, expected_names = frozenset(names_given), frozenset(expected)
+    problems = [f"{n!r} ({schema.arrow.field(n).type}) is missing" for n in expected if n not in present]
+    missing = [n for n in expected if n not in present]
+    problems += [f"{n!r} is unexpected{did_you_mean(n, missing)}" for n in names_given if n not in expected_names]
     problems += [f"{n!r} is there {count} times" for n, count in Counter(names_given).items() if count > 1]
-    named = known - ({TIME, DIFF} - {*missing})  # Optional columns are left out.
+    named = expected_names - ({TIME, DIFF} - {*missing})  # Optional columns are left out.
     listed = [f"{f.name}: {f.type}" for f in schema.arrow if f.name in named]
     advice = "Add, drop or rename columns to match, or change those of the collection with evolve()."
     if missing == [TIME, DIFF] and len(problems) == 2:

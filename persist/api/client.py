@@ -112,10 +112,10 @@ def _check_text(option: str, text: object) -> None:
         )
 
 
-def _server(option: str, given: str | Notify | None) -> Notify | None:
-    server = Notify(given) if isinstance(given, str) else given
+def _server(option: str, notify: str | Notify | None) -> Notify | None:
+    server = Notify(notify) if isinstance(notify, str) else notify
     if server is not None and not isinstance(server, Notify):
-        raise InvalidUsage(f"{option}={given!r} is not a server: give its URL, or persist.Notify(url, token=…)")
+        raise InvalidUsage(f"{option}={notify!r} is not a server: give its URL, or persist.Notify(url, token=…)")
     return server
 
 

@@ -481,15 +481,15 @@ def retention_text(times: int, timeline: Timeline | None) -> str:
     return f"{times:,} {timeline.unit}"
 
 
-def _span_seconds(given: str | timedelta) -> Fraction:
-    if isinstance(given, timedelta):
-        return Fraction((given.days * 86_400 + given.seconds) * 10**6 + given.microseconds, 10**6)
-    match = _SPAN.fullmatch(given)
+def _span_seconds(span: str | timedelta) -> Fraction:
+    if isinstance(span, timedelta):
+        return Fraction((span.days * 86_400 + span.seconds) * 10**6 + span.microseconds, 10**6)
+    match = _SPAN.fullmatch(span)
     length = None if match is None else _SECONDS.get(match[2].lower())
     if match is None or length is None:
-        raise _unfit(given, "a span is a whole number of seconds, minutes, hours, days or weeks")
+        raise _unfit(span, "a span is a whole number of seconds, minutes, hours, days or weeks")
     if len(match[1]) > _DIGITS_MAX:
-        raise _unfit(given, f"it has more than {_DIGITS_MAX} digits")
+        raise _unfit(span, f"it has more than {_DIGITS_MAX} digits")
     return Fraction(int(match[1]) * length)
 
 

@@ -84,11 +84,11 @@ class ErasingCalls(CollectionBase):
 
 def keep_erasures_finished(engine: Engine) -> None:
     """Let a client that writes do what erasures still owe whose processes have died."""
-    held = weakref.ref(engine)  # The thread that does so must not keep the client alive.
+    engine_ref = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
     def look_after(contents: CollectionState) -> bool:
         is_owed = contents.name.startswith(OWED_PREFIX)
-        alive = held() if is_owed else None
+        alive = engine_ref() if is_owed else None
         if alive is not None:
             from persist.services.erase import settle_old
 

@@ -329,12 +329,12 @@ class ReadingCalls(CollectionBase):
 
         moments = self.handle.moments(times)
 
-        def start(held: int | None) -> Listen:
+        def start(hold_time: int | None) -> Listen:
             consumer = f"{self.id}/{name}"
             contents = self.handle.contents()
             newest = self.handle.newest()  # Who begins again after the schema changed begins with the changed one.
-            if held is not None or contents.since == contents.upper == 0:
-                return begun_listen(newest, held, moments, consumer)  # The contents come with the first seal.
+            if hold_time is not None or contents.since == contents.upper == 0:
+                return begun_listen(newest, hold_time, moments, consumer)  # The contents come with the first seal.
             latest = None if contents.since < contents.upper else to_time(contents.since)
             return begun_subscription(newest, latest, moments, None, consumer)
 

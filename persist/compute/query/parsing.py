@@ -26,10 +26,10 @@ _INSTEAD = {
     "DETACH": "read another location with a client of its own",
     "TRANSACTION": "each statement is one commit; several together are client.multi_write()",
     "VACUUM": "compact the collection, and clear away with gc",
-    **dict.fromkeys(
-        ("INSERT", "UPDATE", "DELETE", "MERGE_INTO"),
-        "begin with it and the name of the collection, and put WITH behind that: INSERT INTO orders WITH … SELECT …",
-    ),
+    "INSERT": "put WITH behind the name of the collection: INSERT INTO orders WITH … SELECT …",
+    "UPDATE": "put WITH into its source: UPDATE orders SET … FROM (WITH … SELECT …) AS new WHERE …",
+    "DELETE": "put WITH into its source: DELETE FROM orders USING (WITH … SELECT …) AS old WHERE …",
+    "MERGE_INTO": "put WITH into its source: MERGE INTO orders USING (WITH … SELECT …) AS new ON …",
 }
 
 

@@ -66,7 +66,10 @@ class StatementText:
         if self._find_words(";"):
             raise InvalidUsage(f"there are {len(self._find_words(';')) + 1} statements: give one, which is one commit")
         if self._find_words("returning"):
-            raise InvalidUsage("the statement has RETURNING: leave it out, and read the changes of its time instead")
+            raise InvalidUsage(
+                "the statement has RETURNING: leave it out. The answer has the time of the changes, which "
+                "collection.changes(start=time, until=time + 1) reads"
+            )
 
     @property
     def is_upsert(self) -> bool:

@@ -21,7 +21,7 @@ from persist.codecs.types.arrow_types import children
 from persist.codecs.types.texts import is_exact_float
 from persist.connect.envelopes.messages import Unreadable
 
-_LONG = {64: rb"(?:^|[^0-9.])[0-9]{16,}(?![0-9.eE])", 32: rb"(?:^|[^0-9.])[0-9]{8,}"}
+_LONG = {64: rb"(?:^|[^0-9.])[0-9]{16,}(?![0-9eE])", 32: rb"(?:^|[^0-9.])[0-9]{8,}"}
 _FAR = rb"|[eE][+-]?[0-9]{2}|0\.0{30}"
 DIGITS_MAX = 38
 

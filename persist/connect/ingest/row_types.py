@@ -2,8 +2,8 @@
 
 Text is read to its end, because any row may decide the type. A CSV column gets the first type that fits all its values:
 int64, boolean, float64, date32, time32[s], timestamp, string. Timestamps are in s or else in ns, and in UTC if all have
-an offset. Whole numbers that an int64 or a double would change make it a decimal. A number with a leading zero is a
-code, so it stays text. A column without a value has the type null, until a later file has one.
+an offset. Whole numbers that an int64 or a double would change make it a decimal. A number with a leading zero or
+plus is a code, so it stays text, as 0x10 does. A column without a value has the type null, until a later file has one.
 """
 
 from collections.abc import Iterator, Mapping
@@ -35,7 +35,7 @@ _CANDIDATES: tuple[pa.DataType, ...] = (
     pa.int64(), pa.bool_(), pa.float64(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
     pa.timestamp("us"), pa.timestamp("s", "UTC"), pa.timestamp("ns", "UTC"), pa.timestamp("us", "UTC"),
 )  # fmt: skip
-_CODE = r"^[+-]?0[0-9]"
+_CODE = r"^([+-]?0[0-9xX]|\+[0-9]+$)"
 _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 

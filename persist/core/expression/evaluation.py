@@ -22,6 +22,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import SchemaMismatch
 from persist.codecs.types.schema import TIME
 from persist.core.errors import InvalidUsage
+from persist.core.expression.patterns import match_like
 from persist.core.expression.sql_functions import SQL_FUNCTIONS, compute_together
 from persist.core.expression.term import SQL, Call, Col, Lit, Place, Term, calls, sql_call
 
@@ -370,7 +371,7 @@ _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "is_null": pc.is_null,
     "is_in": _is_member,
     "among": lambda value, values: pc.is_in(value, value_set=values),
-    "like": pc.match_like,
+    "like": match_like,
     "is_valid": pc.is_valid,
     "is_nan": pc.is_nan,
     "coalesce": pc.coalesce,

@@ -41,6 +41,7 @@ from persist.codecs.errors import did_you_mean
 from persist.codecs.part.filters import bind_filter
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.expression.documents import check_path, document_value, join_paths
+from persist.core.expression.patterns import match_like
 from persist.core.expression.term import Call, Col, Lit, Term
 
 _FILTERS: dict[str, Callable[..., pc.Expression]] = {
@@ -58,7 +59,7 @@ _FILTERS: dict[str, Callable[..., pc.Expression]] = {
     "is_nan": pc.is_nan,
     "among": lambda value, values: value.isin(values),
     "null_if_null": lambda value: pc.if_else(value.is_valid(), False, pa.scalar(None, pa.bool_())),
-    "like": pc.match_like,
+    "like": match_like,
     "starts_with": pc.starts_with,
     "ends_with": pc.ends_with,
     "contains": pc.match_substring,

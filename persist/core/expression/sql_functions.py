@@ -30,6 +30,7 @@ import pyarrow.types as pat
 from persist.codecs.types.calculator import calculator, is_calculator
 from persist.core.errors import InvalidUsage
 from persist.core.expression import sql_numbers as numbers
+from persist.core.expression.patterns import match_like
 from persist.core.expression.python_functions import compute_by_python
 from persist.core.expression.sql_numbers import normalize_for_order
 from persist.core.expression.term import INTERVAL
@@ -91,8 +92,8 @@ def _renumber(text: str, columns: tuple[tuple[int, bool], ...]) -> str:
     return _QUOTED.sub(lambda match: names.get(match[0], match[0]), text)
 
 
-def _check_result(made: Any, kind: pa.DataType) -> pa.Array:
-    array = made.combine_chunks() if isinstance(made, pa.ChunkedArray) else made
+def _check_result(result: Any, kind: pa.DataType) -> pa.Array:
+    array = result.combine_chunks() if isinstance(result, pa.ChunkedArray) else result
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], array.type)
     if pa.types.is_string(array.type) or pa.types.is_binary(array.type):
@@ -307,7 +308,7 @@ def _like(is_like: bool, ignore_case: bool) -> Callable[..., pa.Array]:
     """Return LIKE or ILIKE without an escape: a backslash in a pattern is one of its characters."""
 
     def like(text: pa.Array, pattern: str) -> pa.Array:
-        matches = pc.match_like(text, pattern.replace("\\", "\\\\"), ignore_case=ignore_case)
+        matches = match_like(text, pattern, ignore_case=ignore_case)
         return matches if is_like else pc.invert(matches)
 
     return _of_pattern(like)

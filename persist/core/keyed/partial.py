@@ -325,7 +325,7 @@ def complete_events(
     groups = number_groups(present, ready.keys)
     rows = _Sequence.of(ready, present, groups, form)
     _check_one_row(ready, present, groups, rows.group[rows.codes >= 0], name)
-    floor = find_floor() if is_partial and form.order_by and rows.deletes.any() else None
+    floor = find_floor() if _depends_on_floor(rows, form, ready.schema) else None
     units = _Units.of(rows, form, ready.schema, floor)
     if units.refused.any() and on_refused is not None:
         on_refused(ready.events.take(int64_array(rows.order[units.refused] - rows.start)))
@@ -353,6 +353,14 @@ def complete_events(
         return replace(ready, events=events), present
     keys = ready.keys.take(int64_array(some))
     return replace(ready, keys=keys, events=events), present.filter(boolean_array(np.isin(groups, some)))
+
+
+def _depends_on_floor(rows: _Sequence, form: KeyedForm, schema: CollectionSchema) -> bool:
+    """Return whether a partial event comes after a tombstone, and deletes again or takes its order."""
+    if not form.order_by:
+        return False
+    asks = (rows.codes >= 0) & (rows.deletes | ~rows.has(form.order_by[0], schema))
+    return bool((asks & (rows.last_before(rows.deletes) >= 0)).any())
 
 
 def _setters(rows: _Sequence, units: _Units, form: KeyedForm, schema: CollectionSchema) -> dict[str, Flags]:

@@ -312,7 +312,8 @@ def begun_listen(
     With columns, only these are read, and whatever becomes of the others is not noticed.
     """
     lower = 0 if as_of is None else handle.as_time("as_of", as_of) + 1
-    check_changes_readable(handle.contents(), lower)
+    if not handle.is_kept:  # What cannot be read is refused before a commit claims it.
+        check_changes_readable(handle.contents(), lower)
     contents, reading = handle.claim(max(0, lower - 1), consumer)
     try:
         check_changes_readable(contents, lower)

@@ -115,7 +115,7 @@ def write_checkpoint(
     known_levels = known_levels or KnownLevels()
     # A damaged checkpoint is skipped: the log has the same contents, and the new checkpoint replaces it.
     takeover = state.control.taken_over
-    replayed, levels = _newest(blob, known_levels, skip_damaged=True, until=state.seqno, taken=takeover)
+    replayed, levels = _newest(blob, known_levels, skip_damaged=True, until=state.seqno, takeover=takeover)
     if replayed.seqno >= state.seqno:
         return False
     is_new = (
@@ -262,24 +262,26 @@ def _newest(
     *,
     skip_damaged: bool,
     until: int | None = None,
-    taken: TakenOver | None = None,
+    takeover: TakenOver | None = None,
     page_of: Callable[[int], LogPage] | None = None,
 ) -> tuple[State, tuple[Level, ...]]:
     """Return the state of the newest checkpoint, and its levels; the empty state if there is none.
 
     Args:
-        until, taken: of the checkpoints before this seqno, only those count that are allowed.
+        until, takeover: of the checkpoints before this seqno, only those count that are allowed.
     """
     for stored in iterate_checkpoints(blob, skip_damaged=skip_damaged, page_of=page_of):
         checkpoint, pointer = stored.checkpoint, stored.pointer
-        if taken is not None and until is not None and checkpoint.seqno < until and not taken.allows(pointer):
+        if takeover is not None and until is not None and checkpoint.seqno < until and not takeover.allows(pointer):
             continue
         try:
             return _with_levels(blob, checkpoint, known_levels)
         except Corruption as error:
             if isinstance(error, MissingBlob) and blob.get(pointer.blob, range=(0, 0)) is None:
                 # It was collected meanwhile, and its directory after it.
-                return _newest(blob, known_levels, skip_damaged=skip_damaged, until=until, taken=taken, page_of=page_of)
+                return _newest(
+                    blob, known_levels, skip_damaged=skip_damaged, until=until, takeover=takeover, page_of=page_of
+                )
             if isinstance(error, MissingBlob) and not skip_damaged:
                 # The checkpoint may be what is wrong: it may have come from another location.
                 raise MissingBlob(error.key, f"{error.reason} by what {pointer.blob} says", error.advice) from error

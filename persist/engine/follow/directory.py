@@ -271,7 +271,7 @@ def new_directory(
     state: State,
     directory: Directory,
     levels: tuple[Level, ...],
-    kept: tuple[Level, ...],
+    reused: tuple[Level, ...],
     store: Callable[[str, bytes], object],
 ) -> NewDirectory:
     """Return how a checkpoint of state represents its directory, which extends the last of levels.
@@ -281,7 +281,7 @@ def new_directory(
 
     Args:
         levels: the levels of the checkpoint that the new one extends.
-        kept: the levels that may be reused as they are; all of them, or none.
+        reused: the levels that may be reused as they are; all of them, or none.
 
     Raises:
         InvalidUsage: the location has a format without pages, and too many collections for that.
@@ -289,26 +289,26 @@ def new_directory(
     assert state.location is not None
     changes = directory.changes_since(levels[-1].directory if levels else EMPTY)
     size = _size(changes.collections)
-    if size <= INLINE_BYTES_MAX and len(kept) == len(levels):
-        return NewDirectory(kept, changes.collections, changes.gone, changes.list_freed_names(kept))
-    while kept and kept[-1].bytes < RATIO * size:
-        size += kept[-1].bytes
-        kept = kept[:-1]
-    if len(kept) + SPARE_LEVELS >= LEVELS_MAX:
-        kept = ()
-    is_paged = any(level.tables for level in levels[len(kept) :])
+    if size <= INLINE_BYTES_MAX and len(reused) == len(levels):
+        return NewDirectory(reused, changes.collections, changes.gone, changes.list_freed_names(reused))
+    while reused and reused[-1].bytes < RATIO * size:
+        size += reused[-1].bytes
+        reused = reused[:-1]
+    if len(reused) + SPARE_LEVELS >= LEVELS_MAX:
+        reused = ()
+    is_paged = any(level.tables for level in levels[len(reused) :])
     if not is_paged:
-        changes = directory.changes_since(kept[-1].directory if kept else EMPTY)
+        changes = directory.changes_since(reused[-1].directory if reused else EMPTY)
         size = _size(changes.collections)
-        if not kept and size <= INLINE_BYTES_MAX:
+        if not reused and size <= INLINE_BYTES_MAX:
             return NewDirectory((), changes.collections, changes.gone)
-        is_paged, levels = size > WHOLE_BYTES_MAX and state.format >= PAGES, kept
+        is_paged, levels = size > WHOLE_BYTES_MAX and state.format >= PAGES, reused
     stored = DirectoryObject(format=state.format, location=state.location, seqno=state.seqno, collections=())
     if is_paged:
-        stored = _with_pages(stored, changes, levels, len(kept), store)
+        stored = _with_pages(stored, changes, levels, len(reused), store)
     else:
         stored = msgspec.structs.replace(
-            stored, collections=changes.collections, gone=changes.gone, freed=changes.list_freed_names(kept)
+            stored, collections=changes.collections, gone=changes.gone, freed=changes.list_freed_names(reused)
         )
     pointer, data = encode_object(directory_prefix(state.seqno), stored)
     if len(data) > OBJECT_BYTES_MAX:
@@ -317,7 +317,7 @@ def new_directory(
             f"format {state.format}, {OBJECT_BYTES_MAX:,} are read: give `persist upgrade {blob.url}`"
         )
     store(pointer.blob, data)
-    new_levels = (*kept, _level(blob, stored, state.location, pointer, kept, directory))
+    new_levels = (*reused, _level(blob, stored, state.location, pointer, reused, directory))
     return NewDirectory(new_levels, freed=Changes({}, {}).list_freed_names(new_levels))
 
 
@@ -325,24 +325,24 @@ def _with_pages(
     stored: DirectoryObject,
     changes: Changes,
     levels: Sequence[Level],
-    kept: int,
+    reused_count: int,
     store: Callable[[str, bytes], object],
 ) -> DirectoryObject:
-    """Return a directory object with pages, which it stores, of all levels but the first kept ones, and of changes."""
+    """Return a directory object with pages, which it stores, of all but the first reused levels, and of changes."""
     entries, names = changes.encode_entries(), changes.encode_names()
     tables = None
-    for n in range(len(levels) - 1, kept - 1, -1):
+    for n in range(len(levels) - 1, reused_count - 1, -1):
         tables = levels[n].tables
         if tables is None:
             older = levels[n].directory.changes_since(levels[n - 1].directory if n else EMPTY)
             entries, names = merge_sorted(entries, older.encode_entries()), merge_sorted(names, older.encode_names())
-        elif n > kept:
+        elif n > reused_count:
             entries, names = merge_sorted(entries, tables[0].raw()), merge_sorted(names, tables[1].raw())
     oldest = tables or (None, None)
     return msgspec.structs.replace(
         stored,
-        entries=rewritten(Writing(stored.seqno, store), entries, oldest[0], keeps_gone=kept > 0),
-        names=rewritten(Writing(stored.seqno, store), names, oldest[1], keeps_gone=kept > 0),
+        entries=rewritten(Writing(stored.seqno, store), entries, oldest[0], keeps_gone=reused_count > 0),
+        names=rewritten(Writing(stored.seqno, store), names, oldest[1], keeps_gone=reused_count > 0),
     )
 
 
@@ -362,17 +362,17 @@ def _level(
     location: str,
     pointer: BlobRef,
     levels: Sequence[Level],
-    known: Directory | None = None,
+    directory: Directory | None = None,
 ) -> Level:
-    """Return what a directory object makes of the levels before it; known is the directory if that is known."""
+    """Return what a directory object makes of the levels before it; directory: it, if that is known."""
     if (stored.location, stored.seqno) != (location, directory_seqno(pointer.blob)):
         raise CorruptBlob(pointer.blob, "it belongs to another location or checkpoint, so blobs were exchanged")
     directory_before = levels[-1].directory if levels else EMPTY
     try:
         if isinstance(stored.entries, UnsetType) or isinstance(stored.names, UnsetType):
-            if known is None or not known.entries.shares_base_with(directory_before.entries):
-                known = directory_before.with_changes(stored.collections, stored.gone, stored.freed)
-            return Level(pointer, known)
+            if directory is None or not directory.entries.shares_base_with(directory_before.entries):
+                directory = directory_before.with_changes(stored.collections, stored.gone, stored.freed)
+            return Level(pointer, directory)
         if stored.collections or stored.gone or not isinstance(stored.freed, UnsetType):
             raise ValueError("it has pages, and something else")
         for objects in (stored.entries, stored.names):

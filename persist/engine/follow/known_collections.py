@@ -129,7 +129,9 @@ class KnownCollections(AwaitedLog):
 
     def require(self, id_: str, name: str) -> CollectionState:
         """Like `refresh_and_require`, without a refresh."""
-        contents = self.load(id_)
+        state, loaded = self._loaded
+        contents = loaded.get(id_) if state is self._state else None
+        contents = self.load(id_) if contents is None else contents
         if contents is None:
             raise CollectionNotFound(name, self._blob.url, self._state.names_in_memory())
         return contents
@@ -147,10 +149,10 @@ class KnownCollections(AwaitedLog):
         assert contents is not None
         return contents
 
-    def read_known_states(self, wanted: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
+    def read_known_states(self, ids_and_names: Sequence[tuple[str, str]]) -> tuple[int, list[CollectionState]]:
         """Return the states of collections by (id, name) as `require` does, all from one state, with its seqno."""
         with self._lock:
-            return self._state.seqno, [self.require(id_, name) for id_, name in wanted]
+            return self._state.seqno, [self.require(id_, name) for id_, name in ids_and_names]
 
     def find_token(self, contents: CollectionState, token: str | None) -> Remembered | None:
         """Return what contents remember of a token; see `TokenMemory.find`."""

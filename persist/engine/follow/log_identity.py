@@ -91,8 +91,8 @@ class Past:
                     raise self.stop(*fate)
                 are_there &= fate == "there"
             if self._tops:
-                seen = [top for top, _ in looks]
-                self._tops = [top for top in self._tops if top not in seen]
+                checked_tops = [top for top, _ in looks]
+                self._tops = [top for top in self._tops if top not in checked_tops]
         return are_there
 
     def check_tops(self, before: State) -> bool:

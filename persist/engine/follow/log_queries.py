@@ -101,14 +101,14 @@ def _row(record: Record, state: State, collection: str | None) -> dict[str, Any]
 RECORDS_MAX = 100  # That are looked at: who is refused should not wait long to hear why.
 
 
-def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: str, own: str = "") -> None:
+def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: str, own_writer: str = "") -> None:
     """Add the writers of the unsealed updates to an error that a commit raised in this state.
 
     Cost: a GET for each record since the first of theirs, `RECORDS_MAX` at most. Writers whose records cannot be read
     are left out.
 
     Args:
-        own: the name of the client that gets the error.
+        own_writer: the name of the client that gets the error.
     """
     entry = state.entries.get(collection)
     contents = None if entry is None else entry.contents
@@ -118,7 +118,7 @@ def say_whose(error: UpdatesBeyondUpper, blob: Blob, state: State, collection: s
     by_writer: dict[tuple[str, int | None], UnsealedWrites] = {}
     remaining_updates = hidden.updates
     for record in _iterate_backwards(blob, state):
-        writes = _of_record(record, contents, own)
+        writes = _of_record(record, contents, own_writer)
         if writes is not None:
             later = by_writer.get((writes.writer, writes.epoch))
             by_writer[writes.writer, writes.epoch] = writes if later is None else _both(later, writes)
@@ -154,7 +154,7 @@ def _iterate_backwards(blob: Blob, state: State) -> Iterator[Record]:
         yield record
 
 
-def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedWrites | None:
+def _of_record(record: Record, contents: CollectionState, own_writer: str) -> UnsealedWrites | None:
     upper = contents.upper
     appends = [step for step in record.mutations if isinstance(step, kinds.Append) and step.collection == contents.id]
     parts = [part for step in appends for part in step.parts if part.time_max >= upper]
@@ -163,7 +163,7 @@ def _of_record(record: Record, contents: CollectionState, own: str) -> UnsealedW
     marks = [m for step in record.mutations if isinstance(step, kinds.Tokens) for m in step.tokens]
     return UnsealedWrites(
         writer=record.writer,
-        is_own=record.writer == own,
+        is_own=record.writer == own_writer,
         epoch=record.epoch,
         updates=sum(part.rows for part in parts),
         first=max(min(part.time_min for part in parts), upper),

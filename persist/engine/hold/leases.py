@@ -202,7 +202,7 @@ class Leases:
         """
         return self._commit_claims(requests, self._follower.state.seqno if reads else SEQNO_MAX)[0]
 
-    def claim_unseen(self, wanted: WantedClaim) -> Claim | None:
+    def claim_unseen(self, request: WantedClaim) -> Claim | None:
         """Return a claim if it takes a commit, whose record this client has read then: nothing before that is unknown.
 
         Such a claim needs no earlier look at the log. None if the claim would be free, or the record was not read.
@@ -211,10 +211,10 @@ class Leases:
         """
         with self._lock:
             self._drain()
-            shared_hold = self._held.get(wanted.collection)
-            if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= wanted.time:
+            shared_hold = self._held.get(request.collection)
+            if shared_hold is not None and shared_hold.durable is not None and shared_hold.durable <= request.time:
                 return None
-        (claim,), seqno = self._commit_claims([wanted], self._follower.state.seqno)
+        (claim,), seqno = self._commit_claims([request], self._follower.state.seqno)
         if 0 <= seqno <= self._follower.state.seqno:
             return claim
         claim.release()
@@ -475,29 +475,29 @@ class Leases:
         self._take_in_grant(lease, begins, futures[0] if alone is None else alone)
         return futures
 
-    def _steps(self, collection: str, held: _SharedHold, *, eager: bool) -> list[Step]:
+    def _steps(self, collection: str, shared_hold: _SharedHold, *, eager: bool) -> list[Step]:
         """Return what brings the durable hold to the least claim, or only as far back as needed unless eager.
 
         From here on no new claim relies on where the hold has been.
         """
         with self._lock:
             self._drain()
-            least_time = min((time for time, _ in held.claims.values()), default=None)
+            least_time = min((time for time, _ in shared_hold.claims.values()), default=None)
             if least_time is None:
                 if not eager:
                     return []
-                held.durable = None
-                if held.in_log and not held.lease.is_lost:
-                    return [kinds.ReleaseHold(collection, held.hold)]
-                self._drop(collection, held)
+                shared_hold.durable = None
+                if shared_hold.in_log and not shared_hold.lease.is_lost:
+                    return [kinds.ReleaseHold(collection, shared_hold.hold)]
+                self._drop(collection, shared_hold)
                 return []
-            if held.lease.is_lost or held.is_gone or least_time == held.durable:
+            if shared_hold.lease.is_lost or shared_hold.is_gone or least_time == shared_hold.durable:
                 return []
-            if held.durable is not None and held.durable < least_time and not eager:
+            if shared_hold.durable is not None and shared_hold.durable < least_time and not eager:
                 return []
-            held.durable = None
-            held.in_log = True
-            return [kinds.SetHold(collection, held.hold, least_time, held.lease.id)]
+            shared_hold.durable = None
+            shared_hold.in_log = True
+            return [kinds.SetHold(collection, shared_hold.hold, least_time, shared_hold.lease.id)]
 
     def _beginning(self, lease: OwnLease, steps: Sequence[Step]) -> list[Step]:
         """Return the steps that begin the lease, if it is needed and not begun."""
@@ -528,25 +528,27 @@ class Leases:
                 elif isinstance(error, Indeterminate):
                     lease.is_doubtful = True
 
-    def _take_results(self, collection: str, held: _SharedHold, steps: list[Step], error: BaseException | None) -> None:
+    def _take_results(
+        self, collection: str, shared_hold: _SharedHold, steps: list[Step], error: BaseException | None
+    ) -> None:
         """Take in what became of steps."""
         with self._lock:
             if isinstance(error, CollectionNotFound):
-                held.is_gone, held.in_log = True, False
-                if not held.claims:
-                    self._drop(collection, held)
+                shared_hold.is_gone, shared_hold.in_log = True, False
+                if not shared_hold.claims:
+                    self._drop(collection, shared_hold)
             if error is not None:
                 return
             for step in steps:
                 if isinstance(step, kinds.SetHold):
-                    held.durable, held.moved_s = step.time, self._clock.monotonic_s()
+                    shared_hold.durable, shared_hold.moved_s = step.time, self._clock.monotonic_s()
                 elif isinstance(step, kinds.ReleaseHold):
-                    held.in_log = False
-                    if not held.claims:
-                        self._drop(collection, held)
+                    shared_hold.in_log = False
+                    if not shared_hold.claims:
+                        self._drop(collection, shared_hold)
 
-    def _drop(self, collection: str, held: _SharedHold) -> None:
-        if self._held.get(collection) is held:
+    def _drop(self, collection: str, shared_hold: _SharedHold) -> None:
+        if self._held.get(collection) is shared_hold:
             del self._held[collection]
 
     def _drain(self) -> None:

@@ -192,11 +192,11 @@ class CollectionTimes(ABC):
         if not allow_future and time > timeline.now(wall_ms) - AHEAD_S * timeline.per_second:
             self.engine.check_clock()
 
-    def _get_timeline(self, what: str, given: Moment) -> Timeline:
+    def _get_timeline(self, what: str, moment: Moment) -> Timeline:
         timeline = self.timeline
         if timeline is None:
             raise InvalidUsage(
-                f"{what} {given!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
+                f"{what} {moment!r} is not an integer in [0, {TIME_MAX}], and the collection {self.name!r} has no "
                 "timeline by which a moment would be one."
             ).with_remedy("Give a number, or create one with {timeline:option:us}.")
         return timeline

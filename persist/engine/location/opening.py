@@ -335,20 +335,20 @@ def load_handle(engine: Engine, name: str) -> CollectionHandle:
     return open_handle(engine, contents, contents.schema)
 
 
-def load_handles(engine: Engine, wanted: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
+def load_handles(engine: Engine, handles_or_names: Sequence[CollectionHandle | str]) -> list[CollectionHandle]:
     """Return handles as they are now, and the collections of names. Cost: one GET, and the GETs of all contents in
     parallel.
 
     Raises:
         CollectionNotFound: one is not there.
     """
-    if names := [named for named in wanted if isinstance(named, str)]:
+    if names := [named for named in handles_or_names if isinstance(named, str)]:
         engine.settle_names(*names)
     with engine.follower.looks.once():
         for _ in range(2):  # The second round finds the collections that came with the first round's look.
-            ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in wanted]
+            ids = [engine.follower.find_id(named) if isinstance(named, str) else named.id for named in handles_or_names]
             engine.follower.refresh_and_load({id_ for id_ in ids if id_ is not None}, engine.pool)
-        return [load_handle(engine, named) if isinstance(named, str) else named.newest() for named in wanted]
+        return [load_handle(engine, named) if isinstance(named, str) else named.newest() for named in handles_or_names]
 
 
 def load_handle_by_id(engine: Engine, id_: str, name: str) -> CollectionHandle:

@@ -292,11 +292,11 @@ class Resolver:
         if parts:
             self._part_writer.discard(parts)
 
-    def resolve(self, id_: str, name: str, given: Machine | None) -> bool:
+    def resolve(self, id_: str, name: str, user_machine: Machine | None) -> bool:
         """Turn the events of a collection up to its upper into updates; return whether there were any.
 
         Args:
-            given: the user's machine, if it is not a built-in one.
+            user_machine: the user's machine, if it is not a built-in one.
         """
 
         def plan() -> bool:
@@ -305,7 +305,7 @@ class Resolver:
             if not list_due_parts(contents, contents.upper):
                 return False
             machine = require_machine(
-                find_machine(get_keyed_form(contents), given, name), get_keyed_form(contents), name
+                find_machine(get_keyed_form(contents), user_machine, name), get_keyed_form(contents), name
             )
             resolution_parts: tuple[Part, ...] = ()
             try:

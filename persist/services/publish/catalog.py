@@ -9,9 +9,9 @@ Iceberg, and each requested time a snapshot. A pin is a publication of its own (
 stay whatever is published later. A pin whose tag is gone is given up by a later load, and so is a requested time after
 `PIN_S`. Snapshots say their time in `persist.as_of`.
 
-The timestamp of a snapshot is the moment of its time. Where times are not moments, the newest version has the moment at
-which it was published, and a pin that many milliseconds after 1970. So `TIMESTAMP AS OF` never returns a pin in place
-of a newer version.
+The timestamp of a snapshot is the moment of its time. A time that is not a moment counts as milliseconds after 1970.
+DuckDB reads the newest snapshot from before its transaction, which began before the load that publishes. So a snapshot
+whose moment is not over is a minute older than its publication, and each pin is older than the newest version.
 
 Invariants: nothing but the log is kept, so any number of catalogs serve one location; a catalog publishes a table at
 most once in an interval, and answers from the last version in between.
@@ -270,7 +270,7 @@ class IcebergCatalog:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, {"at_ms": str(now_ms), **self._format(handle.get_known_state())})
+                pin(handle, time_, self._format(handle.get_known_state()))
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
         if requested is not None and requested != newest and requested not in handle.get_known_state().pins:
@@ -281,7 +281,7 @@ class IcebergCatalog:
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
-            pin(handle, requested, {"at_ms": str(now_ms), **until, **self._format(handle.get_known_state())})
+            pin(handle, requested, {**until, **self._format(handle.get_known_state())})
         return handle.get_known_state()
 
     def _describe_table(
@@ -294,7 +294,8 @@ class IcebergCatalog:
             slot.metadata = {version: table.stored_metadata(contents, known)}
         metadata = dict(slot.metadata[version])
         current = metadata["snapshots"][0]
-        pins = {at: _snapshot_of_pin(handle, contents, known_, table) for at, known_ in contents.pins.items()}
+        end_ms = current["timestamp-ms"]
+        pins = {at: _snapshot_of_pin(handle, contents, known_, table, end_ms) for at, known_ in contents.pins.items()}
         newest = known.as_of if requested is None else requested
         by_time = {at: snapshot for at, snapshot in {**pins, known.as_of: current}.items() if at <= newest}
         snapshots = [*by_time.values()]  # In order of time. Some readers take the last one, whatever is said elsewhere.
@@ -372,11 +373,11 @@ def _find_publication(contents: CollectionState, snapshot: int) -> Publication |
 
 
 def _snapshot_of_pin(
-    handle: CollectionHandle, contents: CollectionState, publication: Publication, table: IcebergTable
+    handle: CollectionHandle, contents: CollectionState, publication: Publication, table: IcebergTable, end_ms: int
 ) -> dict[str, Any]:
     moment = moment_ms(handle, publication.as_of)
-    at_ms = moment if moment is not None else min(publication.as_of, int(publication.options["at_ms"]) - 1)
-    snapshot = snapshot_json(contents, publication, table.format_url, at_ms)
+    at_ms = publication.as_of if moment is None else moment
+    snapshot = snapshot_json(contents, publication, table.format_url, min(at_ms, end_ms - 1))
     # Its files name the rows that they begin with, so that it takes no range of new ones.
     return snapshot | ({"first-row-id": 0, "added-rows": 0} if "added-rows" in snapshot else {})
 

@@ -228,20 +228,24 @@ class IcebergTable:
     def _table_bytes(self, contents: CollectionState, publication: Publication) -> bytes:
         schema, now_ms = load_schema_version(contents, publication.schema), self._handle.engine.clock.wall_ms()
         moment = moment_ms(self._handle, publication.as_of)
-        at_ms = now_ms if moment is None else moment
-        snapshot = snapshot_json(contents, publication, self.format_url, at_ms)
+        if moment is None or moment > now_ms:
+            moment = min(publication.as_of, now_ms - READER_BEGAN_MS)
+        snapshot = snapshot_json(contents, publication, self.format_url, moment)
         table = table_json(contents, schema, self.location(contents), read_format_version(publication.options)) | {
             "table-uuid": str(UUID(publication.id)),
             "last-sequence-number": publication.version + 1,
-            "last-updated-ms": max(now_ms, at_ms),
+            "last-updated-ms": now_ms,
             "properties": properties(contents, publication),
             **({"next-row-id": snapshot["first-row-id"] + snapshot["added-rows"]} if "added-rows" in snapshot else {}),
             "current-snapshot-id": snapshot["snapshot-id"],
             "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
             "snapshots": [snapshot],
-            "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": at_ms}],
+            "snapshot-log": [{"snapshot-id": snapshot["snapshot-id"], "timestamp-ms": moment}],
         }
         return json.dumps(table).encode()
+
+
+READER_BEGAN_MS = 60_000  # A load publishes no later than this after the transaction of its reader has begun.
 
 
 def moment_ms(handle: CollectionHandle, time: int) -> int | None:

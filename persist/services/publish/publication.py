@@ -311,7 +311,7 @@ def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> Non
     """Keep a sealed time of the Iceberg table readable through the catalog, whatever is published later.
 
     Args:
-        options: `at_ms` is when the time was pinned, `until_ms` when it may go; without that, it goes with its tags.
+        options: `until_ms` is when it may go; without that, it goes with its tags.
 
     Raises:
         AsOfCompacted: the time cannot be read any more.

@@ -14,10 +14,18 @@ from dataclasses import dataclass
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.requests import Request
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from persist.core.errors import InvalidUsage
-from persist.services.serve.messages import is_loopback, join_host_port, listening, parse_host_port
+from persist.services.serve.messages import (
+    check_strangers,
+    is_loopback,
+    join_host_port,
+    listening,
+    parse_host,
+    parse_host_port,
+)
+from persist.services.serve.rights import RIGHTS, Tokens
 
 CONNECTIONS_MAX = 128
 REQUEST_S = 10.0  # How long a request may take to come.
@@ -83,28 +91,45 @@ def serve_app(app: Starlette, host: str, port: int) -> Iterator[Served]:
         yield Served(f"http://{join_host_port(host, listener.getsockname()[1])}", run, stop)
 
 
+@dataclass(frozen=True)
+class Gate:
+    """Lets callers in by their tokens. Without tokens, a server on loopback answers only by a name of this machine.
+
+    So a page in a browser whose name points here gets nothing.
+    """
+
+    tokens: Tokens
+    is_local: bool
+
+    def refuse(self, request: Request, endpoint: str | None) -> tuple[int, str] | None:
+        """Return the status and the reason for refusing a request, or None; endpoint None is open to all tokens."""
+        headers = request.headers
+        if self.is_local and not self.tokens.are_needed:
+            if not is_loopback(parse_host(headers.get("host", ""))):
+                return 403, "Ask for this by 127.0.0.1 or localhost."
+            # A load of the catalog publishes, so a page of another site must not cause one.
+            if headers.get("sec-fetch-site", "none") not in ("none", "same-origin") or "origin" in headers:
+                return 403, "This answers no pages of other sites."
+        if endpoint is not None and RIGHTS[endpoint] not in self.tokens.rights(headers.items()):
+            return 401, "The token is missing or wrong: send Authorization: Bearer TOKEN."
+        return None
+
+
 @contextmanager
 def serve_beside(
-    make_app: Callable[[bool], Starlette], option: str, address: str, *, needs_token: bool
+    make_app: Callable[[Gate], Starlette], option: str, address: str, tokens: Tokens, *, insecure: bool
 ) -> Iterator[str]:
     """Serve an application at HOST:PORT on a thread of its own; yield its URL. Port 0 takes a free one.
 
     Args:
-        make_app: makes the application, given whether only this machine reaches the address.
         option: the option of the command line that the address comes from; errors name it.
-        needs_token: refuse an address that other machines reach.
 
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
     host, port = parse_host_port(option, address)
-    is_local = is_loopback(host)
-    if not is_local and needs_token:
-        raise InvalidUsage(
-            f"{option} {address}: others reach this address, and there is no token. Set PERSIST_SERVE_TOKEN, "
-            "listen at 127.0.0.1, or say --insecure"
-        )
-    with serve_app(make_app(is_local), host, port) as server:
+    check_strangers(f"{option} {address}", host, is_safe=tokens.are_needed or insecure)
+    with serve_app(make_app(Gate(tokens, is_loopback(host))), host, port) as server:
         thread = threading.Thread(target=server.run, name=f"persist{option[1:]}", daemon=True)
         thread.start()
         try:

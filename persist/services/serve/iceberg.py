@@ -14,9 +14,6 @@
 All other endpoints of the protocol write. The catalog refuses them with 406, as the protocol has it. Levels of a
 namespace are separated by the character 0x1F. The server keeps nothing between requests.
 
-Without a token, it answers only this machine, and only by a name of this machine: so a page in a browser whose name
-points here gets nothing.
-
 Source: the Iceberg REST catalog's specification (`rest-catalog-open-api.yaml`), with its names of errors.
 """
 
@@ -36,16 +33,18 @@ from starlette.routing import Route
 from persist.core.errors import PersistError
 from persist.services.publish import CatalogReader, IcebergCatalog, NotListed
 from persist.services.serve.error_codes import encode_error
-from persist.services.serve.http import serve_beside
-from persist.services.serve.messages import is_loopback, parse_host
-from persist.services.serve.rights import RIGHTS, Tokens
+from persist.services.serve.http import Gate, serve_beside
+from persist.services.serve.rights import Tokens
 
 NOT_STORED = {"Cache-Control": "no-store"}
 PAGE_MAX = 1000
 PUBLISH_INTERVAL_S = 1.0
 BODY_BYTES_MAX = 1 << 20
 SEPARATOR = "\x1f"
-_KINDS = {400: "BadRequestException", 404: "NoSuchTableException", 503: "ServiceUnavailableException"}
+_KINDS = {
+    400: "BadRequestException", 401: "NotAuthorizedException", 403: "ForbiddenException", 404: "NoSuchTableException",
+    503: "ServiceUnavailableException",
+}  # fmt: skip
 Namespace = tuple[str, ...]
 ENDPOINTS = (
     "GET /v1/{prefix}/namespaces",
@@ -92,24 +91,21 @@ def serve_catalog(
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    catalog, tokens = IcebergCatalog(client, publish_interval_s, format_version), Tokens(token, write_token)
+    catalog = IcebergCatalog(client, publish_interval_s, format_version)
 
-    def make_app(is_local: bool) -> Starlette:
-        return _Routes(catalog, tokens, is_local and not tokens.are_needed, properties or {}).app()
+    def make_app(gate: Gate) -> Starlette:
+        return _Routes(catalog, gate, properties or {}).app()
 
-    with serve_beside(make_app, "--iceberg", address, needs_token=token is None and not insecure) as url:
+    with serve_beside(make_app, "--iceberg", address, Tokens(token, write_token), insecure=insecure) as url:
         yield url
 
 
 class _Routes:
     """The endpoints, each as a function of a request that returns JSON and runs on a thread of its own."""
 
-    def __init__(
-        self, catalog: IcebergCatalog, tokens: Tokens, checks_host: bool, properties: Mapping[str, str]
-    ) -> None:
+    def __init__(self, catalog: IcebergCatalog, gate: Gate, properties: Mapping[str, str]) -> None:
         self._catalog = catalog
-        self._tokens = tokens
-        self._checks_host = checks_host
+        self._gate = gate
         self._properties = dict(properties)
 
     def app(self) -> Starlette:
@@ -135,7 +131,8 @@ class _Routes:
 
         async def respond(request: Request) -> Response:
             try:
-                self._check_caller(request, is_open=is_open)
+                if refusal := self._gate.refuse(request, None if is_open else "iceberg"):
+                    return _error(refusal[0], _KINDS[refusal[0]], refusal[1])
                 body = await _read_body(request)
                 return await run_in_threadpool(endpoint, request, body)
             except _Refused as error:
@@ -147,18 +144,6 @@ class _Routes:
                 return _error(*_http_status(error), str(error))
 
         return respond
-
-    def _check_caller(self, request: Request, *, is_open: bool) -> None:
-        if self._checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
-            raise _Refused(403, "ForbiddenException", "Ask for this by 127.0.0.1 or localhost.")
-        # A load publishes, so a page of another site must not cause one, even if it cannot read the answer.
-        is_foreign = request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
-        if self._checks_host and (is_foreign or "origin" in request.headers):
-            raise _Refused(403, "ForbiddenException", "This answers no pages of other sites.")
-        if not is_open and RIGHTS["iceberg"] not in self._tokens.rights(request.headers.items()):
-            raise _Refused(
-                401, "NotAuthorizedException", "The token is missing or wrong: send Authorization: Bearer TOKEN."
-            )
 
     async def _refuse(self, request: Request, error: HTTPException) -> Response:
         if error.status_code == 405 or request.method not in ("GET", "HEAD"):
@@ -177,7 +162,7 @@ class _Routes:
         if form.get("grant_type") != "client_credentials":
             return _oauth_error("unsupported_grant_type", "The grant_type has to be client_credentials.")
         secret = form.get("client_secret", "")
-        if not self._tokens.rights([("authorization", f"Bearer {secret}")]):
+        if not self._gate.tokens.rights([("authorization", f"Bearer {secret}")]):
             return _oauth_error("invalid_client", "The client_secret has to be the token of the server.")
         token_type = "urn:ietf:params:oauth:token-type:access_token"
         granted = {"access_token": secret, "token_type": "bearer", "issued_token_type": token_type}

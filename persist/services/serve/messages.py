@@ -255,9 +255,9 @@ def join_host_port(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def check_strangers(address: str, host: str, token: str | None, *, insecure: bool) -> None:
-    """Raise InvalidUsage if other machines reach an address and need no token, unless that is meant."""
-    if not is_loopback(host) and token is None and not insecure:
+def check_strangers(address: str, host: str, *, is_safe: bool) -> None:
+    """Raise InvalidUsage if other machines reach an address, unless a token makes it safe, or that is meant."""
+    if not is_loopback(host) and not is_safe:
         raise InvalidUsage(
             f"{address!r} can be reached by other machines, and without a token everybody there could read everything."
         ).with_remedy(

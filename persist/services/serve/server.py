@@ -410,5 +410,5 @@ def _check_addresses(
     check_certificate(certificate)
     if (certificate is not None) != address.is_tls:
         raise InvalidUsage("grpc+tls:// goes with certificate=(chain, key), both as PEM, and grpc:// with none")
-    check_strangers(url, address.host, token, insecure=insecure)
+    check_strangers(url, address.host, is_safe=token is not None or insecure)
     return address

@@ -35,9 +35,8 @@ from starlette.routing import Route
 import persist
 from persist.core.metrics import Reading, readings
 from persist.engine.collection.failures import load_failures
-from persist.services.serve.http import serve_beside
-from persist.services.serve.messages import is_loopback, parse_host
-from persist.services.serve.rights import RIGHTS, Tokens
+from persist.services.serve.http import Gate, serve_beside
+from persist.services.serve.rights import Tokens
 from persist.tools.reports.surveys import Facts, KnownFacts
 
 COLLECTIONS_MAX = 2000
@@ -142,20 +141,15 @@ def serve_metrics(
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
     """
-    exposition, tokens = Exposition(client), Tokens(token, write_token)
-    make_app = partial(_make_app, exposition, tokens)
-    with serve_beside(make_app, "--metrics", address, needs_token=token is None and not insecure) as url:
+    make_app = partial(_make_app, Exposition(client))
+    with serve_beside(make_app, "--metrics", address, Tokens(token, write_token), insecure=insecure) as url:
         yield f"{url}/metrics"
 
 
-def _make_app(exposition: Exposition, tokens: Tokens, is_local: bool) -> Starlette:
-    checks_host = is_local and not tokens.are_needed
-
+def _make_app(exposition: Exposition, gate: Gate) -> Starlette:
     async def answer(request: Request) -> Response:
-        if RIGHTS["metrics"] not in tokens.rights(request.headers.items()):
-            return PlainTextResponse("The token is missing or wrong: send Authorization: Bearer TOKEN.\n", 401)
-        if checks_host and not is_loopback(parse_host(request.headers.get("host", ""))):
-            return PlainTextResponse("Ask for this by 127.0.0.1 or localhost.\n", 403)
+        if refusal := gate.refuse(request, "metrics"):
+            return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
         return await exposition.response()
 
     return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])

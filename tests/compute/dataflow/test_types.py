@@ -53,7 +53,7 @@ class Source:
     def handle(self) -> "Source":
         return self
 
-    def known(self) -> Any:
+    def get_known_state(self) -> Any:
         return self._known
 
 

@@ -102,7 +102,7 @@ def test_a_number_of_a_file_is_taken_into_a_type_that_holds_it(taken: Taken) -> 
     ("ending", "text"),
     [("csv", "id,v\n1,1.5\n2,{}\n"), ("jsonl", '{{"id": 1, "v": 1.5}}\n{{"id": 2, "v": {}}}\n')],
 )
-@pytest.mark.parametrize("number", ["9007199254740993", "1e400", "1e-400"])
+@pytest.mark.parametrize("number", ["9007199254740993", "123456789012345678.25", "1e400", "1e-400"])
 def test_text_that_its_float_would_change_is_named_by_its_line(
     taken: Taken, ending: str, text: str, number: str
 ) -> None:
@@ -125,11 +125,12 @@ def test_whole_numbers_beyond_int64_stay_apart(taken: Taken, ending: str, keyed:
 
 
 @pytest.mark.parametrize("ending", ["csv", "jsonl"])
-def test_a_whole_number_beside_a_fraction_is_exact(taken: Taken, ending: str) -> None:
-    numbers = ["9007199254740993", "1.5"]
+@pytest.mark.parametrize("number", ["9007199254740993", "9007199254740993.5", "-123456789012345678.25"])
+def test_a_whole_number_beside_a_fraction_is_exact(taken: Taken, ending: str, number: str) -> None:
+    numbers = [number, "1.5"]
     lines = [f"{at},{n}" if ending == "csv" else f'{{"id": {at}, "v": {n}}}' for at, n in enumerate(numbers)]
     text = "\n".join(["id,v", *lines] if ending == "csv" else lines)
-    assert [row["v"] for row in taken((ending, text))] == [Decimal("9007199254740993"), Decimal("1.5")]
+    assert [row["v"] for row in taken((ending, text))] == [Decimal(number), Decimal("1.5")]
 
 
 @pytest.mark.parametrize("number", ["1e400", "1" * 39])
@@ -140,6 +141,11 @@ def test_numbers_that_no_type_holds_ask_for_a_type(taken: Taken, number: str) ->
 
 def test_a_number_with_a_leading_zero_is_text(taken: Taken) -> None:
     assert taken(("csv", "id,v\n007,a\n7,b\n")) == [{"id": "007", "v": "a"}, {"id": "7", "v": "b"}]
+
+
+@pytest.mark.parametrize("code", ["+41791234567", "0x10", "-0X1f"])
+def test_a_number_with_a_plus_or_in_hexadecimal_is_text(taken: Taken, code: str) -> None:
+    assert taken(("csv", f"id,v\n{code},+1.5\n7,-2.5\n")) == [{"id": code, "v": 1.5}, {"id": "7", "v": -2.5}]
 
 
 @pytest.mark.usefixtures("small_blocks")

@@ -455,6 +455,7 @@ def test_a_client_goes_on_from_newer_pages_where_those_that_it_knows_were_collec
     slow = [Follower(blob, ImpatientClock()) for _ in range(4)]
     old = pages_named(blob)
     writer.seal_in_turn(120)
+    writer.create(60)  # Names are stored again with new ones.
     writer.checkpoint()
     for key in old - pages_named(blob):
         blob.delete(key)

@@ -34,8 +34,14 @@ def by_duckdb(url: str) -> pa.Table:
     return _by_duckdb("delta", "delta_scan", url)
 
 
-OTHER_DUCKDB = """import duckdb, io, pyarrow, sys
+CONNECTED_DUCKDB = """import duckdb, glob, io, json, os, pyarrow, sys
 connection = duckdb.connect()
+for path in sorted(glob.glob(os.environ["PYTHONPATH"] + "/duckdb_extension_*/extensions/*/*.duckdb_extension")):
+    connection.execute(f"LOAD '{path}'")
+"""
+OTHER_DUCKDB = (
+    CONNECTED_DUCKDB
+    + """
 for line in sys.stdin:
     extension, function, url = line.strip().split("\\t")
     connection.execute(f"LOAD {extension}")
@@ -46,6 +52,7 @@ for line in sys.stdin:
     sys.stdout.buffer.write(b"%d\\n" % len(sink.getvalue()) + sink.getvalue())
     sys.stdout.buffer.flush()
 """
+)
 
 
 @cache

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import os
 import random
 import subprocess
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from persist.core.log import kinds
 from persist.core.log.framing import FORMAT_MIN
 from persist.services.publish.catalog import to_identifier
 from persist.services.serve.iceberg import BODY_BYTES_MAX, serve_catalog
+from tests.services.publish.readers import CONNECTED_DUCKDB
 from tests.services.publish.test_delta import SETTINGS
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
@@ -325,6 +327,40 @@ def test_a_token_is_required_where_there_is_one(client: persist.Client) -> None:
         assert call(url, "POST", "/v1/oauth/tokens", form)[2]["access_token"] == "secret"
         assert call(url, "POST", "/v1/oauth/tokens", form + b"x")[0] == 401
         assert call(url, "POST", "/v1/oauth/tokens", b"grant_type=password")[0] == 400
+
+
+def test_a_transaction_that_began_before_the_publication_finds_it(client: persist.Client, catalog: Catalog) -> None:
+    c = orders(client)
+    c.tag("first", 0)
+    c.write([((1, "new"), 1, -1), ((1, "paid"), 1, 1)], seal=2).result()
+    began_ms = int(datetime.now(UTC).timestamp() * 1000)
+    found = catalog.load_table("main.orders").snapshot_as_of_timestamp(began_ms)
+    assert found is not None
+    assert found.summary is not None
+    assert found.summary["persist.as_of"] == "1"
+
+
+ATTACHED = """
+attach = "ATTACH '' AS shop (TYPE iceberg, ENDPOINT '{}', AUTHORIZATION_TYPE 'none', DEFAULT_SCHEMA 'main')"
+connection.execute(attach.format(sys.argv[1]))
+print(json.dumps([connection.execute(query).fetchall() for query in sys.argv[2:]]))
+"""
+
+
+@pytest.mark.outside
+@pytest.mark.skipif("PERSIST_DUCKDB_PYTHON" not in os.environ, reason="scripts/outside installs a DuckDB with iceberg")
+@pytest.mark.parametrize("format_version", [2, 3])
+def test_duckdb_attaches_the_catalog(client: persist.Client, format_version: int) -> None:
+    c = orders(client)
+    c.tag("first", 0)
+    c.write([((1, "new"), 1, -1), ((1, "paid"), 1, 1)], seal=2).result()
+    at = 'SELECT status FROM shop.main."{}" WHERE id = 1'
+    queries = [at.format("orders"), at.format("orders@0"), "SELECT count(*) FROM shop.main.orders"]
+    with serve_catalog(client, "127.0.0.1:0", token=None, insecure=False, format_version=format_version) as url:
+        command = [os.environ["PERSIST_DUCKDB_PYTHON"], "-c", CONNECTED_DUCKDB + ATTACHED, url, *queries]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [[["paid"]], [["new"]], [[100]]]
 
 
 def test_an_address_that_others_reach_needs_a_token(client: persist.Client) -> None:

@@ -106,7 +106,7 @@ def test_what_is_no_address_is_refused(client: persist.Client, address: str) -> 
 
 def test_others_need_a_token_and_a_taken_port_is_said(client: persist.Client) -> None:
     with (
-        pytest.raises(persist.InvalidUsage, match="there is no token"),
+        pytest.raises(persist.InvalidUsage, match="without a token"),
         serve_metrics(client, "0.0.0.0:0", token=None, insecure=False),
     ):
         pass

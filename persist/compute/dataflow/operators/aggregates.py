@@ -26,7 +26,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import DiffOverflow, SchemaMismatch
 from persist.codecs.order.sums import whole_numbers
 from persist.compute.dataflow.operators.moments import product_digits
-from persist.compute.dataflow.updates.batch import NONE, largest_magnitude, multiply_diffs
+from persist.compute.dataflow.updates.batch import NONE, multiply_diffs
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import FIRST_WIDE, NULL, Domain
 
@@ -156,20 +156,9 @@ def split_int64s(values: Ints) -> tuple[Ints, Ints, Ints]:
 def exact_sums(groups: Ints, slots: Ints, amounts: Ints, count: int) -> list[int]:
     """Return each group's exact sum; it has one amount for each slot."""
     limbs = slots - FIRST_LIMB
-    low = limbs == 0
-    high = ~low
-    if not len(limbs) or (limbs.max() <= 1 and _fits(amounts[low], 62) and _fits(amounts[high], 29)):
-        totals = np.zeros(count, np.int64)
-        totals[groups[low]] = amounts[low]
-        totals[groups[high]] += amounts[high] << _BITS
-        return totals.tolist()
     sums = np.zeros(count, object)
     np.add.at(sums, groups, amounts.astype(object) << (limbs.astype(object) * 32))
     return sums.tolist()
-
-
-def _fits(amounts: Ints, bits: int) -> bool:
-    return not len(amounts) or largest_magnitude(amounts) < 1 << bits
 
 
 def to_float(total: int, divisor: int = 1) -> float:

@@ -37,8 +37,6 @@ from persist.compute.dataflow.state.ranked import Order, Ranked, has_rank
 from persist.compute.dataflow.updates.times import Ints
 from persist.compute.dataflow.updates.words import NULL, Domain, is_ordered
 
-REACH_MAX = 1 << 20
-
 Span: TypeAlias = tuple[int, int, int, int]  # Records from and to, before the change and after it.
 
 
@@ -71,7 +69,7 @@ def _find_reach(call: WindowFunction, number: int) -> _Reach | None:
             return _Reach(has_peers=True, from_begin=True, to_end=True)
         case "lag" | "lead":
             by = call.number if call.function == "lag" else -call.number
-            return _Reach(back=max(by, 0), ahead=max(-by, 0)) if abs(by) <= REACH_MAX else None
+            return _Reach(back=max(by, 0), ahead=max(-by, 0))
         case "count_star" | "last_value":
             of: str | int = "rows"
         case "first_value":
@@ -85,7 +83,7 @@ def _find_reach(call: WindowFunction, number: int) -> _Reach | None:
         if bound is None:
             continue
         mode, offset = bound
-        if mode not in ("rows", "range") or abs(offset) > REACH_MAX:
+        if mode not in ("rows", "range"):
             return None
         has_peers |= mode == "range"
         back, ahead = max(back, -offset), max(ahead, offset)

@@ -412,11 +412,6 @@ def _avg(call: WindowFunction, p: Places, arguments: list[Ints], kinds: list[pa.
         means = [to_float(total, n) if n else None for total, n in zip(totals.tolist(), counts.tolist(), strict=True)]
         return _add_nan_and_infinities(domain.encode(pa.array(means, pa.float64())), p, arguments[0], kinds[0], domain)
     scale = 10 ** kinds[0].scale if pat.is_decimal(kinds[0]) else 1
-    if (
-        max(_bound_magnitude(totals, 1), _bound_magnitude(counts, scale)) <= 2**53
-    ):  # Then both are floats, and it is rounded once.
-        shares = totals.astype(np.float64) / np.where(counts == 0, 1, counts * scale)
-        return np.where(counts == 0, NULL, domain.encode(pa.array(shares)))
     pairs = zip(totals.tolist(), counts.tolist(), strict=True)
     return domain.encode(pa.array([total / (n * scale) if n else None for total, n in pairs], pa.float64()))
 

@@ -163,7 +163,11 @@ class SourceReader:
             version = handle.schema.version
             # One may be further already, because another copy of the program has moved it.
             time = as_of if self._makes_holds else None
-            self.named = {name: take_hold(handle, time, name, version).time for name in self._holders}
+            held = {} if self._makes_holds else handle.get_known_state().holds
+            self.named = {
+                name: held[name].time if name in held else take_hold(handle, time, name, version).time
+                for name in self._holders
+            }
             if not self._holders:
                 self._leased = take_hold(handle, as_of, None)
             for name in self._holders if self._renews else ():

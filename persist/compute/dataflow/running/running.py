@@ -3,7 +3,7 @@
 import threading
 import time as clock
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from os import PathLike
 from os.path import isdir
 from typing import Any
@@ -82,10 +82,10 @@ class Options:
         Raises:
             InvalidUsage: an option is unknown, or cannot have this value.
         """
-        names = [option.name for option in fields(cls)]
-        unknown = [name for name in given if name not in names]
+        unknown = [name for name in given if name not in cls.__dataclass_fields__]
         if unknown:
-            raise InvalidUsage(f"open: there is no option {unknown[0]!r}; there are {', '.join(names)}")
+            names = ", ".join(cls.__dataclass_fields__)
+            raise InvalidUsage(f"open: there is no option {unknown[0]!r}; there are {names}")
         return cls(**given)
 
 

@@ -1,6 +1,6 @@
 """Different texts, each kept once, under a number: a hash table in columns, so that thousands are looked up at once.
 
-    data  = uint8[…]      the bytes of all texts, one behind the other, and 8 more, so that words can be read anywhere
+    data  = uint8[…]      the bytes of all texts, one behind the other
     ends  = int64[n + 1]  row r is data[ends[r] : ends[r + 1]]
     rows  = uint32[…]     the row of a number
     table = uint64[2**b]  0, or tag << 32 | number + 1, at the first free place from the upper b bits of the tag on
@@ -9,8 +9,8 @@ A tag is the upper half of a hash of the text. It distinguishes nearly all texts
 larger table needs. Texts with equal tags are compared by their bytes, so collisions only cost time. The hash stays in
 one process, and need not be the same in the next version.
 
-Cost: about 0.1 µs for a text of 16 bytes, and 0.1 ms for a call. Memory: its bytes, and 30 to 60 more;
-as values of Python in a dictionary they took about 130. Texts of more than `LANES_BYTES` bytes are hashed one by one.
+Cost: about 0.3 µs for a text. Memory: its bytes, and 30 to 60 more; as values of Python in a dictionary they took about
+130.
 """
 
 from typing import Any, TypeAlias
@@ -26,11 +26,9 @@ from persist.compute.dataflow.updates.times import Flags, Ints
 
 Words: TypeAlias = npt.NDArray[np.uint64]
 
-LANES_BYTES = 256  # Longer texts are taken one by one: what a call costs is little beside their bytes.
 AT_ONCE = 1 << 16  # So many are looked up together, so that what is worked on stays in the processor's caches.
 TEXTS_MAX = (1 << 32) - 2
-_MASKS = np.array([(1 << (8 * size)) - 1 for size in range(9)], np.uint64)  # Masks of the first bytes of a word.
-_HALF, _SHIFT, _FACTOR = np.uint64(32), np.uint64(29), np.uint64(0x9E3779B97F4A7C15)
+_HALF = np.uint64(32)
 _LOW = np.uint64(0xFFFFFFFF)
 _BYTES = pa.large_binary()
 
@@ -48,36 +46,15 @@ class TextArray:
             bounds = np.zeros(1, np.int64)
         low, high = int(bounds[0]), int(bounds[-1])
         self.bounds = bounds - low
-        self.bytes = np.zeros(high - low + 8, np.uint8)
+        self.bytes = np.empty(high - low, np.uint8)
         if high > low:
-            self.bytes[:-8] = np.frombuffer(data, np.uint8, high - low, low)
+            self.bytes[:] = np.frombuffer(data, np.uint8, high - low, low)
         self.starts, self.lengths = self.bounds[:-1], np.diff(self.bounds)
 
     def tags(self) -> Words:
         """Return the tags of all; a tag depends on its text alone."""
-        all_hashes = self.lengths.astype(np.uint64) * _FACTOR
-        # A word of eight bytes from each byte on: one view of the same memory.
-        eights: Words = np.ndarray((len(self.bytes) - 7,), np.dtype("<u8"), self.bytes.data, strides=(1,))
-        live = np.arange(len(all_hashes))
-        for first in range(0, LANES_BYTES, 8):
-            live = live[self.lengths.take(live) > first] if first or not self.lengths.all() else live
-            if not len(live):
-                break
-            # The next eight bytes of all texts that have some left; what is behind the end of a text is masked.
-            words = eights[self.starts.take(live) + first]
-            words &= _MASKS.take(self.lengths.take(live) - first, mode="clip")
-            hashes = all_hashes if len(live) == len(all_hashes) else all_hashes.take(live)
-            hashes ^= hashes >> _SHIFT
-            hashes += words
-            hashes *= _FACTOR
-            if hashes is not all_hashes:
-                all_hashes[live] = hashes
-        for at in live.tolist() if len(live) else ():
-            if self.lengths[at] > LANES_BYTES:
-                all_hashes[at] = xxhash.xxh3_64_intdigest(self.array[at].as_py())
-        all_hashes ^= all_hashes >> _HALF
-        all_hashes *= _FACTOR
-        return all_hashes >> _HALF
+        hashes = map(xxhash.xxh3_64_intdigest, self.array.to_pylist())
+        return np.fromiter(hashes, np.uint64, len(self.array)) >> _HALF
 
 
 class Texts:
@@ -210,8 +187,8 @@ class Texts:
     def _make_room(self, count: int, size: int) -> None:
         """Make room for more texts and bytes."""
         used = int(self._ends[self._count])
-        if used + size + 8 > len(self._data):
-            self._data = _enlarge(self._data, used + size + 8)
+        if used + size > len(self._data):
+            self._data = _enlarge(self._data, used + size)
         if self._count + count + 1 > len(self._ends):
             self._ends = _enlarge(self._ends, self._count + count + 1)
         if 2 * (self._count + count) > len(self._table):

@@ -433,8 +433,10 @@ def _alone(table: pa.Table, first: int, end: int) -> pa.Table:
 
 def memory_within(part: Part, keys: KeyRange, schema: CollectionSchema) -> int:
     """Estimate the decoded size of the rows of a part that are inside, in bytes."""
+    if keys.is_all:
+        return part.memory
     start, end, samples = keys.within(part, schema)
-    if not keys.is_all and end - start < part.rows:
+    if end - start < part.rows:
         # A bound lies anywhere between two known keys, on the average in the middle.
         between = (part.rows - 1) / max(samples - 1, 1)
         end -= int(between * ((start > 0) + (end < part.rows)) / 2)

@@ -150,7 +150,7 @@ class Scan:
         rounded = -(-by_size // parallel) * parallel  # Whole rounds: no worker is idle in the last one.
         return max(1, min(rounded, worth))
 
-    def slices_within(self, bytes_max: int, held: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
+    def slices_within(self, bytes_max: int, estimate: "Callable[[Scan], int] | None" = None) -> "list[Scan]":
         """Return slices that hold about bytes_max, at most twice that, in key order.
 
         They may be larger where the keys of the parts are not known finely enough: a part has up to 33 known ones. Only
@@ -158,15 +158,15 @@ class Scan:
 
         Args:
             bytes_max: the part of a slice that is in memory at a time.
-            held: estimates that part of a scan; all decoded rows without it.
+            estimate: estimates that part of a scan; all decoded rows without it.
         """
-        held = held or (lambda scan: scan.memory)
+        estimate = estimate or (lambda scan: scan.memory)
         slices: list[Scan] = []
-        waiting = [(held(self), self)]
+        waiting = [(estimate(self), self)]
         while waiting:
             size, scan = waiting.pop()
             finer = scan.slices(min(-(-size // bytes_max), SLICES_MAX)) if size > 2 * bytes_max else []
-            sizes = [*map(held, finer)]
+            sizes = [*map(estimate, finer)]
             if not finer or max(sizes) > 0.8 * size:
                 slices.append(scan)  # It is small, or no more keys are known between the bounds that there are.
             else:

@@ -64,7 +64,7 @@ class PostgresServer(Closes):
         Raises:
             InvalidUsage: the address or the certificate does not fit.
         """
-        check_strangers(join_host_port(host, port), host, token, insecure=insecure)
+        check_strangers(join_host_port(host, port), host, is_safe=token is not None or insecure)
         self.backend = backend
         self.may_write = may_write
         self.slow_s = slow_s
