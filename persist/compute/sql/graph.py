@@ -76,10 +76,6 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
     return plan
 
 
-def _make_field(column: tuple[str, str]) -> pa.Field:
-    return pa.field(column[0], to_arrow(column[1]))
-
-
 def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:
     """Return name and version of the functions of Python that a relation calls."""
     return tuple(dict.fromkeys(calls_of_python(iterate_terms(relation))))

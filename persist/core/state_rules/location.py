@@ -28,7 +28,7 @@ from persist.core.errors import Conflict, LeaseExpired, Locked, UploadExpired, W
 from persist.core.log import kinds
 from persist.core.log.fields import Policy
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import check_keys, checkpoint_seqno, uploaded_seqno
+from persist.core.log.keys import check_keys, checkpoint_seqno, get_upload_seqno
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.names import check_holder, is_id
 from persist.core.state_rules.annotations import About, apply_description
@@ -123,7 +123,7 @@ def check_uploaded(control: LocationState, mutation: BringsParts) -> None:
     )
     dropped = {key for blobs in waiting_blobs for key in blobs} if keys else set()
     for key in keys:
-        if (uploaded_seqno(key) or 0) < control.upload_floor or key in dropped:
+        if (get_upload_seqno(key) or 0) < control.upload_floor or key in dropped:
             raise UploadExpired(key)
 
 

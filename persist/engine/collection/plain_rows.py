@@ -29,7 +29,6 @@ from persist.codecs.order.search import SortedKeys
 from persist.codecs.order.sums import consolidate
 from persist.codecs.part.filters import with_both_zeros
 from persist.codecs.part.part import Part
-from persist.codecs.part.stream import PartStream
 from persist.codecs.types.schema import TIME, TIME_MAX, CollectionSchema
 from persist.codecs.updates.inputs import open_stream
 from persist.codecs.updates.tuples import is_named
@@ -72,7 +71,7 @@ from persist.engine.read.merging import NewRows, Replaced, compute_differences
 from persist.engine.read.planning.scan import Scan, negate
 from persist.engine.read.planning.snapshot_plan import snapshot_scan
 from persist.engine.write.operations import Asked, Step, Write
-from persist.engine.write.part_writer import PartWriter, group_bytes_max
+from persist.engine.write.part_writer import PartWriter, open_run
 from persist.engine.write.write_options import delete_digest, filter_text, overwrite_digest
 
 
@@ -513,7 +512,7 @@ def _upload(
 ) -> list[Write]:
     """Store the updates from the present to the new rows; return the writes that add them to a commit."""
     reader = handle.engine.reader()
-    stream = PartStream(handle.schema, row_group_bytes_max=group_bytes_max(reader.memory_budget, handle.schema))
+    stream = open_run(reader.memory_budget, handle.schema)
     stored: list[Part] = []
     try:
         for rows in compute_differences(present, new, reader, check, replaced):
