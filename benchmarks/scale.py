@@ -33,7 +33,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import Keyframe
 from persist.core.log.framing import FORMAT, decode_framed, encode_framed, make_pointer, store_framed
 from persist.core.log.keys import checkpoint_key, directory_prefix, state_prefix
-from persist.core.log.records import as_stored
+from persist.core.log.records import strip_part_list
 from persist.core.state_rules.collection_rules import apply_step
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.follow import directory
@@ -189,7 +189,7 @@ def made_up_location(blob: Blob, count: int) -> None:
         state = client.engine.follower.state
     assert state.location is not None
     entry = state.entries[like.handle.id]
-    pending = tuple(map(as_stored, entry.pending))
+    pending = tuple(map(strip_part_list, entry.pending))
     raw = msgspec.json.encode(directory.DirectoryEntry(entry.id, entry.name, pending=pending))
     ids = {f"rows{n:07}": hashlib.md5(b"%d" % n, usedforsecurity=False).hexdigest() for n in range(count - 1)}
     entries, names = Writing(state.seqno, blob.set), Writing(state.seqno, blob.set)

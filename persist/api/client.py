@@ -8,11 +8,11 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from persist.api.collection import Collection, Described, keep_erasures_finished
+from persist.api.collection import Collection, DescriptionProperties, register_erasure_upkeep
 from persist.api.creation import Collections, CreatingCalls
-from persist.api.definitions import run
+from persist.api.definitions import run_statement
 from persist.api.joint_reads import ReadingTogether
-from persist.api.lineage import is_wanted, start_lineage
+from persist.api.lineage import has_target, start_lineage
 from persist.api.multi_write import MultiWrite
 from persist.api.serving import ServeOptions, Servers, serve
 from persist.api.upkeep import UpkeepCalls
@@ -36,7 +36,7 @@ from persist.engine.location.opening import Origin, describe_origin, open_engine
 from persist.engine.location.writer import Mode, OpenOptions
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.publish import Published, keep_tables_current, publish_together
+from persist.services.publish import Published, publish_together, register_publishing
 from persist.services.serve.messages import Notify
 
 NAMES_SHOWN = 20
@@ -86,7 +86,7 @@ def open(
     """
     settings, clock = Settings() if settings is None else settings, clock or SystemClock()
     options = OpenOptions(mode, reentrance_id, force, seqno, settings, clock)
-    told_by, committed_by = _server("notify", notify), _server("commit_through", commit_through)
+    told_by, committed_by = _check_server("notify", notify), _check_server("commit_through", commit_through)
     if committed_by is not None and mode != "shared":
         raise InvalidUsage(f'commit_through is for mode="shared", and this is mode={mode!r}')
     client = Client(open_engine(location, storage_options, options), told_by)
@@ -112,14 +112,14 @@ def _check_text(option: str, text: object) -> None:
         )
 
 
-def _server(option: str, notify: str | Notify | None) -> Notify | None:
+def _check_server(option: str, notify: str | Notify | None) -> Notify | None:
     server = Notify(notify) if isinstance(notify, str) else notify
     if server is not None and not isinstance(server, Notify):
         raise InvalidUsage(f"{option}={notify!r} is not a server: give its URL, or persist.Notify(url, token=…)")
     return server
 
 
-class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
+class Client(CreatingCalls, ReadingTogether, UpkeepCalls, DescriptionProperties, Completed):
     """Reads and writes the collections of one location; make it with `persist.open`. Safe to use from many threads.
 
     Attributes:
@@ -131,9 +131,9 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def __init__(self, engine: Engine, notify: Notify | None = None) -> None:
         self.engine = engine
         if engine.mode != "read":
-            keep_tables_current(engine)
+            register_publishing(engine)
             keep_indexes_current(engine)
-            keep_erasures_finished(engine)
+            register_erasure_upkeep(engine)
         self._pid = os.getpid()
         self._ends: list[Callable[[], object]] = []  # Close these with the client.
         if notify is not None:
@@ -143,7 +143,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
             weakref.finalize(self, listener.request_stop).atexit = False
             self._ends.append(listener.close)
             engine.count_also("notify", listener.counts)
-        self._lineage = start_lineage(engine) if engine.mode != "read" and is_wanted() else None
+        self._lineage = start_lineage(engine) if engine.mode != "read" and has_target() else None
 
     @property
     def url(self) -> str:
@@ -157,11 +157,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
 
     @property
     def seqno(self) -> int:
-        """The seqno of the last record of the log that this client knows. Cost: one GET."""
+        """The seqno of the newest record. Cost: one GET."""
         return self.engine.seqno
 
     def collections(self, prefix: str = "") -> Collections:
-        """Return the names of all collections that begin with a prefix, sorted. Cost: one GET.
+        """Return all collection names that begin with a prefix, sorted. Cost: one GET.
 
         Names that begin with a dot are internal, such as the state of a dataflow. They are listed only if the prefix
         begins with a dot.
@@ -185,7 +185,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return self.load(name).drop()
 
     def rename(self, name: str, new: str) -> CommitFuture:
-        """Call the collection of a name by another one; see `Collection.rename`.
+        """Rename a collection; see `Collection.rename`.
 
         Raises:
             CollectionNotFound: there is none.
@@ -195,7 +195,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return self.load(name).rename(new)
 
     def clone(self, source: str, target: str, *, as_of: int | Moment | None = None) -> Collection:
-        """Make another collection that holds what one holds as of a time, without copying its blobs; return it.
+        """Create a collection with another one's contents, without copying data; return it.
 
         From then on, each is changed, evolved, compacted and dropped by itself. Blobs that they share are deleted when
         none of them needs them any more. The clone can be read from that time on, and written after it. It has the
@@ -247,7 +247,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         memory_budget: int | None = None,
         spill_folder: str | os.PathLike[str] | None = None,
     ) -> View:
-        """Return the collection that holds the answer of a query, and keeps it up to date: a `persist.View`.
+        """Create or load a collection that a query keeps up to date.
 
         It is created if there is none, with the query's plan as its definition. It is empty and unsealed until its
         first `refresh()`, which computes the answer at each time of the inputs since the view begins. Idempotent. The
@@ -293,7 +293,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
     def sql(
         self, query: str, *, as_of: AsOf = None, files: bool = False, time: int | Moment | None = None
     ) -> QueryResult | Outcome:
-        """Return the answer of a query by DuckDB over the collections, all of them at one point of the log.
+        """Run a query by DuckDB over collections at one point of the log.
 
         Read it with `to_arrow()`, `to_pandas()`, `to_polars()` or `to_batches()`. Needs the package duckdb (extra
         `sql`). Filters of the query skip parts before they are fetched, and only columns that it names are decoded;
@@ -331,7 +331,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
                     "a statement takes no as_of=, because it changes what is there now: write orders VERSION AS OF … "
                     "where it reads another time"
                 )
-            return Outcome(run(self, query, time, variables=variables))
+            return Outcome(run_statement(self, query, time, variables=variables))
         if time is not None:
             raise InvalidUsage("time= is of what a statement changes: give as_of= to read as of a time")
         return QueryResult(self.engine, query, as_of, variables=variables)
@@ -364,7 +364,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         as_of: int | Moment | None = None,
         digest: bool = False,
     ) -> list[Published]:
-        """Publish several collections as Iceberg tables, as of one time, in a catalog; return versions.
+        """Publish collections as Iceberg tables as of one time; return versions.
 
         A REST catalog that has `transactions/commit` takes all of them at once, so readers never see tables of
         different times. Other catalogs take table after table, in order: meanwhile, readers may see tables of two
@@ -394,7 +394,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> MultiWrite:
-        """Return a `with` block whose writes and seals, to any collections of this client, are one commit.
+        """Return a `with` block whose writes and seals are one commit.
 
         Args:
             token: names the commit, as in `Collection.write`; every collection it touches remembers it.
@@ -404,14 +404,14 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return MultiWrite(Commit(self.engine, options))
 
     def metrics(self) -> Metrics:
-        """Return what this client did so far: requests, bytes and latencies, retries, cache, commits and leases.
+        """Return counts and latencies of this client's requests, commits and leases.
 
         Printed, it is a table. If the package opentelemetry-api is installed, it is also exported.
         """
         return self.engine.metrics()
 
     def close(self) -> None:
-        """Finish all writes, free threads and sockets, and raise errors that were never read; idempotent.
+        """Finish all writes, free threads and sockets; raise unread errors. Idempotent.
 
         In a process that was forked off, it does nothing: all of that is the other process's.
         """
@@ -441,7 +441,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         format_version: int = 2,
         slow_s: float = 60.0,
     ) -> Servers:
-        """Serve the location to Arrow clients, Postgres clients and readers of Iceberg, until this client is closed.
+        """Serve the location to Arrow, Postgres and Iceberg clients until closed.
 
         Clients that were opened with `notify=` learn of a record from the Flight server within milliseconds; see
         `docs/run/servers.md`. Nothing depends on a server: it may end at any time.
@@ -518,7 +518,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         await asyncio.to_thread(self.__exit__, kind, error, traceback)
 
     def _repr_html_(self) -> str:
-        """Say what this client knows, without asking the store for news."""
+        """Return the known collections as a table. Cost: no request."""
         control = self.engine.follower.state.control
         names = self.engine.follower.state.names()
         shown_rows = [("mode", self.mode), ("seqno", f"{self.engine.follower.state.seqno:,}")]
@@ -532,7 +532,7 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         )
 
     def _list_frontiers(self, names: Sequence[str]) -> list[tuple[str, str, str]]:
-        """Return the first collections with their frontiers, as far as this client has read them."""
+        """Return names and frontiers of the first known collections."""
         state = self.engine.follower.state
         rows = []
         for name in names[:NAMES_SHOWN]:
@@ -548,11 +548,11 @@ class Client(CreatingCalls, ReadingTogether, UpkeepCalls, Described, Completed):
         return rows
 
     def __reduce__(self) -> Any:
-        return _reopen, (describe_origin(self.engine, self),)
+        return _unpickle_client, (describe_origin(self.engine, self),)
 
     def __repr__(self) -> str:
         return f"<Client of {self.url}, mode {self.mode!r}{', closed' if self.engine.is_closed else ''}>"
 
 
-def _reopen(origin: Origin) -> Client:
+def _unpickle_client(origin: Origin) -> Client:
     return Client(origin.open())

@@ -31,7 +31,7 @@ from persist.engine.write.write_options import WriteMode, WriteOptions, with_tok
 
 
 class CreatingCalls:
-    """The part of `Client` that finds collections, creates them, and writes to what it found or created."""
+    """The part of `Client` that loads, creates and writes collections."""
 
     engine: Engine
 
@@ -46,7 +46,7 @@ class CreatingCalls:
     def create_function(
         self, name: str, function: Callable[..., Any], arguments: Sequence[Any], returns: Any, *, version: str | int
     ) -> None:
-        """Let queries and views of this process call a function of Python by a name. Idempotent.
+        """Register a Python function for queries and views of this process. Idempotent.
 
         A view that calls it stores the name and the version, and never the code. So each process that refreshes such a
         view calls this first; without, the refresh raises and changes nothing. Give a function that does something
@@ -77,7 +77,7 @@ class CreatingCalls:
         retention: Retention | None = None,
         keyed: Keyed | None = None,
     ) -> Collection:
-        """Return the collection of that name; create it, empty, if there is none. Idempotent.
+        """Return the collection of a name; create an empty one if necessary. Idempotent.
 
         Args:
             name: 1 to 255 characters, no '/', '..' or control characters, and no dot at the beginning.
@@ -127,7 +127,7 @@ class CreatingCalls:
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Write rows to the collection of that name; create it, with the columns of the rows, if there is none.
+        """Write rows to a collection; create it by the rows' columns if necessary.
 
         With a key, rows replace the rows of their keys, so a repeated call changes nothing. One commit creates the
         collection and writes the rows, which this call waits for: if that fails, nothing is created. If two clients
@@ -196,7 +196,7 @@ class CreatingCalls:
 
 
 def _name_columns(rows: Any) -> Iterable[str]:
-    """Return the names of the columns of rows; none of tuples."""
+    """Return the column names of rows; () for tuples."""
     is_list = isinstance(rows, (list, tuple))
     first = rows[0] if is_list and rows else rows
     if is_record(first, None):
@@ -224,17 +224,14 @@ COLUMNS = pa.schema(
 
 
 class Collections(list[str]):
-    """Sorted names of collections: a list, with a method for a table of them.
-
-    Example: `client.collections("sales.").to_arrow()`.
-    """
+    """Sorted collection names: a list that can become a table."""
 
     def __init__(self, names: list[str], engine: Engine) -> None:
         super().__init__(names)
         self._engine = engine
 
     def to_arrow(self) -> pa.Table:
-        """Return a row for each collection that still exists.
+        """Return a table with a row for each existing collection.
 
         `rows` is the sum of the diffs of all updates, sealed or not: the number of records, if no record is retracted
         too often. It is NULL for collections with tombstones or unresolved events, where only a read could count.
@@ -265,7 +262,7 @@ class Collections(list[str]):
         return "\n".join((*align_columns((head, *rows), right=(1,)), *self._format_omitted()))
 
     def _repr_html_(self) -> str:
-        """Do what the representation does, as a table."""
+        """Return the table as HTML."""
         head, *rows = self._list_rows()
         return html_rows(head, [*rows, *((line, "", "", "") for line in self._format_omitted())])
 

@@ -46,7 +46,7 @@ Running = Callable[[Callable[[], object]], object]
 
 
 class Definer(Protocol):
-    """The parts of a client that statements need."""
+    """The part of a client that statements need."""
 
     engine: Engine
 
@@ -55,12 +55,12 @@ class Definer(Protocol):
         ...
 
     def write(self, name: str, rows: Any, *, key: Any, mode: WriteMode | None) -> CommitFuture:
-        """Write rows to the collection of a name, which this creates if there is none."""
+        """Write rows to a collection; create it if necessary."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Defined:
+class DefinitionResult:
     """The effect of a statement that defines a collection.
 
     Attributes:
@@ -76,10 +76,10 @@ class Defined:
     seqno: int
 
 
-def run(
+def run_statement(
     client: Definer, sql: str, time: int | Moment | None = None, *, variables: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Run a statement of any kind; return what it has done, by name.
+    """Run any statement; return counts and names of its effect.
 
     It takes the arguments of `execute`, `define` and `copy_rows`, and raises their errors.
     """
@@ -89,20 +89,20 @@ def run(
     if time is not None:
         raise InvalidUsage("time= is of UPDATE, DELETE, INSERT and MERGE: leave it out")
     if kind == "definition":
-        return asdict(define(client, sql, variables=variables))
+        return asdict(define_collection(client, sql, variables=variables))
     file, rows = copy_rows(client.engine, sql, variables)
     return {"file": file, "rows": rows}
 
 
-def define(
+def define_collection(
     client: Definer,
     sql: str,
     *,
     variables: Mapping[str, Any] | None = None,
     limits: QueryLimits | None = None,
     running: Running = lambda interrupt: None,
-) -> Defined:
-    """Run a statement that defines a collection, durably; it is one commit, and a view is refreshed after it.
+) -> DefinitionResult:
+    """Run a defining statement as one commit, then refresh its view.
 
     Args:
         variables, limits: as for `QueryResult`; views are created and refreshed within the same limits.
@@ -122,13 +122,13 @@ def define(
         if statement.verb == "CREATE":
             rows = _create(client, statement, name, is_there, variables, limits, running)
         elif is_there or not statement.condition:
-            _change(client.load(name), statement)
-    return Defined(statement.words, name, rows, client.engine.follower.state.seqno)
+            _alter_collection(client.load(name), statement)
+    return DefinitionResult(statement.words, name, rows, client.engine.follower.state.seqno)
 
 
 def define_for_postgres(client: Definer, limits: QueryLimits, sql: str, running: Running) -> str:
-    """Run a statement of a Postgres client that defines a collection; return its command tag."""
-    done = define(client, sql, limits=limits, running=running)
+    """Run a defining statement of a Postgres client; return its command tag."""
+    done = define_collection(client, sql, limits=limits, running=running)
     return f"SELECT {done.rows}" if done.rows else done.statement.partition(" ON ")[0]
 
 
@@ -141,7 +141,7 @@ def _create(
     limits: QueryLimits | None,
     running: Running,
 ) -> int:
-    """Create a collection, or redefine a view; return how many rows of a query it has from the beginning."""
+    """Create a collection, or redefine a view; return its number of rows."""
     query = statement.query
     if is_there and (statement.condition or not statement.is_replacing):
         if statement.condition:
@@ -167,7 +167,7 @@ def _create(
 
 
 def _create_table(client: Definer, name: str, statement: Definition) -> None:
-    """Create a collection with the columns of a table, which can be read from then on, in one commit."""
+    """Create a collection with a table's columns, sealed so that it is readable."""
     columns, key = statement.new_columns(name)
     schema = CollectionSchema.of(*sides_like(columns, key), "ms")
     form = build_form(Keyed(), schema) if key else None
@@ -178,7 +178,7 @@ def _create_table(client: Definer, name: str, statement: Definition) -> None:
 
 
 def _create_filled_table(client: Definer, name: str, result: QueryResult) -> int:
-    """Create a collection without a key of the rows of a query, in one commit; return how many there are."""
+    """Create a collection without a key from a query's rows; return their number."""
     count, schema = 0, result.stored_schema()
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -219,8 +219,8 @@ def _create_view(client: Definer, name: str, query: str, *, exists: bool) -> Non
             raise
 
 
-def _change(collection: Collection, statement: Definition) -> None:
-    """Do to a collection what a statement does to its table."""
+def _alter_collection(collection: Collection, statement: Definition) -> None:
+    """Change a collection as a statement changes its table."""
     if statement.verb == "REFRESH":
         from persist.compute.sql import collect_options, load_view_by_name  # As above.
 

@@ -25,7 +25,7 @@ from persist.engine.read.following.listen import Listen, Progress, Steps
 
 
 class Following(ShownByRepr, Completed, Steps[Progress]):
-    """An iterator of `Progress`, as `Listen` is; close it, or use it in a `with`. Not for several threads at once.
+    """A named consumer: an iterator of `Progress` that resumes. Not for several threads.
 
     Attributes:
         handle: the collection that is followed.
@@ -36,7 +36,7 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
     _INTERNAL = frozenset({"check_unclosed", "handle", "step"})
 
     def __init__(self, handle: CollectionHandle, name: str, start: Callable[[int | None], Listen]) -> None:
-        """Begin after the time of the hold of that name.
+        """Begin after the time of the hold with this name.
 
         Args:
             start: returns the updates after a time; given None, the contents and the updates after them.
@@ -54,14 +54,14 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
 
     @property
     def is_finished(self) -> bool:
-        """Whether this was closed, or the collection is complete and all of it was returned."""
+        """Whether it is closed, or has returned all of a complete collection."""
         return self.held == TIME_MAX or self._listen.is_finished
 
     def check_unclosed(self) -> None:
         self._listen.check_unclosed()
 
     def step(self, timeout_s: float | None) -> Progress | None:
-        """Do what `poll` does, but return None once this is closed."""
+        """Do as `poll`, but return None once this is closed."""
         if self.is_finished:
             return None
         self._listen.check_hold()  # A replaced consumer fails before it returns contents again.
@@ -72,17 +72,17 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         return progress
 
     def ack(self) -> None:
-        """Move the hold past all returned updates, durably: they will not come again.
+        """Move the hold past all returned updates, durably.
 
         Raises:
             HoldMoved: another consumer of this name did so meanwhile; begin anew with `Collection.follow`.
         """
-        step, acked = ack_step(self)
+        step, mark_acknowledged = make_ack_step(self)
         self.handle.submit("ack", [step]).result()
-        acked()
+        mark_acknowledged()
 
     def close(self) -> None:
-        """Stop; unacknowledged updates come again to the next consumer of this name."""
+        """Stop. The next consumer of this name gets unacknowledged updates again."""
         self._listen.close()
 
     def __repr__(self) -> str:
@@ -90,13 +90,13 @@ class Following(ShownByRepr, Completed, Steps[Progress]):
         return f"<Following of {self.handle.name!r} as {self.name!r}, acknowledged up to {held}>"
 
 
-def ack_step(following: Following) -> tuple[kinds.SetHold, Callable[[], None]]:
-    """Return the step that acknowledges all returned updates, and a function to call once it is durable."""
+def make_ack_step(following: Following) -> tuple[kinds.SetHold, Callable[[], None]]:
+    """Return the step that acknowledges returned updates, and a callback after the commit."""
     handle, given, name = following.handle, following._given, following.name
     if given is None:
         raise InvalidUsage(f"nothing was taken from follow({name!r}) yet, so there is nothing to acknowledge")
 
-    def acked() -> None:
+    def mark_acknowledged() -> None:
         following.held = given
 
-    return kinds.SetHold(handle.id, name, given, None, following.held), acked
+    return kinds.SetHold(handle.id, name, given, None, following.held), mark_acknowledged

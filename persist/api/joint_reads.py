@@ -23,14 +23,14 @@ Named = TypeVar("Named", bound=Collection | str)
 
 
 class ReadingTogether:
-    """The part of `Client` that reads several collections at once, or the log."""
+    """The part of `Client` that reads several collections, or the log."""
 
     engine: Engine
 
     def snapshots(
         self, collections: Mapping[Named, int | Moment | None], *, timeout_s: float | None = READ_TIMEOUT_S
     ) -> dict[Named, Snapshot]:
-        """Return the contents of several collections, each as `Collection.snapshot` does, for one commit in all.
+        """Return the contents of several collections at one point of the log.
 
         Args:
             collections: of this client, or their names; each with a time, or a moment. None is the latest sealed
@@ -49,7 +49,7 @@ class ReadingTogether:
             InvalidUsage: collections is empty, or one is not of this client.
         """
         self.engine.check_open("snapshots")
-        wanted = _of_this_client(collections, self.engine)
+        wanted = _check_same_client(collections, self.engine)
         named = [collection if isinstance(collection, str) else collection.handle for collection in wanted]
         self.engine.settle()
         with self.engine.follower.looks.once():
@@ -96,7 +96,7 @@ class ReadingTogether:
         """
         self.engine.check_open("follow")
         wanted = []
-        for collection, as_of in _of_this_client(collections, self.engine).items():
+        for collection, as_of in _check_same_client(collections, self.engine).items():
             if isinstance(collection, str):
                 raise InvalidUsage(f"{collection!r} is not a collection of this client: use what its load() returned")
             time = None if as_of is None else collection.handle.as_time("as_of", as_of)
@@ -107,10 +107,10 @@ class ReadingTogether:
         return JointListen(self.engine.follower, dict(zip(collections, listens, strict=True)))
 
 
-def _of_this_client(
+def _check_same_client(
     collections: Mapping[Named, int | Moment | None], engine: Engine
 ) -> Mapping[Named, int | Moment | None]:
-    """Return collections; raise InvalidUsage if there are none, or one is not of that engine."""
+    """Return collections; raise InvalidUsage if empty, or one has another engine."""
     if not isinstance(collections, Mapping) or not collections:
         raise InvalidUsage(f"collections={collections!r} is not a dict of collections and times: give {{orders: 10}}")
     for named in collections:

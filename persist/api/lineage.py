@@ -48,15 +48,15 @@ WROTE = (kinds.Clone, kinds.Append, kinds.Pend, kinds.Resolve, kinds.Seal)
 logger = logging.getLogger(__name__)
 
 
-def is_wanted() -> bool:
-    """Return whether this process has a target for events, as openlineage-python configures it."""
+def has_target() -> bool:
+    """Return whether openlineage-python is configured to send events."""
     if os.environ.get("OPENLINEAGE_DISABLED", "").lower() == "true":
         return False
     return any(os.environ.get(f"OPENLINEAGE_{name}") for name in ("URL", "CONFIG", "_TRANSPORT__TYPE"))
 
 
 def start_lineage(engine: Engine) -> "Lineage | None":
-    """Send events of what a client commits from now on; None if the package is missing, which is warned of."""
+    """Send lineage events of a client's commits; None, with a warning, without the package."""
     try:
         from openlineage.client import OpenLineageClient
     except ImportError:
@@ -93,20 +93,20 @@ class Lineage:
         self._thread.start()
 
     def counts(self) -> Mapping[str, float]:
-        """Return how many events were sent, how many failed, and how many records were left out."""
+        """Return the numbers of sent, failed and dropped events."""
         return dict(self._counts)
 
     def committed(self, future: "Future[int]") -> None:
-        """Tell of the record that a commit becomes, once it is durable."""
+        """Send events of a commit's record once it is durable."""
         future.add_done_callback(self._emit_commit)
 
     def request_stop(self) -> None:
-        """End the thread after what is left; return at once."""
+        """Let the thread end after pending events; do not wait."""
         with suppress(Full):
             self._left.put_nowait(None)
 
     def close(self) -> None:
-        """Send what is left, for `CLOSE_S` at most."""
+        """Send pending events, for at most `CLOSE_S` seconds."""
         self.request_stop()
         self._thread.join(CLOSE_S)
         self._sender.close(CLOSE_S)
@@ -127,7 +127,7 @@ class Lineage:
             self._last = seqno
             try:
                 record = self._follower.recent()[1].get(seqno) or read_record(self._blob, seqno)
-                for event in () if record is None else self._events(record):
+                for event in () if record is None else self._make_events(record):
                     self._sender.emit(event)
                     self._counts["sent"] += 1
             except Exception as error:  # No answer of the server of lineage may end the thread.
@@ -135,39 +135,39 @@ class Lineage:
                 if self._counts["failed"] == 1:
                     logger.warning("an event of lineage could not be sent (this is said once): %s", error)
 
-    def _events(self, record: Record) -> Iterator[Any]:
-        """Yield the event of each job that a record is the end of."""
+    def _make_events(self, record: Record) -> Iterator[Any]:
+        """Yield an event for each job that a record completes."""
         by_collection: dict[str, list[Any]] = {}
         for mutation in record.mutations:
             if isinstance(mutation, WROTE):
                 by_collection.setdefault(mutation.collection, []).append(mutation)
         for id_, mutations in by_collection.items():
-            contents = self._contents(id_)
+            contents = self._load_contents(id_)
             if contents is not None:  # Else it was dropped meanwhile.
-                yield self._event(record, contents, mutations)
+                yield self._make_event(record, contents, mutations)
 
-    def _contents(self, id_: str) -> CollectionState | None:
+    def _load_contents(self, id_: str) -> CollectionState | None:
         try:
             return self._follower.require(id_, id_)
         except CollectionNotFound:
             return None
 
-    def _event(self, record: Record, contents: CollectionState, mutations: Sequence[Any]) -> Any:
+    def _make_event(self, record: Record, contents: CollectionState, mutations: Sequence[Any]) -> Any:
         from openlineage.client import event_v2 as events
         from openlineage.client import facet_v2 as facets
 
-        upper = _upper_after(mutations)
+        upper = _find_new_upper(mutations)
         read, about, verb = [], {}, "write"
         if isinstance(mutations[0], kinds.Clone):
-            verb, read = "clone", [self._contents(mutations[0].source)]
+            verb, read = "clone", [self._load_contents(mutations[0].source)]
         elif contents.view is not None:
             from persist.compute.sql import Definition  # Here: the dataflow takes long to load.
 
             definition = Definition.from_json(contents.view)
             about["sql"] = facets.sql_job.SQLJobFacet(query=definition.sql)
-            verb, read = "refresh", [self._contents(id_) for id_ in definition.reads.values()]
+            verb, read = "refresh", [self._load_contents(id_) for id_ in definition.reads.values()]
         inputs = [
-            events.InputDataset(self._url, input_.name, facets=_dataset_facets(facets, input_, upper))
+            events.InputDataset(self._url, input_.name, facets=_make_dataset_facets(facets, input_, upper))
             for input_ in read
             if input_ is not None
         ]
@@ -178,7 +178,7 @@ class Lineage:
         output = events.OutputDataset(
             self._url,
             contents.name,
-            facets=_dataset_facets(facets, contents, upper),
+            facets=_make_dataset_facets(facets, contents, upper),
             outputFacets={"outputStatistics": size},
         )
         job = f"{verb} {contents.name}"
@@ -194,15 +194,15 @@ class Lineage:
         )
 
 
-def _upper_after(mutations: Sequence[Any]) -> int | None:
-    """Return the upper that a record gave a collection; None if it sealed nothing, or for ever."""
+def _find_new_upper(mutations: Sequence[Any]) -> int | None:
+    """Return the upper that mutations set; None without a seal, or if complete."""
     uppers = [mutation.upper for mutation in mutations if isinstance(mutation, kinds.Seal)]
     uppers += [mutation.end for mutation in mutations if isinstance(mutation, kinds.Resolve)]
     uppers += [(mutation.as_of + 1,) for mutation in mutations if isinstance(mutation, kinds.Clone)]
     return uppers[-1][0] if uppers and uppers[-1] else None
 
 
-def _dataset_facets(facets: Any, contents: CollectionState, upper: int | None) -> dict[str, Any]:
+def _make_dataset_facets(facets: Any, contents: CollectionState, upper: int | None) -> dict[str, Any]:
     fields = [
         facets.schema_dataset.SchemaDatasetFacetFields(name=field.name, type=str(field.type))
         for field in list(contents.schema.arrow)[:-2]

@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from persist.api.collection import Collection
-from persist.api.follow import Following, ack_step
+from persist.api.follow import Following, make_ack_step
 from persist.core.antichain import Antichain, encode_frontier
 from persist.core.errors import InvalidUsage
 from persist.core.keyed.partial import Missing
@@ -32,11 +32,11 @@ class MultiWrite:
 
     @property
     def seqno(self) -> int | None:
-        """The seqno of the commit, once the block has ended; as in `CommitFuture`, if the commit changed nothing."""
+        """The commit's seqno after the block ends; as in `CommitFuture` if nothing changed."""
         return self._commit.seqno
 
     def time_of(self, collection: Collection) -> int | None:
-        """Return the time that the commit gave to what was written to a collection without one; None if it gave none.
+        """Return the time that the commit assigned to a collection's writes, or None.
 
         All collections get one time. On timelines of different units, that is one moment.
 
@@ -50,7 +50,7 @@ class MultiWrite:
     def write(
         self, collection: Collection, updates: Any, *, time: int | Moment | None = None, diff: int | None = None
     ) -> None:
-        """Add updates to the commit; takes what `Collection.write` takes and checks them at once."""
+        """Add updates to the commit. They are checked at once; see `Collection.write`."""
         commit = self._commit
         handle = commit.dated(collection.handle, time)
         commit.check(handle)
@@ -59,7 +59,7 @@ class MultiWrite:
         commit.add(handle, steps)
 
     def upsert(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
-        """Add values for keys of a collection to the commit, in any form that `Collection.upsert` takes.
+        """Add values for keys to the commit, as `Collection.upsert`.
 
         If the collection is not keyed, its upserts come before all else that the block does with it. They are computed
         from the contents when the block ends, and again if others come first.
@@ -80,7 +80,7 @@ class MultiWrite:
     def update(
         self, collection: Collection, rows: Any, *, time: int | Moment | None = None, missing: Missing = "error"
     ) -> None:
-        """Add changes of some columns of the rows of keys to the commit, as `Collection.update`.
+        """Add changes of some columns by key, as `Collection.update`.
 
         If the collection is not keyed, updates and upserts come before all else that the block does with it. If it is,
         they are events among its others, and the block seals their times.
@@ -90,7 +90,7 @@ class MultiWrite:
         self._commit.update(collection.handle, rows, time=time, missing=missing)
 
     def transition(self, collection: Collection, events: Any, *, time: int | Moment | None = None) -> None:
-        """Add events for the machine of a keyed collection to the commit, as `Collection.transition`.
+        """Add events for a keyed collection's machine, as `Collection.transition`.
 
         Raises:
             NotKeyed: the collection is none.
@@ -111,7 +111,7 @@ class MultiWrite:
         where: str | pc.Expression | None = None,
         multiset: bool = False,
     ) -> None:
-        """Add what makes rows the contents from a time on, as `Collection.overwrite`, first of all of a collection.
+        """Add a replacement of the contents. It must be the collection's first step.
 
         Without a time, it is computed from the contents when the block ends, and again if others come first. The same
         holds for a keyed collection with a time. With a time, the overwrite of a plain collection is the difference to
@@ -128,14 +128,14 @@ class MultiWrite:
         where: str | pc.Expression | None = None,
         time: int | Moment | None = None,
     ) -> None:
-        """Add retractions of what is there, as `Collection.delete`, first of all of a collection; again as `overwrite`.
+        """Add retractions of present records. They must be the collection's first step.
 
         For a keyed collection, keys are deleted by events, at any place among its other events.
         """
         self._commit.delete(collection.handle, keys, time=time, where=build_filter(collection.schema, where))
 
     def seal(self, collection: Collection, upper: int | Moment | Antichain) -> None:
-        """Add a seal to the commit. It comes after the writes before it and before those after it.
+        """Add a seal. It comes after earlier writes and before later ones.
 
         If the collection is keyed with resolve="seal", all events before upper are resolved, even pending ones.
 
@@ -156,17 +156,17 @@ class MultiWrite:
         self._commit.add(collection.handle, [describe_step(collection.handle, None, properties, None, None)])
 
     def ack(self, following: Following) -> None:
-        """Acknowledge, in the commit, all updates that `following` has returned: they will not come again.
+        """Acknowledge all updates that `following` returned, in the commit.
 
         The commit is rejected with `HoldMoved` if another consumer of that name acknowledged them meanwhile. So only
         one of the two writes its results.
         """
-        step, acked = ack_step(following)
+        step, acked = make_ack_step(following)
         self._commit.add(following.handle, [step])
         self._commit.when_committed(acked)
 
     def expect_upper(self, collection: Collection, upper: int | Moment | Antichain, *, alone: bool = False) -> None:
-        """Let the commit be rejected (`UpperMismatch`) if the collection has another upper when it comes.
+        """Reject the commit with `UpperMismatch` if the collection has another upper.
 
         This is the fence between two processes that do the same work. Each computes the next step of a target, and
         commits it expecting the upper from which it began. One of them commits. The other commit does nothing at all,

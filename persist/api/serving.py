@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Location(Definer, Protocol):
-    """The parts of a client that servers need."""
+    """The part of a client that servers need."""
 
     @property
     def url(self) -> str:
@@ -87,7 +87,7 @@ class ServeOptions:
 
 
 class Servers(Closes):
-    """The servers that `Client.serve` has begun; use it in a `with`.
+    """The servers that `Client.serve` started; use it in a `with`.
 
     Attributes:
         url: where the Flight server is, as `grpc://host:port`; empty if there is none.
@@ -102,11 +102,11 @@ class Servers(Closes):
         self._stack = ExitStack()
 
     def keep(self, stack: ExitStack) -> None:
-        """End what is on a stack when these servers end."""
+        """Close a stack when these servers are closed."""
         self._stack = stack
 
     def counts(self) -> dict[str, int]:
-        """Return what the Flight server has counted, by name."""
+        """Return the Flight server's counters by name."""
         return {} if self.flight is None else self.flight.counts()
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class Servers(Closes):
 
 
 def serve(client: Location, options: ServeOptions) -> Servers:
-    """Begin the servers that have an address; see `Client.serve`, also for the errors."""
+    """Start the servers that have an address; see `Client.serve`."""
     engine = client.engine
     engine.check_open("serve")
     options.check()

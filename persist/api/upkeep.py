@@ -10,12 +10,12 @@ from persist.services.fsck import FsckReport, examine
 
 
 class UpkeepCalls:
-    """The part of `Client` that looks after the location."""
+    """The part of `Client` for the upkeep of the location."""
 
     engine: Engine
 
     def gc(self, *, dry_run: bool = False) -> GarbageReport:
-        """Delete unused blobs (`persist.engine.upkeep.garbage`). Safe while others read, write and do the same.
+        """Delete unused blobs. Safe while other clients read, write and collect.
 
         Args:
             dry_run: change nothing, and return what would be deleted, as far as that is known without a write.
@@ -29,7 +29,7 @@ class UpkeepCalls:
     def fsck(
         self, *, repair: bool = False, dry_run: bool = False, set_aside: bool = False, deep: bool = True
     ) -> FsckReport:
-        """Examine the whole location; see `persist.fsck`, which also works when it is too damaged to be opened.
+        """Examine the whole location. `persist.fsck` also works if opening fails.
 
         Raises:
             ReadOnly: repair without dry_run, and this client only reads.
@@ -48,7 +48,7 @@ class UpkeepCalls:
         return examine(storage.retried, settings, clock, collect, **how)
 
     def upgrade(self, *, dry_run: bool = False) -> UpgradeReport:
-        """Raise the number of the location's format to the newest that this release writes.
+        """Raise the location's format number to this release's newest.
 
         A location keeps its number while newer releases work on it, beside older ones. After this, releases that do not
         know the new number stop with IncompatibleVersion. Cost: one commit, or nothing if it has that number.
@@ -62,7 +62,7 @@ class UpkeepCalls:
         return upgrade(self.engine, dry_run=dry_run)
 
     def maintain(self) -> None:
-        """Do the background work that is due: leases, compaction, collection of garbage."""
+        """Do due background work: leases, compaction, garbage collection."""
         self.engine.writer("maintain").maintain()
 
     @property

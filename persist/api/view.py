@@ -21,7 +21,7 @@ WRITES = frozenset(
 
 
 class View(Collection):
-    """A collection that is derived from others; make it with `Client.create_view` or `Client.view`.
+    """A collection that a query keeps up to date; see `Client.create_view`.
 
     Its upper follows the least of its inputs'. It is read like every other collection. Only a refresh writes it.
 
@@ -38,12 +38,12 @@ class View(Collection):
 
     @property
     def sql(self) -> str:
-        """The query, as it was written."""
+        """The text of the query."""
         return self.definition.sql
 
     @property
     def definition(self) -> "Definition":
-        """The query, its plan, and what it reads."""
+        """The query, its plan and its inputs."""
         return self.live.definition
 
     @property
@@ -53,13 +53,13 @@ class View(Collection):
 
     @property
     def is_open(self) -> bool:
-        """Whether this handle keeps state of refreshes in memory, wholly or in part."""
+        """Whether this handle keeps refresh state in memory."""
         return self.live.is_open
 
     def refresh(
         self, *, policy: "Policy" = "auto", timeout_s: float | None = None, memory_limit: int | None = None
     ) -> Antichain:
-        """Bring the view up to what its inputs have sealed, and the views that it reads with it; return its upper.
+        """Refresh the view and the views it reads to their inputs' upper; return it.
 
         All that is new is one commit. A refresh reads the changes of the inputs, and their rows for the keys of these
         changes. This handle caches the rows, up to its memory budget, so later refreshes read less. `explain_refresh`
@@ -91,23 +91,23 @@ class View(Collection):
             ReadOnly: this client only reads.
         """
         with self.handle.engine.follower.looks.once():
-            with self._adopting():
+            with self._adopt_new_definition():
                 self.live.refresh(policy, timeout_s=timeout_s, memory_limit=memory_limit)
             return self.upper
 
     def open_state(self) -> Antichain:
-        """Bring the view up to date, and keep in memory what the next refreshes of this handle need; return its upper.
+        """Refresh the view and keep state in memory for later refreshes; return its upper.
 
         All of the inputs is read, as of the last time that the view has sealed. `close()` frees the state. It raises
         the errors of `refresh`.
         """
         with self.handle.engine.follower.looks.once():
-            with self._adopting():
+            with self._adopt_new_definition():
                 self.live.open_state()
             return self.upper
 
     def explain_refresh(self, *, policy: "Policy" = "auto") -> str:
-        """Return the reads of a `refresh` now, with reasons.
+        """Return the reads that `refresh` would do now, with reasons.
 
         Nothing is written. It costs as much as a refresh without its commit, unless this handle has refreshed before.
         """
@@ -115,7 +115,7 @@ class View(Collection):
             return self.live.explain_refresh(policy)
 
     def redefine(self, sql: str | None = None, *, start: "Start" = None) -> None:
-        """Give the view another query, from the time on to which it is sealed; see `docs/use/views.md`.
+        """Give the view another query from its upper on; see `docs/use/views.md`.
 
         It is refreshed first, by its old query, with the views that depend on it. The commit that follows writes the
         definition and no rows. The next refresh beyond that time computes the answer of the new query, and commits the
@@ -137,11 +137,11 @@ class View(Collection):
             ViewRedefined: another client changed the definition meanwhile.
             ReadOnly: this client only reads.
         """
-        with self._adopting():
+        with self._adopt_new_definition():
             self.live.redefine(sql, start)
 
     def explain(self, *, optimise: bool = True) -> str:
-        """Return the plan as it is run; `optimise=False`: as it was written.
+        """Return the optimised plan, or the plan as written.
 
         It shows the rewrites of this query with their reasons. After a refresh of this handle, it also shows the
         updates that each operator keeps, and their bytes.
@@ -149,7 +149,7 @@ class View(Collection):
         return self.live.explain(optimise=optimise)
 
     def close(self) -> None:
-        """Free the state of refreshes in memory; idempotent. The view can be refreshed again."""
+        """Free the refresh state. Idempotent; the view can be refreshed again."""
         self.live.close()
 
     def drop(self) -> CommitFuture:
@@ -158,14 +158,14 @@ class View(Collection):
         return super().drop()
 
     def __reduce__(self) -> Any:
-        return _reopen, (describe_origin(self.handle.engine, self), self.name)
+        return _unpickle_view, (describe_origin(self.handle.engine, self), self.name)
 
     def __repr__(self) -> str:
         return f"<View {self.name!r}: {self.sql:.100}>"
 
     @contextmanager
-    def _adopting(self) -> Iterator[None]:
-        """Go on with the newest schema, if the view turns out to have another definition."""
+    def _adopt_new_definition(self) -> Iterator[None]:
+        """Adopt the newest schema if the view was redefined meanwhile."""
         try:
             yield
         finally:
@@ -174,7 +174,7 @@ class View(Collection):
                 self.schema = self.handle.schema
 
 
-def _reopen(origin: Origin, name: str) -> View:
+def _unpickle_view(origin: Origin, name: str) -> View:
     from persist.compute.sql import collect_options, load_view_by_name  # Here: the dataflow takes long to load.
 
     return View(load_view_by_name(origin.open_shared(), name, collect_options(None, None)))

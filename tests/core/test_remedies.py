@@ -7,7 +7,7 @@ import pytest
 import persist
 from persist.core import written_errors
 from persist.errors import CollectionNotFound, NegativeMultiplicity, PersistError
-from persist.tools.cli.text import word_error
+from persist.tools.cli.text import format_error
 
 ERRORS: list[tuple[PersistError, str, str]] = [
     (
@@ -46,9 +46,9 @@ ERRORS: list[tuple[PersistError, str, str]] = [
 def test_each_face_words_the_remedy_of_an_error(error: PersistError, in_python: str, on_the_command_line: str) -> None:
     for copy in (error, pickle.loads(pickle.dumps(error))):
         assert str(copy) == in_python
-        assert word_error(copy) == on_the_command_line
+        assert format_error(copy) == on_the_command_line
 
 
 def test_a_remedy_crosses_to_another_process() -> None:
     for error, _, on_the_command_line in ERRORS:
-        assert word_error(written_errors.ERRORS.read(written_errors.ERRORS.write(error))) == on_the_command_line
+        assert format_error(written_errors.ERRORS.read(written_errors.ERRORS.write(error))) == on_the_command_line

@@ -17,7 +17,7 @@ from persist.core.log.keys import collection_part
 from persist.engine.collection import clones as cloning
 from persist.errors import AsOfCompacted, AsOfNotSealed, CollectionExists, CollectionNotFound, InvalidUsage, ReadOnly
 from persist.services.fsck import FsckReport
-from persist.tools.reports.health import waiting_blobs
+from persist.tools.reports.health import list_waiting_blobs
 from tests.services.publish.readers import by_deltalake, same_rows
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.tuned import tuned
@@ -205,11 +205,11 @@ def test_what_waits_for_the_collector_is_not_what_a_clone_names(client: persist.
     orders = filled(client)
     clone = client.clone("orders", "orders-test")
     orders.drop().result()
-    assert [(each.why, each.blobs) for each in waiting_blobs(client, 0.0)] == [("dropped", 0)]
+    assert [(each.why, each.blobs) for each in list_waiting_blobs(client, 0.0)] == [("dropped", 0)]
     clone.compact()
     clone.allow_compaction(3).result()
     clone.compact()
-    assert [(each.why, each.blobs) for each in waiting_blobs(client, 0.0)] == [("dropped", 3), ("replaced", 3)]
+    assert [(each.why, each.blobs) for each in list_waiting_blobs(client, 0.0)] == [("dropped", 3), ("replaced", 3)]
 
 
 @pytest.mark.parametrize("how", ["drop", "merge"])

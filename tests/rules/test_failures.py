@@ -11,7 +11,7 @@ from persist.connect.egress.files import FilesConfig, FilesSink
 from persist.engine.collection.failures import failures_told, load_failures
 from persist.errors import TargetUnavailable
 from persist.tools.cli.main import main
-from persist.tools.reports.health import Fed, report_health
+from persist.tools.reports.health import SinkHealth, report_health
 from persist.tools.web.metrics import Exposition
 from tests.support.clocks import ImpatientClock
 
@@ -133,7 +133,7 @@ def numbers(place: str, *values: float) -> None:
         made.write([(at, value) for at, value in enumerate(values)]).result()
 
 
-def sink_of(place: str) -> Fed:
+def sink_of(place: str) -> SinkHealth:
     with persist.open(place, mode="read") as client:
         [sink] = report_health(client).sinks
         collection = client.load("numbers")

@@ -7,8 +7,8 @@ own, over `persist.engine`, and `Collection` is nothing but all of them.
 
 from typing import Any
 
-from persist.api.collection.describing import Described, DescribingCalls, IndexingCalls, PublishingCalls
-from persist.api.collection.erasing import ErasingCalls, keep_erasures_finished
+from persist.api.collection.describing import DescribingCalls, DescriptionProperties, IndexingCalls, PublishingCalls
+from persist.api.collection.erasing import ErasingCalls, register_erasure_upkeep
 from persist.api.collection.reading import KeepingCalls, ReadingCalls
 from persist.api.collection.writing import WritingCalls, write_rows
 from persist.engine.location.opening import Origin, describe_origin, open_handle

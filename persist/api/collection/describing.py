@@ -28,30 +28,30 @@ from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.opening import drop
 from persist.engine.write.commit_future import CommitFuture
 from persist.engine.write.write_options import WriteOptions
-from persist.services.publish import Published, make_format, parse_every, publish, published_tables, unpublish
+from persist.services.publish import Published, list_published, make_format, parse_schedule, publish, unpublish
 
 
-class Described:
-    """Mixed into what people and tools say something of."""
+class DescriptionProperties:
+    """A mixin: the description of a location or a collection."""
 
     @property
     def about(self) -> About:
-        """What it says of itself. Cost: one GET."""
+        """The comment and properties. Cost: one GET."""
         raise NotImplementedError
 
     @property
     def comment(self) -> str:
-        """What it is, for people; "" if nobody said. Cost: one GET."""
+        """The comment for people; "" without one. Cost: one GET."""
         return self.about.comment
 
     @property
     def properties(self) -> Mapping[str, str]:
-        """Texts by name that people and tools gave it; see `describe`. Cost: one GET."""
+        """Texts by name that users set by `describe`. Cost: one GET."""
         return self.about.properties
 
 
 class CollectionBase(Completed):
-    """One collection: what it is made of, how far it is, and what it says of itself where it is printed."""
+    """The id, name, schema and frontiers of one collection."""
 
     _INTERNAL = frozenset({"handle"})
 
@@ -61,17 +61,17 @@ class CollectionBase(Completed):
 
     @property
     def id(self) -> str:
-        """Unique in the location, for ever. A view that began anew is another collection once it is refreshed."""
+        """The id, unique in the location. A redefined view that begins anew gets another."""
         return self.handle.id
 
     @property
     def name(self) -> str:
-        """What it is called, as far as this client knows."""
+        """The name, as far as this client knows."""
         return self.handle.name
 
     @property
     def timeline(self) -> Timeline | None:
-        """What times are, if they are moments: it turns moments into times, and back."""
+        """The converter between moments and times; None if times are plain numbers."""
         return self.handle.timeline
 
     @property
@@ -89,7 +89,7 @@ class CollectionBase(Completed):
 
     @property
     def unsealed(self) -> Unsealed | None:
-        """What was written at times that are not sealed, so that nobody can read it yet; None if nothing. One GET."""
+        """The updates that are not sealed, and so not readable; or None. One GET."""
         return summarize_unsealed(self.handle.contents())
 
     def __eq__(self, other: object) -> bool:
@@ -102,7 +102,7 @@ class CollectionBase(Completed):
         return hash((self.id, self.handle.engine.place))
 
     def _repr_html_(self) -> str:
-        """Say what this client knows of the collection, without asking the store for news."""
+        """Return the known facts as a table. Cost: no request."""
         told = [("location", self.handle.engine.url)]
         with suppress(PersistError):
             contents = self.handle.get_known_state()
@@ -131,8 +131,8 @@ class CollectionBase(Completed):
         return f"<Collection {self.name!r} at {self.handle.engine.url}{told}>"
 
 
-class DescribingCalls(CollectionBase, Described):
-    """The part of `Collection` that changes its schema, name and description, and drops it."""
+class DescribingCalls(CollectionBase, DescriptionProperties):
+    """The part of `Collection` that changes schema, name and description."""
 
     def evolve(
         self,
@@ -149,7 +149,7 @@ class DescribingCalls(CollectionBase, Described):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> int:
-        """Change the schema, durably, for every reader and every time from then on; return its version.
+        """Change the schema for all readers and times; return its version.
 
         A call without effect makes no version. No data is rewritten. Records of before and after cancel: a record that
         is older than a column has the column's default. If a dropped column distinguished records, their diffs are
@@ -232,7 +232,7 @@ class DescribingCalls(CollectionBase, Described):
         return self.handle.engine.history(last, self.id)
 
     def rename(self, name: str) -> CommitFuture:
-        """Call the collection by another name, under which everybody finds it from then on; handles stay valid.
+        """Give the collection another name. Handles stay valid.
 
         Returns:
             a future that resolves when that is durable, or to `CollectionExists` if the name is taken.
@@ -263,7 +263,7 @@ Deleting = Literal["vectors", "none"]
 
 
 class PublishingCalls(CollectionBase):
-    """The part of `Collection` that lets other programs read it as a table of their format."""
+    """The part of `Collection` that publishes tables for other programs."""
 
     def publish(
         self,
@@ -278,7 +278,7 @@ class PublishingCalls(CollectionBase):
         identifier: str | None = None,
         format_version: int | None = None,
     ) -> Published:
-        """Let other programs read what the collection holds as of a sealed time, as a table; return its new version.
+        """Publish the contents as of a sealed time as a table; return its version.
 
         The table names the parts of the collection. If later updates have changed rows of a part, the table leaves
         these rows out, and has a small file with the present ones. So the cost is proportional to the changes since the
@@ -316,7 +316,7 @@ class PublishingCalls(CollectionBase):
             raise InvalidUsage(f'feed=True goes with the table "delta": {table!r} has no change feed')
         if format_version is not None and (table != "iceberg" or format_version not in (2, 3)):
             raise InvalidUsage(f"format_version={format_version!r} goes with the table 'iceberg', and is 2 or 3")
-        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **parse_every(every)}
+        options = {"deletes": deletes, **({"feed": "true"} if feed else {}), **parse_schedule(every)}
         if format_version is not None:
             options["format-version"] = str(format_version)
         if identifier is not None:
@@ -326,7 +326,7 @@ class PublishingCalls(CollectionBase):
         return publish(self.handle, format, as_of, options=options, digest=digest)
 
     def unpublish(self, table: Table = "delta") -> bool:
-        """Give a published table up; return whether there was one. Readers find it no more.
+        """Remove a published table; return whether there was one.
 
         Garbage collection deletes the files of the table after the grace period.
 
@@ -336,15 +336,15 @@ class PublishingCalls(CollectionBase):
         return unpublish(self.handle, table)
 
     def published(self) -> list[Published]:
-        """Return the tables that the collection is published as, as their newest versions are. Cost: one GET."""
-        return published_tables(self.handle)
+        """Return the newest version of each published table. Cost: one GET."""
+        return list_published(self.handle)
 
 
 class IndexingCalls(CollectionBase):
-    """The part of `Collection` that makes and drops indexes."""
+    """The part of `Collection` that creates and drops indexes."""
 
     def index(self, *columns: str) -> IndexInfo:
-        """Make or refresh an index, which orders the collection by some columns, and return it.
+        """Create or refresh an index by some columns; return it.
 
         An index is made if there is none, and is brought up to date otherwise. Making it reads the contents once and
         stores as much again; one commit makes it, so it is never half there. `get(where=)` and the steps of views find
@@ -374,7 +374,7 @@ class IndexingCalls(CollectionBase):
         )
 
     def drop_index(self, *columns: str) -> CommitFuture:
-        """Remove the index by some columns. It changes no answer.
+        """Remove the index by some columns. Answers stay the same.
 
         Raises:
             InvalidUsage: there is none.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ErasingCalls(CollectionBase):
-    """The part of `Collection` that takes records out of all times."""
+    """The part of `Collection` that erases records from all times."""
 
     def erase(self, keys: Any = None, *, where: str | pc.Expression | None = None, reason: str) -> "ErasureReport":
         """Erase records from all times, as if they had never been written; all others stay as they are.
@@ -51,7 +51,7 @@ class ErasingCalls(CollectionBase):
         return erase(self.handle, keys, where, reason=reason)
 
     def erasures(self) -> list[Erasure]:
-        """Return what was erased from the collection, the newest last: when, by whom, how much and why. One GET."""
+        """Return all erasures of the collection, oldest first. Cost: one GET."""
         return [*self.handle.contents().erasures]
 
     def traces(
@@ -61,7 +61,7 @@ class ErasingCalls(CollectionBase):
         where: str | pc.Expression | None = None,
         texts: Sequence[str] = (),
     ) -> "Traces":
-        """Search the store for what was erased from this collection and its clones; say what holds it until when.
+        """Search the store for erased values; return the objects that have them.
 
         All that is from before the last erasure counts, without a look inside; parts are searched for rows. It gives a
         receipt when nothing is left. Keys and conditions are not logged.
@@ -77,16 +77,16 @@ class ErasingCalls(CollectionBase):
             InvalidUsage, SchemaMismatch: as `erase`.
             Unavailable, ClientClosed.
         """
-        from persist.services.erase import traces
+        from persist.services.erase import find_traces
 
-        return traces(self.handle, keys, where, texts=texts)
+        return find_traces(self.handle, keys, where, texts=texts)
 
 
-def keep_erasures_finished(engine: Engine) -> None:
-    """Let a client that writes do what erasures still owe whose processes have died."""
+def register_erasure_upkeep(engine: Engine) -> None:
+    """Let a writing client finish erasures whose processes have died."""
     engine_ref = weakref.ref(engine)  # The thread that does so must not keep the client alive.
 
-    def look_after(contents: CollectionState) -> bool:
+    def settle(contents: CollectionState) -> bool:
         is_owed = contents.name.startswith(OWED_PREFIX)
         alive = engine_ref() if is_owed else None
         if alive is not None:
@@ -95,4 +95,4 @@ def keep_erasures_finished(engine: Engine) -> None:
             settle_old(alive, contents)
         return is_owed  # Whoever made the erasure is given a while for it.
 
-    engine.writer("erase").compaction.also.append(look_after)
+    engine.writer("erase").compaction.also.append(settle)

@@ -59,7 +59,7 @@ class ReadingCalls(CollectionBase):
         schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Snapshot:
-        """Return the contents as of a time, to be read as Arrow, pandas, Polars, batches or Python rows.
+        """Return the contents as of a time. They are read later, in several forms.
 
         Args:
             as_of: the time; None means the latest sealed one, and is not waited for. If the collection has a timeline
@@ -168,13 +168,13 @@ class ReadingCalls(CollectionBase):
         raise make_membership_error(self, key)
 
     def head(self, rows: int = 5) -> pa.Table:
-        """Return the first rows of the contents as of the latest sealed time, of as many as there are."""
+        """Return the first rows as of the latest sealed time."""
         with self.snapshot() as snapshot:
             return snapshot.head(rows)
 
     @property
     def columns(self) -> list[str]:
-        """The names of the columns as a table has them: a view's in the order of its query, or else the key first."""
+        """The column names in the order of a view's query, or key first."""
         return [*self.handle.reading_schema().columns]
 
     def __len__(self) -> int:
@@ -239,7 +239,7 @@ class ReadingCalls(CollectionBase):
         where: str | pc.Expression | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Difference:
-        """Return what differs between the contents as of two times, to be read as `changes` are.
+        """Return the differences between the contents as of two times.
 
         Rows are as those of `changes(form="transitions")`, without `_time`: the key, the values as of the second time,
         `_change`, which is "insert", "update" or "delete", and the values as of the first time as `_old_…`. Memory: the
@@ -263,7 +263,7 @@ class ReadingCalls(CollectionBase):
         schema: int | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> Upserts:
-        """Return the changes with `start <= time < until` as events: iterate over `(key, value or None, time)`.
+        """Return changes with `start <= time < until` as events: (key, value or None, time).
 
         Also as Arrow, with `_time` and `_deleted`. What another keyed collection makes of them is the same changes.
         Tombstones are events, too, which delete; as Arrow, they have all their columns. Bounds and
@@ -275,7 +275,7 @@ class ReadingCalls(CollectionBase):
         return upserts(self.handle, start, until, schema=schema, timeout_s=timeout_s)
 
     def listen(self, as_of: int | Moment | None = None, *, times: Times | None = None) -> Listen:
-        """Follow the updates after as_of, with progress; since waits for how far that has come.
+        """Follow the updates after as_of, with progress. The position keeps since back.
 
         Memory: `Settings.memory_budget`. So a backlog comes in several steps, and a large time in parts; see
         `Progress`.
@@ -292,7 +292,7 @@ class ReadingCalls(CollectionBase):
     def subscribe(
         self, as_of: int | Moment | None = None, *, times: Times | None = None, timeout_s: float | None = READ_TIMEOUT_S
     ) -> Listen:
-        """Return the contents as of a time as the first progress (at time as_of), then what `listen` returns.
+        """Return the contents as of a time as first progress, then as `listen`.
 
         Contents that are larger than a fifth of the memory budget come in parts: all but the last have as_of as their
         upper.
@@ -311,7 +311,7 @@ class ReadingCalls(CollectionBase):
         return begun_subscription(self.handle.newest(), as_of, self.handle.moments(times), timeout_s)
 
     def follow(self, name: str, *, times: Times | None = None) -> Following:
-        """Follow the collection as a consumer that resumes: its contents, then changes, from where it left off.
+        """Follow the collection as a named consumer that resumes after its last position.
 
         How far the consumer has come is the permanent hold of that name; see `persist.api.follow`. Where there is none
         yet, the contents as of the latest sealed time come first. Each time comes as a whole, in memory. Acknowledge
@@ -349,7 +349,7 @@ class ReadingCalls(CollectionBase):
         columns: Sequence[str] | None = None,
         timeout_s: float | None = READ_TIMEOUT_S,
     ) -> pa.Table:
-        """Return a frame with the value that the key of each row had at the time of that row.
+        """Return a frame with the value of each row's key at its time.
 
         A row whose key had nothing then has NULLs, and one whose key had several records comes once for each. Cost: the
         history of the frame's keys, between its times; of other keys only what shares row groups with these.
@@ -374,7 +374,7 @@ class KeepingCalls(CollectionBase):
     """The part of `Collection` that keeps times readable."""
 
     def hold(self, time: int | Moment | Antichain | None = None, *, name: str | None = None) -> Hold:
-        """Keep since at or before a time, durably. Cost: a commit, or nothing if something holds it already.
+        """Keep since at or before a time. Cost: a commit, or nothing if already held.
 
         Args:
             time: where, as a number, a frontier such as `since` or, if the collection has a timeline, a moment; of a
@@ -390,11 +390,11 @@ class KeepingCalls(CollectionBase):
         return take_hold(self.handle, time, name)
 
     def holds(self) -> list[HoldInfo]:
-        """Return all holds on this collection, of whatever client, least time first. Cost: one GET."""
+        """Return all clients' holds on this collection, least time first. One GET."""
         return list_holds(self.handle)
 
     def tag(self, name: str, time: int | Moment | None = None, *, move: bool = False) -> int:
-        """Name a sealed time, durably, and keep it readable until the tag is dropped; return the time.
+        """Name a sealed time and keep it readable; return the time.
 
         The name is accepted wherever a time is: `snapshot(as_of="quarter-end")`.
 
@@ -412,11 +412,11 @@ class KeepingCalls(CollectionBase):
         return set_tag(self.handle, name, time, move=move)
 
     def tags(self) -> dict[str, int]:
-        """Return the times that have names, by name. Cost: one GET."""
+        """Return the tagged times by name. Cost: one GET."""
         return dict(self.handle.contents().tags)
 
     def untag(self, name: str) -> CommitFuture:
-        """Give up a tag: the time may be compacted then.
+        """Drop a tag. Its time may be compacted then.
 
         Raises:
             TagNotFound: there is none of that name.
@@ -426,11 +426,11 @@ class KeepingCalls(CollectionBase):
 
     @property
     def retention(self) -> Retained | None:
-        """How much history is kept readable, and what keeps more of it; None if all that is not given up. One GET."""
+        """The retention, and what keeps more history; None without retention. One GET."""
         return retained(self.handle, self.holds())
 
     def retain(self, retention: Retention | None) -> CommitFuture:
-        """Let since follow upper from now on, so many times behind it, as far as holds and tags let it.
+        """Let since follow upper at a distance, as holds and tags allow.
 
         This happens with every seal, whoever seals. History that nobody can read any more is destroyed by compaction.
 
@@ -446,7 +446,7 @@ class KeepingCalls(CollectionBase):
         return self.handle.submit("retain", [retention_step(self.handle, retention)])
 
     def allow_compaction(self, since: int | Moment | Antichain) -> CommitFuture:
-        """Give up telling times before since apart, as soon as no hold needs them; reads before it fail from then on.
+        """Allow compaction of times before since. Reads before it fail then.
 
         `Collection.since` tells how far that is: the least of what was allowed and of every live hold.
 
@@ -456,8 +456,7 @@ class KeepingCalls(CollectionBase):
         return allow_compaction(self.handle, since)
 
     def compact(self, *, only_due: bool = False) -> CompactionReport:
-        """Make reading cheap, and destroy what since has passed; readers notice nothing. See
-        `persist.engine.compact.planner`.
+        """Merge runs and destroy what since has passed. Contents stay the same.
 
         With `resolve="background"`, events that are sealed become updates first; what readers see stays the same.
         A keyframe is made as of the last sealed time, runs of similar size are merged, small writes leave the log, and

@@ -33,7 +33,7 @@ from persist.engine.write.write_options import WriteMode, WriteOptions, sealed_w
 
 
 class KeyedCalls(CollectionBase):
-    """The part of `Collection` that is about events by key; on any other collection it raises `NotKeyed`."""
+    """The part of `Collection` for events by key. Others raise `NotKeyed`."""
 
     def __init__(self, handle: CollectionHandle) -> None:
         super().__init__(handle)
@@ -51,7 +51,7 @@ class KeyedCalls(CollectionBase):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Give keys new values, or delete them, from a time on; and perhaps seal.
+        """Write new values for keys, or delete keys; optionally seal.
 
         In a collection that is not keyed, each row replaces the present rows of its key.
 
@@ -93,17 +93,20 @@ class KeyedCalls(CollectionBase):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Pass events to the machine of a keyed collection, which computes their changes; otherwise as `upsert`.
+        """Pass events to the machine of a keyed collection, otherwise as `upsert`.
 
         Args:
             events: as for `upsert`, with what the machine calls an event (`Machine.event_fields`) in place of values.
         """
         options = WriteOptions(time=time, token=token, allow_future=allow_future, message=message, metadata=metadata)
-        return _take(self.handle, "transition", events, options, seal, late, self._late_counts)
+        return _write_events(self.handle, "transition", events, options, seal, late, self._late_counts)
 
     @property
     def late_counts(self) -> dict[str, int]:
-        """How many events this handle has collected as late, by reason: "sealed", and "late" for the late bound."""
+        """The number of late events that this handle collected, by reason.
+
+        The reason "sealed" means a sealed time, and "late" the late bound.
+        """
         return dict(self._late_counts)
 
     @property
@@ -121,7 +124,7 @@ class KeyedCalls(CollectionBase):
             return None  # It is a distance behind a value, which may be among the least.
 
     def advance_late_bound(self, bound: Any) -> CommitFuture:
-        """Let events below a value of `order_by` be late from now on. The bound never goes back.
+        """Let events below an `order_by` value be late from now on. It never goes back.
 
         Raises:
             NotKeyed: the collection is none.
@@ -153,7 +156,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Append plain rows, or updates with times of their own, as one commit: all of it or nothing.
+        """Append plain rows, or updates with their own times, as one commit.
 
         Plain rows without a time get the time of the commit: beyond upper, and now on a timeline. It seals them, so
         they can be read. It is never late: any number of processes can write so.
@@ -213,7 +216,9 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Change columns of the rows of keys, at a time, which is sealed with it; other columns stay as they are.
+        """Change columns of the rows of keys at a time, and seal it.
+
+        Other columns stay as they are.
 
         One look-up finds the rows, and one commit changes them. If the collection is keyed, events that wait at times
         up to that one are resolved first. A row then counts like an event: if its values of `order_by` are below those
@@ -252,7 +257,9 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Replace the contents by rows, from a time on; `upsert` replaces only the rows of its keys.
+        """Replace the contents by rows from a time on.
+
+        `upsert` replaces only the rows of its keys.
 
         The difference to what is there is written and sealed: records that are there already are not touched. If the
         collection is keyed, events that wait at times up to that one are resolved first, and the rows are what is there
@@ -298,7 +305,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Retract records at a time, which is sealed with it; a missing key is not an error.
+        """Retract records at a time, and seal it. A missing key is not an error.
 
         If the collection is keyed, keys are deleted by events, as `upsert` does, and a time that is named is not sealed
         with them. A condition is about what is there when all events up to that time are resolved, and seals it.
@@ -328,7 +335,7 @@ class WritingCalls(KeyedCalls):
         message: str | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> CommitFuture:
-        """Restore the contents as of a time, as one change at a later time, which is sealed with it.
+        """Write the contents as of a time again, at a later time.
 
         History stays: the times in between can be read as before. The schema stays, too. If the collection is keyed,
         events that wait at times up to that one are resolved first. Cost: reading the changes since then, twice; of a
@@ -357,7 +364,7 @@ class WritingCalls(KeyedCalls):
         expected_upper: int | Moment | Antichain | None = None,
         allow_future: bool = False,
     ) -> CommitFuture:
-        """Promise that no more updates will come at times not beyond upper; `Antichain()` completes it for ever.
+        """Promise that no more updates come before upper. `Antichain()` completes it.
 
         Args:
             upper: a time, a moment, "now", or a frontier.
@@ -371,7 +378,7 @@ class WritingCalls(KeyedCalls):
         return seal(self.handle, upper, expected_upper=expected_upper)
 
     def seal_to(self, upper: int | Moment | Antichain, *, allow_future: bool = False) -> CommitFuture:
-        """Seal a keyed collection as far as upper, if it is not sealed that far: `seal_to(max_time - lateness)`.
+        """Seal a keyed collection at least to upper: `seal_to(max_time - lateness)`.
 
         How many events came after that is in `late_counts`. allow_future is as for `write`. Returns a future as `seal`.
         """
@@ -393,7 +400,7 @@ def write_rows(
     diff: int | None = None,
     seal: int | Moment | Antichain | None = None,
 ) -> CommitFuture:
-    """Write rows to a collection, which the same commit creates if there is none. No row deletes its key."""
+    """Write rows to a collection, which the same commit creates if necessary. No row deletes its key."""
     if mode == "upsert":
         return upsert_rows(handle, rows, options, seal, may_delete=False)
     if mode == "append":
@@ -415,7 +422,7 @@ def upsert_rows(
     *,
     may_delete: bool = True,
 ) -> CommitFuture:
-    """Do what `Collection.upsert` does, to a collection that the same commit may create.
+    """Upsert as `Collection.upsert`, to a collection that the commit may create.
 
     Args:
         late_counts: counts the late events that are collected.
@@ -423,8 +430,8 @@ def upsert_rows(
     """
     check_upserts(handle)
     if handle.as_keyed().keyed is not None:
-        return _take(handle, "upsert", rows, options, seal, late, late_counts, may_delete=may_delete)
-    end = _end(handle, "upsert", options, seal, late)
+        return _write_events(handle, "upsert", rows, options, seal, late, late_counts, may_delete=may_delete)
+    end = _check_event_arguments(handle, "upsert", options, seal, late)
     if late == "collect":
         raise InvalidUsage(
             f'late="collect" is for keyed collections: an upsert of {handle.name!r} changes what is there at once, '
@@ -434,7 +441,7 @@ def upsert_rows(
     stamp = handle.stamp(options.time, None)
 
     def add(commit: Commit) -> None:
-        if handle.create is not None and options.token is None and _is_stream_at_one_time(rows, stamp):
+        if handle.create is not None and options.token is None and _can_stream(rows, stamp):
             if end is not None and stamp is None:
                 raise sealed_without_time(seal)
             commit.overwrite(handle, rows, time=None if stamp is None else stamp.time, by_key=True)
@@ -449,13 +456,13 @@ def upsert_rows(
     return commit_one(handle, "upsert", options, add)
 
 
-def _is_stream_at_one_time(rows: Any, stamp: Stamp | None) -> bool:
-    """Return whether rows may be larger than memory, and can be sorted piece by piece."""
+def _can_stream(rows: Any, stamp: Stamp | None) -> bool:
+    """Return whether rows may exceed memory, and can be sorted in pieces."""
     is_reader = isinstance(rows, pa.RecordBatchReader) and not {TIME, DELETED} & {*rows.schema.names}
     return is_reader and (stamp is None or isinstance(stamp.time, int))
 
 
-def _take(
+def _write_events(
     handle: CollectionHandle,
     action: str,
     events: Any,
@@ -467,7 +474,7 @@ def _take(
     may_delete: bool = True,
 ) -> CommitFuture:
     keyed_form(handle)
-    end = _end(handle, action, options, seal, late)
+    end = _check_event_arguments(handle, action, options, seal, late)
     handle = handle.dating(allow_future=options.allow_future)
     taken = take_events(handle, events, handle.stamp(options.time, None), may_delete=may_delete)
     counts = late_counts if late == "collect" else None
@@ -475,7 +482,7 @@ def _take(
     return submit_keyed(handle, action, asked)
 
 
-def _end(
+def _check_event_arguments(
     handle: CollectionHandle, action: str, options: WriteOptions, seal: int | Moment | Antichain | None, late: Late
 ) -> int | None:
     """Check the arguments of a call that writes events; return the upper to seal to."""

@@ -68,16 +68,12 @@ def lower_relation(relation: Relation, columns: Sequence[tuple[str, str]] = (), 
         )
         for name, kinds in list_scans(relation).items()
     }
-    Lowering(program, sources.__getitem__).lowered(relation, [name for name, _ in columns]).probe()
+    Lowering(program, sources.__getitem__).lower(relation, [name for name, _ in columns]).probe()
     plan = optimise_plan(program.plan) if optimise else trim_plan(program.plan)
     [end] = [node for node in plan.nodes.values() if isinstance(node.operator, Probe)]
     del plan.nodes[end.number]
     plan.nodes[end.inputs[0]] = plan.nodes.pop(end.inputs[0])
     return plan
-
-
-def _make_field(column: tuple[str, str]) -> pa.Field:
-    return pa.field(column[0], to_arrow(column[1]))
 
 
 def list_functions(relation: Relation) -> tuple[tuple[str, str], ...]:

@@ -20,7 +20,7 @@ from typing import Any
 from persist.api.client import Client, open
 from persist.connect.egress.feed import Feed
 from persist.connect.egress.sink import Piece, Sink
-from persist.connect.ingest.driver import check_no_options, checked, parse_description
+from persist.connect.ingest.driver import check_no_options, parse_config, parse_description
 from persist.connect.ingest.source import Outage
 from persist.core.antichain import to_time
 from persist.core.errors import InvalidUsage, TargetUnavailable
@@ -97,6 +97,7 @@ def egress(
 
 
 def _drop_target(client: Client, sink: Sink, feeds: Sequence[Feed]) -> Egressed:
+    """Release the holds and delete the positions of a sink."""
     names = tuple(feed.leaving.name for feed in feeds if feed.release())
     tell_success([_first_collection(feeds)], sink.hold)
     sink.forget(_location_id(client), [feed.leaving for feed in feeds])
@@ -129,19 +130,19 @@ class _Egress:
     _outage: Outage = field(init=False)
 
     def __post_init__(self) -> None:
-        self._outage = Outage(self.client.engine.clock, self._tell, once=self.once)
+        self._outage = Outage(self.client.engine.clock, self._store_problem, once=self.once)
 
     def run(self) -> Egressed:
-        """Send until all is there, or until it is stopped."""
+        """Send all changes until the sink has everything or is stopped."""
         engine = self.client.engine
         engine.count_also("egress", lambda: {"rows": self.rows, "commits": self.commits})
         self._kept_s = engine.clock.monotonic_s()
         with task("egress", self.sink.name, streams=True) as done:
             while True:
                 try:
-                    self._continue()
-                    for step in self._steps():
-                        self._take(step)
+                    self._load_positions()
+                    for step in self._make_steps():
+                        self._take_step(step)
                         done(sum(piece.count for piece in step))
                         if self.stop.is_set():
                             break
@@ -155,13 +156,14 @@ class _Egress:
         uppers = {feed.leaving.name: feed.reached.upper for feed in self.feeds if feed.reached is not None}
         return Egressed(self.sink.name, self.rows, self.commits, uppers)
 
-    def _continue(self) -> None:
-        """Ask the target how far it has come."""
+    def _load_positions(self) -> None:
+        """Open the target, and resume each feed at its position there."""
         standing = self.sink.begin(_location_id(self.client), [feed.leaving for feed in self.feeds])
         for feed in self.feeds:
             feed.resume(standing.get(feed.leaving.id))
 
-    def _take(self, step: Sequence[Piece]) -> None:
+    def _take_step(self, step: Sequence[Piece]) -> None:
+        """Apply a step to the target, and release what it has."""
         applied = self.sink.take(step)
         self._outage.end()
         for feed in self.feeds:
@@ -176,24 +178,25 @@ class _Egress:
             for feed in self.feeds:
                 feed.keep()
 
-    def _tell(self, problem: Exception | None) -> None:
+    def _store_problem(self, problem: Exception | None) -> None:
+        """Store a problem in the first collection; None clears it."""
         handles = [_first_collection(self.feeds)]
         tell_success(handles, self.sink.hold) if problem is None else tell_failure(handles, problem, self.sink.hold)
 
-    def _steps(self) -> Iterator[list[Piece]]:
-        """Yield steps; the caller applies each before it requests the next."""
-        promised = [piece for feed in self.feeds if (piece := feed.promised()) is not None]
+    def _make_steps(self) -> Iterator[list[Piece]]:
+        """Yield the steps to take, in order. The caller applies each before the next."""
+        promised = [piece for feed in self.feeds if (piece := feed.make_promised_piece()) is not None]
         if promised:
             yield promised
         while not all(feed.reached is not None for feed in self.feeds):
             begun = [
                 piece
                 for feed, contents in self._load_states()
-                if feed.reached is None and (piece := feed.begun(contents))
+                if feed.reached is None and (piece := feed.make_first_piece(contents))
             ]
             if begun:
                 yield begun
-            if not begun and (self.once or not self._look(lambda feed, contents: feed.reached is None)):
+            if not begun and (self.once or not self._wait_for_change(lambda feed, contents: feed.reached is None)):
                 return
         for feed in self.feeds:
             if feed.reached is not None and feed.reached.stage == "copying":
@@ -217,69 +220,72 @@ class _Egress:
             yield [*visible.values(), *later]
         elif visible:
             yield [*visible.values()]
-        yield from self._changes()
+        yield from self._make_change_steps()
 
-    def _changes(self) -> Iterator[list[Piece]]:
+    def _make_change_steps(self) -> Iterator[list[Piece]]:
         last = {feed.leaving.id: contents.upper for feed, contents in self._load_states()} if self.once else {}
         while not self.stop.is_set():
             changed = [(feed, contents) for feed, contents in self._load_states() if feed.has_more(contents)]
             if self.once:
                 changed = [pair for pair in changed if last[pair[0].leaving.id] > pair[0].seen]
             if changed:
-                yield self._step(changed)
+                yield self._make_step(changed)
             elif self.once or all(feed.is_finished for feed in self.feeds):
                 return
             else:
-                self._look(Feed.has_more)
+                self._wait_for_change(Feed.has_more)
 
-    def _step(self, known: Sequence[tuple[Feed, CollectionState]]) -> list[Piece]:
-        """Return the pieces up to one point of the log, or up to a common time."""
+    def _make_step(self, states: Sequence[tuple[Feed, CollectionState]]) -> list[Piece]:
+        """Return pieces up to one point of the log, or a common time."""
         begins = {feed.reached_upper for feed in self.feeds}
-        ends = {contents.upper for _, contents in known}
-        if len(begins) == len(ends) == 1 and len(known) == len(self.feeds):
-            cuts = [feed.end(contents, self.sink.batch_rows) for feed, contents in known]
+        ends = {contents.upper for _, contents in states}
+        if len(begins) == len(ends) == 1 and len(states) == len(self.feeds):
+            cuts = [feed.end(contents, self.sink.batch_rows) for feed, contents in states]
             times = [cut for cut in cuts if cut is not None]
             end = min(times) if times else None
-            return [feed.changes(end) for feed, _ in known]
-        return [feed.changes(to_time(contents.upper)) for feed, contents in known]
+            return [feed.changes(end) for feed, _ in states]
+        return [feed.changes(to_time(contents.upper)) for feed, contents in states]
 
     def _load_states(self) -> list[tuple[Feed, CollectionState]]:
-        """Return all collections at one point of the log. Cost: a GET."""
+        """Return all collections at the newest point of the log. Cost: a GET."""
         follower = self.client.engine.follower
         follower.refresh()
-        return self._at_once()
+        return self._read_states()
 
-    def _at_once(self) -> list[tuple[Feed, CollectionState]]:
+    def _read_states(self) -> list[tuple[Feed, CollectionState]]:
+        """Return all collections at the known point of the log."""
         ids = [(feed.handle.id, feed.leaving.name) for feed in self.feeds]
         _, states = self.client.engine.follower.read_known_states(ids)
         return [*zip(self.feeds, states, strict=True)]
 
-    def _look(self, wanted: Any) -> bool:
-        """Wait a second, or until a collection meets a condition; return whether to go on."""
+    def _wait_for_change(self, condition: Any) -> bool:
+        """Wait a second, or until a condition holds; return whether to continue."""
         self._outage.end()  # The target answered, and has all.
         if not self.stop.is_set():
-            self.client.engine.follower.wait_for(lambda: any(wanted(*pair) for pair in self._at_once()) or None, WAIT_S)
+            self.client.engine.follower.wait_for(
+                lambda: any(condition(*pair) for pair in self._read_states()) or None, WAIT_S
+            )
         return not self.stop.is_set()
 
 
-def load_sink(given: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
-    """Return the sink that is described.
+def load_sink(sink: "str | os.PathLike[str] | Mapping[str, Any] | Sink", options: Mapping[str, Any]) -> "Sink":
+    """Return the sink that a URL, a file or options describe.
 
     Raises:
         InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
     """
-    if not isinstance(given, (str, os.PathLike, Mapping)):
+    if not isinstance(sink, (str, os.PathLike, Mapping)):
         check_no_options("Sink", options)
-        return given
-    url, config, where = parse_description("sink", given, options, "postgres://writer@db.example/shop")
+        return sink
+    url, config, where = parse_description("sink", sink, options, "postgres://writer@db.example/shop")
     if url.startswith(("postgres://", "postgresql://")):
         from persist.connect.egress.postgres import PostgresConfig, PostgresSink
 
-        return PostgresSink(checked(PostgresConfig, config, where, "sink"))
+        return PostgresSink(parse_config(PostgresConfig, config, where, "sink"))
     if url.startswith("kafka://"):
         from persist.connect.egress.kafka import KafkaSink, KafkaSinkConfig
 
-        return KafkaSink(checked(KafkaSinkConfig, config, where, "sink"))
+        return KafkaSink(parse_config(KafkaSinkConfig, config, where, "sink"))
     from persist.connect.egress.files import FilesConfig, FilesSink
 
-    return FilesSink(checked(FilesConfig, config, where, "sink"))
+    return FilesSink(parse_config(FilesConfig, config, where, "sink"))

@@ -51,15 +51,15 @@ CHUNK_BYTES = 16 << 20
 SHARES_MAX = 1 << 10  # Each of them has a run in the file for each chunk.
 
 
-def cuts(lower: int, memory: int, share_bytes: int) -> list[int]:
-    """Return the bounds of shares of contents, as hashes from a lower one on."""
+def compute_bounds(lower: int, memory: int, share_bytes: int) -> list[int]:
+    """Return bounds of shares of contents, as ascending hashes."""
     remaining = HASHES - lower
     count = min(SHARES_MAX, max(1, -(-memory * remaining // (HASHES * share_bytes))))
     return [lower + remaining * share // count for share in range(count + 1)]
 
 
 class Shares:
-    """The shares of contents between some hashes. For one thread.
+    """Contents divided by hash into shares, in a temporary file. For one thread.
 
     Args:
         scan: the plan of all contents.
@@ -75,18 +75,18 @@ class Shares:
         self._is_read = False
 
     def rows(self, share: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a share, with `_diff`; errors as of `read_snapshot`."""
+        """Yield the rows of a share, with `_diff`. Raises as `read_snapshot`."""
         if not self._is_read:
             with self._reading.explain_missing():
                 self._read()
-        runs = [self._run(start) for start in self._runs[share]]
+        runs = [self._read_run(start) for start in self._runs[share]]
         if runs:
             table = consolidate(pa.concat_tables(runs), self._scan.columns)
             del runs
             yield from self._scan.cast_to_result(table).to_batches()
 
     def close(self) -> None:
-        """Close and so delete the file."""
+        """Close the temporary file, which deletes it."""
         with suppress(OSError):  # Closing fails on a full disk with unwritten data.
             self._file.close()
 
@@ -103,10 +103,10 @@ class Shares:
         self._is_read = True
 
     def _store_chunk(self, chunk: list[pa.Table]) -> None:
-        """Move the rows of a chunk into the file, share by share."""
+        """Write a chunk's rows to the file, ordered by share."""
         table = consolidate(pa.concat_tables(chunk), self._scan.columns)
         chunk.clear()
-        hashes = row_hashes(_as_sent(table, self._scan), self._scan.columns) >> np.uint64(32)
+        hashes = row_hashes(_cast_to_sent_types(table, self._scan), self._scan.columns) >> np.uint64(32)
         shares = np.searchsorted(self._bounds, hashes.astype(np.int64), side="right") - 1
         # Bring the rows of each share together; share s has the rows [starts[s], starts[s + 1]).
         order = np.argsort(shares, kind="stable")
@@ -126,14 +126,14 @@ class Shares:
                 "room there, or name another folder by TMPDIR"
             ) from error
 
-    def _run(self, start: int) -> pa.Table:
+    def _read_run(self, start: int) -> pa.Table:
         self._file.seek(start)
         with pa.ipc.open_stream(self._file) as run:
             return run.read_all()
 
 
-def _as_sent(table: pa.Table, scan: Scan) -> pa.Table:
-    """Return rows in the types that are sent, by whose values they are hashed.
+def _cast_to_sent_types(table: pa.Table, scan: Scan) -> pa.Table:
+    """Return rows in the types that are sent, which their hashes depend on.
 
     A value that does not fit cancels out later, so any hash will do that is equal for equal rows.
     """
@@ -163,7 +163,7 @@ class Feed:
     """
 
     def __init__(self, collection: Collection, hold: str, sink: str) -> None:
-        """Make a feed; hold and sink are the names of its hold and its sink."""
+        """Make a feed. `hold` is the name of its hold, `sink` the sink's name."""
         self._handle = collection.handle
         self._name = hold
         self._sink = sink
@@ -182,17 +182,17 @@ class Feed:
         return self._handle
 
     def resume(self, standing: Standing | None) -> None:
-        """Go on where the target is.
+        """Continue at the target's position.
 
         Raises:
             HoldNotFound, HoldMoved: the hold is not there, or not behind that.
             AsOfCompacted: contents that are being copied cannot be read any more.
             InvalidUsage: the collection was put back to an earlier state.
         """
-        self._let_go()
+        self._release_reading()
         reached = None if standing is None else standing.reached
         self.reached = self.held = reached
-        self._promised = None if standing is None else standing.promised
+        self._promised = None if standing is None else standing.make_promised_piece
         self.seen = 0
         if reached is None:
             return
@@ -203,15 +203,15 @@ class Feed:
             self._hold.take(reached.position(self._name))
         contents = self._handle.contents()
         self._hold.check(contents, reached.position(self._name))
-        self._mark(contents)
+        self._store_sink_name(contents)
         if contents.upper < (END if reached.upper is None else reached.upper):
             raise InvalidUsage(
                 f"the target has got more of {self.leaving.name!r} than is sealed up to {contents.upper}: the "
                 f"collection was put back to an earlier state. So {ANEW}"
             )
 
-    def begun(self, contents: CollectionState) -> Piece | None:
-        """Return the first piece, which names the first contents; None if nothing is readable yet.
+    def make_first_piece(self, contents: CollectionState) -> Piece | None:
+        """Return the first piece, which has no rows; None if nothing is readable.
 
         The target stores this piece before the hold is made. If a hold exists, the target lost its position.
 
@@ -234,7 +234,7 @@ class Feed:
         return Piece(self.leaving, None, after, schema)
 
     def contents(self) -> Iterator[Piece]:
-        """Yield the remaining pieces of contents; the caller applies each before it requests the next.
+        """Yield the remaining pieces of contents. The caller applies each before the next.
 
         Memory: a slice of about `SLICE_BYTES`.
         """
@@ -245,15 +245,15 @@ class Feed:
             schema = self._handle.reading_schema(at.schema)
             yield Piece(self.leaving, at, replace(at, stage="copied"), schema, schema)
             return
-        scan, schema, reading = self._contents_scan(at, None)
+        scan, schema, reading = self._plan_contents(at, None)
         for below, rows in self._split(scan, reading, at):
             position = self.reached
             assert position is not None
             after = replace(position, stage="copied") if below is None else replace(position, below=below)
             yield Piece(self.leaving, position, after, schema, schema, rows)
 
-    def promised(self) -> Piece | None:
-        """Return the step that the target has begun, once; None if there is none."""
+    def make_promised_piece(self) -> Piece | None:
+        """Return the step that the target began but may not have; once, or None."""
         at, after = self.reached, self._promised
         if at is None or after is None:
             return None
@@ -261,28 +261,28 @@ class Feed:
         if at.stage == "following":
             return replace(self.changes(after.upper, schema=after.schema), after=after)
         below = after.below if after.stage == "copying" else None  # Else they are the last of the contents.
-        scan, schema, reading = self._contents_scan(at, below)
-        rows = self._rows(scan, reading)
+        scan, schema, reading = self._plan_contents(at, below)
+        rows = self._read_rows(scan, reading)
         if not schema.key_names and (at.below or below):
             bounds = [at.below[0] if at.below else 0, below[0] if below else HASHES]
-            rows = _closed(Shares(scan, reading, bounds))
+            rows = _read_only_share(Shares(scan, reading, bounds))
         return Piece(self.leaving, at, after, schema, schema, rows)
 
     def mark_sent(self, after: Reached, *, is_taken: bool) -> None:
-        """Take note that a piece was taken, or that it has no rows."""
+        """Note that the target took a piece, or that the piece had no rows."""
         if is_taken:
             if self.reached is None:
                 self._hold.take(after.position(self._name))
-                self._mark(self._handle.contents())
+                self._store_sink_name(self._handle.contents())
             self.reached = after
         else:
             assert after.upper is not None, "what ends all is taken"
             self.seen = after.upper
 
-    def _contents_scan(self, at: Reached, below: tuple[Any, ...] | None) -> tuple[Scan, CollectionSchema, ClaimedRead]:
-        """Return the plan of contents that are not sent yet, below a key."""
+    def _plan_contents(self, at: Reached, below: tuple[Any, ...] | None) -> tuple[Scan, CollectionSchema, ClaimedRead]:
+        """Return the scan of contents that are not sent yet, below a key."""
         assert at.as_of is not None
-        contents, reading = self._claimed(at.as_of, end=at.as_of + 1)
+        contents, reading = self._claim_times(at.as_of, end=at.as_of + 1)
         schema = self._handle.load_schema(contents, at.schema)
         bounds = (at.below, below) if schema.key_names else ()
         keys = KeyRange(*(None if bound is None else [*bound] for bound in bounds))
@@ -293,27 +293,27 @@ class Feed:
     def _split(
         self, scan: Scan, reading: ClaimedRead, at: Reached
     ) -> Iterator[tuple[tuple[Any, ...] | None, Iterator[pa.RecordBatch]]]:
-        """Yield pieces of contents: the upper bound, None for the last piece, and the rows."""
+        """Yield (upper bound, rows) of each piece of contents. The last bound is None."""
         if scan.schema.key_names or not (at.below or scan.memory > 2 * SLICE_BYTES):
             for piece in scan.slices_within(SLICE_BYTES) or [scan]:
                 below = piece.keys.upper
-                yield None if below is None else tuple(below), self._rows(piece, reading)
+                yield None if below is None else tuple(below), self._read_rows(piece, reading)
             return
-        bounds = cuts(at.below[0] if at.below else 0, scan.memory, SLICE_BYTES)
+        bounds = compute_bounds(at.below[0] if at.below else 0, scan.memory, SLICE_BYTES)
         with closing(Shares(scan, reading, bounds)) as shares:
             for share, upper in enumerate(bounds[1:]):
                 yield None if upper == HASHES else (upper,), shares.rows(share)
 
     def make_visible(self) -> Piece:
-        """Return the piece that lets readers see the contents that were copied."""
+        """Return the piece that makes copied contents visible to readers."""
         at = self.reached
         assert at is not None
         schema = self._handle.reading_schema(at.schema)
         return Piece(self.leaving, at, replace(at, stage="following", below=None), schema, schema)
 
     def end(self, contents: CollectionState, limit: int) -> int | None:
-        """Return the end of a piece of about so many updates; None if it completes all."""
-        lower, upper = self._next(contents)
+        """Return the end of a piece of about `limit` updates; None if complete."""
+        lower, upper = self._compute_next_times(contents)
         contents = self._handle.fold(contents, end=upper)
         scan = changes_scan(contents, self._handle.load_schema(contents, None), lower, upper, ())
         end = self._ends.end(scan, self._handle.engine.reader(), BatchLimits(updates=limit))
@@ -330,7 +330,7 @@ class Feed:
         assert at is not None
         assert at.upper is not None
         lower, upper = at.upper, END if end is None else end
-        contents, reading = self._claimed(max(0, lower - 1), end=upper)
+        contents, reading = self._claim_times(max(0, lower - 1), end=upper)
         check_changes_readable(contents, lower)
         newest = self._handle.load_schema(contents, schema)
         earlier = self._handle.load_schema(contents, at.schema)
@@ -342,21 +342,21 @@ class Feed:
 
     @property
     def reached_upper(self) -> int | None:
-        """Up to which time the target has it; None if that is all, or nothing."""
+        """The upper that the target has; None if complete, or if it has nothing."""
         return None if self.reached is None else self.reached.upper
 
     @property
     def is_finished(self) -> bool:
-        """Whether the target has all that there will ever be."""
+        """Whether the target has all, and the collection is complete."""
         return self.reached is not None and self.reached.upper is None
 
     def has_more(self, contents: CollectionState, at: Reached | None = None) -> bool:
-        """Return whether more is sealed than the target has, or will have at a position."""
+        """Return whether more is sealed than the target has, or than a position."""
         at = at or self.reached
         return at is not None and at.upper is not None and contents.upper > max(at.upper, self.seen)
 
     def keep(self) -> None:
-        """Let since follow what the target has. Cost: a commit, or nothing."""
+        """Move the hold to the target's position. Cost: a commit, or nothing."""
         at = self.reached
         if at is None or at == self.held or at.stage != "following":
             return
@@ -366,59 +366,59 @@ class Feed:
             self._reading.move(max(0, at.upper - 1))
 
     def release(self) -> bool:
-        """Give the hold up; return whether there was one."""
-        self._let_go()
+        """Release the hold; return whether there was one."""
+        self._release_reading()
         with suppress(HoldNotFound):
             take_hold(self._handle, None, self._name).release()
-            self._say(None)
+            self._set_sink_name(None)
             return True
         return False
 
     def close(self) -> None:
-        """Release the lease of the reading."""
-        self._let_go()
+        """Release the reader's lease."""
+        self._release_reading()
 
-    def _mark(self, contents: CollectionState) -> None:
-        """Store the sink of the hold in the collection, for `persist status`."""
+    def _store_sink_name(self, contents: CollectionState) -> None:
+        """Store the sink's name on the collection, for `persist status`."""
         if self._name in contents.holds and contents.about.properties.get(SINK + self._name) != self._sink:
-            self._say(self._sink)
+            self._set_sink_name(self._sink)
 
-    def _say(self, sink: str | None) -> None:
+    def _set_sink_name(self, sink: str | None) -> None:
         step = describe_step(self._handle, None, {SINK + self._name: sink}, None, None)
         self._handle.submit("egress", [step]).result()
 
-    def _next(self, contents: CollectionState) -> tuple[int, int]:
+    def _compute_next_times(self, contents: CollectionState) -> tuple[int, int]:
         at = self.reached
         assert at is not None
         assert at.upper is not None
         return at.upper, contents.upper
 
-    def _rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
+    def _read_rows(self, scan: Scan, reading: ClaimedRead) -> Iterator[pa.RecordBatch]:
         form: Form = "rows" if self.leaving.is_keyed else "diff"
         with reading.explain_missing():
             for table in read_snapshot(scan, form, reading()):
                 yield from table.to_batches()
 
-    def _claimed(self, time: int, *, end: int) -> tuple[CollectionState, ClaimedRead]:
-        """Keep what is read from a time on; return the state of a moment after that."""
+    def _claim_times(self, time: int, *, end: int) -> tuple[CollectionState, ClaimedRead]:
+        """Claim readable times from `time` on; return a later state and the claim."""
         if self._reading is not None:
             try:
                 self._reading()
             # This process was stopped for a long time. The permanent hold still covers its position.
             except LeaseExpired:
-                self._let_go()
+                self._release_reading()
             else:
                 return self._handle.fold(self._handle.get_known_state(), end=end), self._reading
         contents, self._reading = self._handle.claim(time, end=end)
         return contents, self._reading
 
-    def _let_go(self) -> None:
+    def _release_reading(self) -> None:
         if self._reading is not None:
             self._reading.close()
             self._reading = None
 
 
-def _closed(shares: Shares) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the first share, and close the file."""
+def _read_only_share(shares: Shares) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of the first share, then close the file."""
     with closing(shares):
         yield from shares.rows(0)

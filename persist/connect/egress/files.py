@@ -32,7 +32,7 @@ import pyarrow.compute as pc
 from persist.blob.protocol import Blob
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.objects import find_unwritable, to_dicts
-from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, sink_name
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.core.errors import Indeterminate, InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 from persist.core.rendering import without_secrets
 from persist.core.settings import open_storage
@@ -70,7 +70,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
 
 
 class _Step(msgspec.Struct, omit_defaults=True):
-    """A written promise: the positions of the step, and the key of its file, if any.
+    """A written promise: the step's positions, and the key of its file, if any.
 
     Attributes:
         rows: which rows of the step the file has, `[first, end)`; None for all of them.
@@ -91,7 +91,7 @@ class FilesSink:
         self.config = config
         self.name = without_secrets(config.sink)
         where = self.name if "://" in config.sink else os.path.abspath(config.sink)
-        self.hold = config.name or sink_name("files", where)
+        self.hold = config.name or build_sink_name("files", where)
         self.collections = config.collections
         self.batch_rows = config.batch_rows
         for option in ("batch_rows", "file_bytes"):
@@ -106,14 +106,14 @@ class FilesSink:
         return self._storage.retried
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Return where the last step of each collection ends, and what it lacks. Cost: log N requests for N steps."""
+        """Return the last step of each collection, and what it lacks. Cost: log N requests for N steps."""
         standings = {}
         self._open.clear()
-        with self._answering():
+        with self._translate_errors():
             for collection in leaving:
-                last = self._last(collection)
+                last = self._find_last_step(collection)
                 self._next[collection.id] = last + 1
-                step = None if last < 0 else self._step(collection, last)
+                step = None if last < 0 else self._load_step(collection, last)
                 if step is None:
                     continue
                 after = Reached.of(step.after, self.name)
@@ -128,15 +128,15 @@ class FilesSink:
         return standings
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Promise and make the files of each piece that has rows."""
-        with self._answering():
+        """Write the promise and files of each piece with rows."""
+        with self._translate_errors():
             return [piece for piece in step if self._apply(piece)]
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
-        """Delete the promises; the files stay."""
-        with self._answering():
+        """Delete the promises. Files stay."""
+        with self._translate_errors():
             for collection in leaving:
-                for entry in [*self._blob.list(self._promises(collection))]:
+                for entry in [*self._blob.list(self._get_promise_prefix(collection))]:
                     self._blob.delete(entry.key)
 
     def close(self) -> None:
@@ -151,51 +151,51 @@ class FilesSink:
             self._resume(piece, rows)
         elif rows.is_at_end():
             if piece.is_turn:
-                self._promise(piece, None)
+                self._write_promise(piece, None)
             return piece.is_turn
         while not rows.is_at_end():
             first = rows.at
             data = self._encode(rows, None, piece.leaving.name)
             goes_on = not rows.is_at_end()
             share = (first, rows.at) if first or goes_on else None
-            key = self._key(piece, share)
-            self._promise(piece, key, share, goes_on=goes_on)
-            self._create(piece, key, data)
+            key = self._build_key(piece, share)
+            self._write_promise(piece, key, share, goes_on=goes_on)
+            self._create_file(piece, key, data)
         return True
 
     def _resume(self, piece: Piece, rows: "_Rows") -> None:
-        """Create the promised file if it is missing, and skip rows that are already written."""
+        """Create a promised file that is missing, and skip written rows."""
         step, is_made = self._open.pop(piece.leaving.id)
         first, end = step.rows or (0, None)
         rows.skip(first if end is None or not is_made else end)
         piece.count -= rows.at
         data = b"" if is_made else self._encode(rows, ROWS_MAX if end is None else end, piece.leaving.name)
         if rows.at != end if end is not None else not data:
-            raise self._no_such_rows(piece, step)
+            raise self._build_mismatch_error(piece, step)
         if not is_made:
             assert step.file is not None, "what has no file is made"
-            self._create(piece, step.file, data)
+            self._create_file(piece, step.file, data)
         if rows.is_at_end() == step.goes_on:
-            raise self._no_such_rows(piece, step)
+            raise self._build_mismatch_error(piece, step)
 
-    def _no_such_rows(self, piece: Piece, step: _Step) -> InvalidUsage:
+    def _build_mismatch_error(self, piece: Piece, step: _Step) -> InvalidUsage:
         return InvalidUsage(
             f"{self.name}: what {piece.leaving.name!r} has of this step is not what was promised with {step.file!r}: "
             "the collection was put back to an earlier state. Give the sink up by --drop, empty its folder, and begin "
             "anew"
         )
 
-    def _create(self, piece: Piece, key: str, made: bytes) -> None:
+    def _create_file(self, piece: Piece, key: str, made: bytes) -> None:
         self._blob.create(key, made)
         self._next[piece.leaving.id] += 1
 
-    def _promise(
+    def _write_promise(
         self, piece: Piece, file: str | None, rows: tuple[int, int] | None = None, *, goes_on: bool = False
     ) -> None:
         leaving, position_before = piece.leaving, piece.before
         written = None if position_before is None else position_before.to_json()
         promise = msgspec.json.encode(_Step(written, piece.after.to_json(), file, rows, goes_on))
-        key = self._promise_key(leaving, self._next[leaving.id])
+        key = self._get_promise_key(leaving, self._next[leaving.id])
         if not self._blob.create(key, promise) and self._blob.get(key) != promise:
             raise SinkMoved(
                 f"{self.name}: another process sends {leaving.name!r} as {self.hold!r}, and was first. Let one of them "
@@ -205,12 +205,12 @@ class FilesSink:
             self._next[leaving.id] += 1
 
     def _encode(self, rows: "_Rows", end: int | None, name: str) -> bytes:
-        """Return a file of the rows up to end; None: as many as fit a file."""
+        """Return a file of the rows up to end; None means as many as fit."""
         out = io.BytesIO()
         writer = None
         bytes_max = self.config.file_bytes if end is None and rows.is_definite else math.inf
         while out.tell() < bytes_max and (batch := rows.next(ROWS_MAX if end is None else end)) is not None:
-            writer = writer or row_writer(batch.schema, self.config.format, out, nan=self.config.nan)
+            writer = writer or make_row_writer(batch.schema, self.config.format, out, nan=self.config.nan)
             try:
                 writer.write_batch(batch)
             except InvalidUsage as error:
@@ -219,13 +219,13 @@ class FilesSink:
             writer.close()
         return out.getvalue()
 
-    def _key(self, piece: Piece, rows: tuple[int, int] | None) -> str:
+    def _build_key(self, piece: Piece, rows: tuple[int, int] | None) -> str:
         position_before, after = piece.before, piece.after
         assert position_before is not None
         if position_before.stage == "copying":
-            name = f"contents-{_digits(position_before.as_of)}-{self._next[piece.leaving.id]:06d}"
+            name = f"contents-{_format_time(position_before.as_of)}-{self._next[piece.leaving.id]:06d}"
         else:
-            name = f"{_digits(position_before.upper)}-{_digits(after.upper)}"
+            name = f"{_format_time(position_before.upper)}-{_format_time(after.upper)}"
         if rows is not None:
             name += f"-{rows[0]:012d}"
         return f"{piece.leaving.name}/{name}.{SUFFIXES[self.config.format]}"
@@ -238,19 +238,19 @@ class FilesSink:
                 "send to another place"
             )
 
-    def _last(self, leaving: Leaving) -> int:
-        """Return the number of the last step, or -1; a search, since steps have no gaps."""
+    def _find_last_step(self, leaving: Leaving) -> int:
+        """Return the number of the last step, or -1, by binary search. Steps have no gaps."""
         low, step = -1, 1  # Step `low` is there.
-        while self._is_there(self._promise_key(leaving, low + step)):
+        while self._is_there(self._get_promise_key(leaving, low + step)):
             low, step = low + step, 2 * step
         while step > 1:
             step //= 2
-            if self._is_there(self._promise_key(leaving, low + step)):
+            if self._is_there(self._get_promise_key(leaving, low + step)):
                 low += step
         return low
 
-    def _step(self, leaving: Leaving, number: int) -> _Step:
-        key = self._promise_key(leaving, number)
+    def _load_step(self, leaving: Leaving, number: int) -> _Step:
+        key = self._get_promise_key(leaving, number)
         written = self._blob.get(key)
         try:
             return msgspec.json.decode(written or b"", type=_Step)
@@ -262,14 +262,14 @@ class FilesSink:
     def _is_there(self, key: str) -> bool:
         return self._blob.get(key, (0, 1)) is not None
 
-    def _promises(self, leaving: Leaving) -> str:
+    def _get_promise_prefix(self, leaving: Leaving) -> str:
         return f"_persist/{self.hold}/{leaving.id}/"
 
-    def _promise_key(self, leaving: Leaving, number: int) -> str:
-        return f"{self._promises(leaving)}{number:020d}.json"
+    def _get_promise_key(self, leaving: Leaving, number: int) -> str:
+        return f"{self._get_promise_prefix(leaving)}{number:020d}.json"
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except (Unavailable, Indeterminate) as error:
@@ -277,7 +277,7 @@ class FilesSink:
 
 
 class _Rows:
-    """The rows of a step as files have them, of which each file takes some.
+    """The remaining rows of a step, as files contain them.
 
     Attributes:
         at: the number of rows returned or skipped.
@@ -285,7 +285,7 @@ class _Rows:
     """
 
     def __init__(self, piece: Piece, chunk_bytes: int) -> None:
-        """Take a step, and the bytes of one chunk."""
+        """Take a step, and the bytes of a chunk."""
         self.at = 0
         self.is_definite = piece.before is not None and piece.before.stage == "following"
         self._piece = piece
@@ -294,18 +294,18 @@ class _Rows:
         self._left: pa.RecordBatch | None = None
 
     def is_at_end(self) -> bool:
-        """Return whether all rows were returned."""
+        """Return whether all rows were read."""
         if self._left is None or not self._left.num_rows:
             self._left = next(self._batches, None)
         return self._left is None
 
     def next(self, end: int) -> pa.RecordBatch | None:
-        """Return some of the rows before one of them; None if there are none."""
+        """Return rows before row number `end`; None if there are none."""
         batch = self._take_rows(end)
-        return None if batch is None else _rows(batch, self._piece)
+        return None if batch is None else _make_file_rows(batch, self._piece)
 
     def skip(self, end: int) -> None:
-        """Pass over the rows before one of them."""
+        """Skip the rows before row number `end`."""
         while self._take_rows(end) is not None:
             pass
 
@@ -321,12 +321,12 @@ class _Rows:
         return some
 
 
-def _digits(time: int | None) -> str:
+def _format_time(time: int | None) -> str:
     return "end" if time is None else f"{time:020d}"
 
 
-def _rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
-    """Return the columns of the file: those in the collection, `_time`, and `_change` or `_diff`."""
+def _make_file_rows(batch: pa.RecordBatch, piece: Piece) -> pa.RecordBatch:
+    """Return a file's columns: the collection's, `_time`, and `_change` or `_diff`."""
     assert piece.before is not None
     sign = "_change" if piece.leaving.is_keyed else "_diff"
     columns = {name: batch.column(name) for name in piece.schema.names}
@@ -351,8 +351,8 @@ class RowWriter(Protocol):
         ...
 
 
-def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
-    """Return a writer of rows in a format: parquet, arrow, csv, or else JSON lines.
+def make_row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "null") -> RowWriter:
+    """Return a writer of parquet, arrow, csv, or else JSON lines.
 
     Raises:
         InvalidUsage: the format cannot hold a column.
@@ -364,12 +364,12 @@ def row_writer(schema: pa.Schema, format: str, file: BinaryIO, *, nan: Nan = "nu
     if format == "arrow":
         return pa.ipc.new_stream(file, schema)  # type: ignore[no-any-return]
     if format == "csv":
-        return CsvRows(schema, file)
-    return JsonLines(file, nan=nan)
+        return CsvWriter(schema, file)
+    return JsonLinesWriter(file, nan=nan)
 
 
-class CsvRows:
-    """Writes rows as CSV with a head; bytes must be UTF-8."""
+class CsvWriter:
+    """Writes rows as CSV with a header. Bytes must be UTF-8."""
 
     def __init__(self, schema: pa.Schema, file: BinaryIO, *, with_head: bool = True) -> None:
         import pyarrow.csv as csv
@@ -404,8 +404,8 @@ class CsvRows:
         self._writer.close()
 
 
-class JsonLines:
-    """Writes each row as a line of JSON; on a terminal only ASCII."""
+class JsonLinesWriter:
+    """Writes each row as a line of JSON. On a terminal, it uses ASCII only."""
 
     def __init__(self, file: BinaryIO, *, nan: Nan = "null") -> None:
         self._file = file
@@ -414,18 +414,18 @@ class JsonLines:
 
     def write_batch(self, batch: pa.RecordBatch) -> None:
         """Write the rows of a batch."""
-        lines: Iterable[bytes] = json_lines(batch, nan=self._nan)
+        lines: Iterable[bytes] = encode_json_lines(batch, nan=self._nan)
         if self._is_ascii:
             lines = (json.dumps(json.loads(line)).encode() for line in lines)
         self._file.writelines(line + b"\n" for line in lines)
 
     def close(self) -> None:
-        """End the format; the caller closes the file."""
+        """Finish writing. The caller closes the file."""
         self._file.flush()
 
 
-def json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
-    """Return each row as a JSON object; types without a JSON form become text.
+def encode_json_lines(batch: pa.RecordBatch | pa.Table, *, nan: Nan = "null") -> list[bytes]:
+    """Return each row as a JSON object. Types without a JSON form become text.
 
     `nan` decides on NaN and infinities.
 
@@ -452,12 +452,12 @@ def _check_finite(column: pa.Array | pa.ChunkedArray, name: str) -> None:
             )
     elif pa.types.is_nested(kind) and not pa.types.is_dictionary(kind):
         for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
-            for part in chunk.flatten() if pa.types.is_struct(kind) else [_values(chunk)]:
+            for part in chunk.flatten() if pa.types.is_struct(kind) else [_get_inner_values(chunk)]:
                 _check_finite(part, name)
 
 
-def _values(column: pa.Array) -> pa.Array:
-    """Return the elements of lists, or the values of maps, without those below a NULL."""
+def _get_inner_values(column: pa.Array) -> pa.Array:
+    """Return elements of lists or values of maps, except those of NULL ones."""
     if pa.types.is_map(column.type):
         return column.drop_null().items
     return column.flatten()

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import msgspec
 import pyarrow as pa
 
-from persist.connect.egress.files import Nan, json_lines
-from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, sink_name
+from persist.connect.egress.files import Nan, encode_json_lines
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.connect.ingest.kafka.config import parse_brokers
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable
 from persist.engine.read.results.result import require_package
@@ -76,7 +76,7 @@ class KafkaSink:
         self.config = config
         self._brokers, topic = parse_brokers(config.sink, config.client, config.password_file)
         self.name = self._brokers.name
-        self.hold = config.name or sink_name("kafka", self.name, config.prefix)
+        self.hold = config.name or build_sink_name("kafka", self.name, config.prefix)
         self.collections = config.collections
         self.batch_rows = config.batch_rows
         if topic:
@@ -91,7 +91,7 @@ class KafkaSink:
         self._problems: list[Any] = []
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Take over the transactions of this name, and read how far they have come."""
+        """Fence earlier processes of this name, and read the positions."""
         from confluent_kafka import Producer
 
         if self.config.format == "debezium" and not all(collection.is_keyed for collection in leaving):
@@ -100,7 +100,7 @@ class KafkaSink:
         self._location = location
         transactions = f"persist-{location}-{self.hold}"
         options = {"log_level": 0, "linger.ms": 5, "compression.type": "lz4", **self._brokers.options}
-        with self._answering():
+        with self._translate_errors():
             self._producer = Producer({**options, "transactional.id": transactions})
             self._producer.init_transactions(ASK_S)
             self._check_topics(leaving)
@@ -109,12 +109,12 @@ class KafkaSink:
         return {
             collection.id: Standing(Reached.of(positions[key], where))
             for collection in leaving
-            if positions.get(key := self._position_key(collection.id)) is not None
+            if positions.get(key := self._get_position_key(collection.id)) is not None
         }
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Send the messages of a step, and where they lead, as one transaction."""
-        with self._answering():
+        """Send a step's messages and positions as one transaction."""
+        with self._translate_errors():
             try:
                 for piece in step:
                     for batch in piece.read():
@@ -122,7 +122,7 @@ class KafkaSink:
                 if not any(piece.count or piece.is_turn for piece in step):
                     return []
                 for piece in step:
-                    key = self._position_key(piece.leaving.id)
+                    key = self._get_position_key(piece.leaving.id)
                     self._produce(self.config.positions, key, piece.after.to_json().encode())
                 self._producer.commit_transaction(ASK_S)
                 self._is_begun = False
@@ -132,16 +132,16 @@ class KafkaSink:
         return step
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
-        """Delete the positions, by messages without a value."""
+        """Delete the positions by messages without a value."""
         self.begin(location, ())
-        with self._answering():
+        with self._translate_errors():
             for collection in leaving:
-                self._produce(self.config.positions, self._position_key(collection.id), None)
+                self._produce(self.config.positions, self._get_position_key(collection.id), None)
             self._producer.commit_transaction(ASK_S)
             self._is_begun = False
 
     def close(self) -> None:
-        """Give up what was not committed, and end the threads of the client library."""
+        """Abort an open transaction, and end the client library's threads."""
         if self._producer is not None:
             self._abort()
             self._producer = None
@@ -154,46 +154,46 @@ class KafkaSink:
             self._is_begun = False
 
     def _send(self, piece: Piece, batch: pa.RecordBatch) -> None:
-        """Give rows to the client library, each as a message."""
+        """Send rows, each as a message."""
         try:
             self._send_rows(piece, batch)
         except InvalidUsage as error:
             raise InvalidUsage(f"{self.name} cannot take the collection {piece.leaving.name!r}: {error}") from None
 
     def _send_rows(self, piece: Piece, batch: pa.RecordBatch) -> None:
-        topic, schema = self._topic(piece.leaving), piece.schema
+        topic, schema = self._get_topic(piece.leaving), piece.schema
         rows = batch.select([*schema.names])
         keys: Sequence[bytes | None] = [None] * batch.num_rows
         if piece.leaving.is_keyed:
-            keys = self._lines(batch.select([*schema.key_names]))
+            keys = self._encode_rows(batch.select([*schema.key_names]))
         is_contents = "_time" not in batch.schema.names
         assert piece.before is not None
         times = [piece.before.as_of] * batch.num_rows if is_contents else batch.column("_time").to_pylist()
         if self.config.format == "debezium":
-            values: Sequence[bytes | None] = self._envelopes(piece, batch, times, is_contents)
+            values: Sequence[bytes | None] = self._encode_envelopes(piece, batch, times, is_contents)
         elif not piece.leaving.is_keyed:
-            values = self._lines(batch.select([*schema.names, "_diff"]))
+            values = self._encode_rows(batch.select([*schema.names, "_diff"]))
         else:
             deleted = [False] * batch.num_rows if is_contents else _is_delete(batch)
-            values = [None if is_gone else line for line, is_gone in zip(self._lines(rows), deleted, strict=True)]
+            values = [None if is_gone else line for line, is_gone in zip(self._encode_rows(rows), deleted, strict=True)]
         for key, value, at in zip(keys, values, times, strict=True):
             self._produce(topic, key, value, at)
 
-    def _lines(self, rows: pa.RecordBatch) -> list[bytes]:
-        return json_lines(rows, nan=self.config.nan)
+    def _encode_rows(self, rows: pa.RecordBatch) -> list[bytes]:
+        return encode_json_lines(rows, nan=self.config.nan)
 
-    def _envelopes(
+    def _encode_envelopes(
         self, piece: Piece, batch: pa.RecordBatch, times: Sequence[int | None], is_contents: bool
     ) -> list[bytes]:
-        """Return rows as Debezium writes them."""
+        """Return rows as Debezium's messages."""
         names, keys = piece.schema.names, piece.schema.key_names
-        after = self._lines(batch.select([*names]))
+        after = self._encode_rows(batch.select([*names]))
         if is_contents:
             old_rows, ops = [b"null"] * len(after), [b"r"] * len(after)
         else:
             old = [batch.column(name if name in keys else f"_old_{name}") for name in names]
             changes = batch.column("_change").to_pylist()
-            old_rows = self._lines(pa.RecordBatch.from_arrays(old, [*names]))
+            old_rows = self._encode_rows(pa.RecordBatch.from_arrays(old, [*names]))
             old_rows = [b"null" if change == "insert" else row for change, row in zip(changes, old_rows, strict=True)]
             after = [b"null" if change == "delete" else row for change, row in zip(changes, after, strict=True)]
             ops = [_OPS[change] for change in changes]
@@ -209,7 +209,7 @@ class KafkaSink:
         headers = {} if at is None else {"headers": {"time": str(at)}}
         while True:
             try:
-                self._producer.produce(topic, key=key, value=value, on_delivery=self._delivered, **headers)
+                self._producer.produce(topic, key=key, value=value, on_delivery=self._note_delivery, **headers)
                 break
             except BufferError:
                 self._producer.poll(0.1)
@@ -219,14 +219,14 @@ class KafkaSink:
 
             raise KafkaException(self._problems.pop())
 
-    def _delivered(self, error: Any, message: Any) -> None:
+    def _note_delivery(self, error: Any, message: Any) -> None:
         if error is not None:
             self._problems = [error]
 
     def _check_topics(self, leaving: Sequence[Leaving]) -> None:
-        """Check that the topics exist; brokers may create them on request."""
+        """Check that topics exist, or that brokers create them."""
         topics = self._producer.list_topics(timeout=ASK_S).topics
-        for topic in [self.config.positions, *map(self._topic, leaving)]:
+        for topic in [self.config.positions, *map(self._get_topic, leaving)]:
             if topic in topics:
                 continue
             metadata = self._producer.list_topics(topic, timeout=ASK_S).topics[topic]
@@ -244,7 +244,7 @@ class KafkaSink:
                 )
 
     def _read_positions(self) -> dict[bytes, bytes]:
-        """Return the last value of each key of the topic of positions. Cost: all that it has."""
+        """Return the last value of each key in the positions topic. Cost: all of the topic."""
         from confluent_kafka import Consumer, KafkaException, TopicPartition
 
         options = {"group.id": f"persist-{self.hold}", "isolation.level": "read_committed", "log_level": 0}
@@ -273,14 +273,14 @@ class KafkaSink:
             consumer.close()
         return positions
 
-    def _topic(self, leaving: Leaving) -> str:
+    def _get_topic(self, leaving: Leaving) -> str:
         return self.config.topics.get(leaving.name, self.config.prefix + leaving.name)
 
-    def _position_key(self, collection: str) -> bytes:
+    def _get_position_key(self, collection: str) -> bytes:
         return msgspec.json.encode([self._location, self.hold, collection])
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         from confluent_kafka import KafkaException
 
         try:

@@ -34,10 +34,10 @@ COUNTED = (
 
 
 class PgTable:
-    """A table of a sink, by the columns that a version of the collection's schema has."""
+    """A table of a sink with the columns of a schema version."""
 
     def __init__(self, leaving: Leaving, schema: CollectionSchema, place: tuple[str, str], copy: str) -> None:
-        """Take a collection, its schema, the place of its table, and the name of the copy."""
+        """Take a collection, its schema, the (schema, table) names, and the copy's name."""
         from psycopg2 import sql
 
         self._sql = sql
@@ -56,21 +56,22 @@ class PgTable:
             raise InvalidUsage(f"{leaving.name!r} has a column {min(clash)!r}, which means something else in its table")
 
     @property
-    def shown(self) -> str:
-        """The table's name, for people."""
+    def label(self) -> str:
+        """The table's name for messages."""
         return ".".join(self.place)
 
     def _run(self, cursor: Any, text: str, values: Sequence[Any] = (), **parts: Any) -> None:
         sql = self._sql
         parts |= {"table": self.table, "copy": self.copy, "stage": self._stage}
-        parts |= {"columns": self._names(self.columns), "key": self._names(self.key)}
+        parts |= {"columns": self._join_names(self.columns), "key": self._join_names(self.key)}
         cursor.execute(sql.SQL(text).format(**parts), values or None)
 
-    def _names(self, names: Sequence[str], before: str = "", between: str = ", ") -> Any:
+    def _join_names(self, names: Sequence[str], before: str = "", between: str = ", ") -> Any:
         sql = self._sql
         return sql.SQL(between).join(sql.SQL(before) + sql.Identifier(name) for name in names)
 
-    def _same_key(self, one: str, other: str) -> Any:
+    def _match_keys(self, one: str, other: str) -> Any:
+        """Return the SQL condition that two tables have equal keys."""
         sql = self._sql
         pairs = [
             sql.SQL(one) + sql.Identifier(name) + sql.SQL(" = " + other) + sql.Identifier(name) for name in self.key
@@ -78,7 +79,7 @@ class PgTable:
         return sql.SQL(" AND ").join(pairs)
 
     def begin(self, cursor: Any) -> None:
-        """Make the table of the copy. A table that is there must fit, and be empty."""
+        """Create the copy's table. An existing target must fit, and be empty."""
         if self._is_there(cursor):
             self._check_columns(cursor)
             self._check_empty(cursor)
@@ -91,12 +92,12 @@ class PgTable:
         self._run(cursor, "CREATE TABLE {copy} ({made})", made=sql.SQL(", ").join(definitions))
 
     def add(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
-        """Add contents to the copy."""
+        """Add contents to the copy's table."""
         for batch in batches:
             self._copy(cursor, self.copy, self.columns, batch.select(self.columns))
 
-    def show(self, cursor: Any) -> None:
-        """Rename the copy to the table, or replace the rows of an existing table by the copy's."""
+    def replace_table(self, cursor: Any) -> None:
+        """Rename the copy to the table, or replace an existing table's rows."""
         if not self._is_there(cursor):
             self._run(cursor, "ALTER TABLE {copy} ADD PRIMARY KEY ({key})")
             self._run(cursor, "ALTER TABLE {copy} RENAME TO {name}", name=self._sql.Identifier(self.place[1]))
@@ -107,7 +108,7 @@ class PgTable:
         self._run(cursor, "INSERT INTO {table} ({columns}) SELECT {columns} FROM {copy}; DROP TABLE {copy}")
 
     def evolve(self, cursor: Any, before: "PgTable") -> None:
-        """Give the table the columns that the collection has by now."""
+        """Change the table's columns from those of a version before."""
         sql, was, now = self._sql, before.schema, self.schema
         old, new = dict(zip(was.ids, was.names, strict=True)), dict(zip(now.ids, now.names, strict=True))
         renamed = {id_: f"_renamed_{id_}" for id_ in old if id_ in new and old[id_] != new[id_]}
@@ -131,25 +132,27 @@ class PgTable:
         self._run(cursor, "ALTER TABLE {table} RENAME COLUMN {name} TO {to}", **parts)
 
     def apply(self, cursor: Any, batches: Iterable[pa.RecordBatch]) -> None:
-        """Apply changes, which are transitions by key."""
+        """Apply transitions by key to the table."""
         names = [*self.columns, "_time", "_was", "_is"]
         self._make_stage(cursor)
         is_empty = True
         for batch in batches:
             is_empty = False
-            self._copy(cursor, self._stage, names, _signed(batch, self.columns))
+            self._copy(cursor, self._stage, names, _split_transitions(batch, self.columns))
         if is_empty:
             return
         self._run(cursor, "ANALYZE {stage}")
-        self._check_found(cursor)
+        self._check_changes(cursor)
         last = "(SELECT DISTINCT ON ({key}) * FROM {stage} ORDER BY {key}, _time DESC) s"
         self._run(
             cursor,
             "DELETE FROM {table} t USING " + last + " WHERE NOT s._is AND {same}",
-            same=self._same_key("t.", "s."),
+            same=self._match_keys("t.", "s."),
         )
         values = [name for name in self.columns if name not in self.key]
-        sets = self._sql.SQL(", ").join(self._sql.SQL("{0} = EXCLUDED.{0}").format(self._names([v])) for v in values)
+        sets = self._sql.SQL(", ").join(
+            self._sql.SQL("{0} = EXCLUDED.{0}").format(self._join_names([v])) for v in values
+        )
         action = self._sql.SQL("UPDATE SET {}").format(sets) if values else self._sql.SQL("NOTHING")
         self._run(
             cursor,
@@ -158,21 +161,21 @@ class PgTable:
             action=action,
         )
 
-    def _check_found(self, cursor: Any) -> None:
-        """Check each change against the previous one of its key, or against the table."""
+    def _check_changes(self, cursor: Any) -> None:
+        """Check each change against the key's previous change, or the table."""
         self._run(
             cursor,
             "SELECT {named}, s._was FROM (SELECT *, row_number() OVER w AS _n, lag(_is) OVER w AS _before FROM {stage} "
             "WINDOW w AS (PARTITION BY {key} ORDER BY _time)) s LEFT JOIN (SELECT *, true AS _there FROM {table}) t "
             "ON {same} WHERE s._was <> CASE WHEN s._n = 1 THEN t._there IS NOT NULL ELSE s._before END LIMIT 1",
-            named=self._names(self.key, "s."),
-            same=self._same_key("t.", "s."),
+            named=self._join_names(self.key, "s."),
+            same=self._match_keys("t.", "s."),
         )
         if row := cursor.fetchone():
             key = ", ".join(f"{name}={value!r}" for name, value in zip(self.key, row, strict=False))
             state = "no row with" if row[-1] else "a row already with"
             raise InvalidUsage(
-                f"the table {self.shown} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
+                f"the table {self.label} has {state} {key}, so what {self.leaving.name!r} says of it cannot be "
                 "applied: the key has several rows there, or somebody has changed the table. Nothing of this step "
                 f"was sent. {COUNTED}"
             )
@@ -187,8 +190,8 @@ class PgTable:
 
     def _copy(self, cursor: Any, into: Any, names: Sequence[str], rows: pa.RecordBatch) -> None:
         sql = self._sql
-        text = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, self._names(names))
-        cursor.copy_expert(text.as_string(cursor.connection), copy_text(rows, self.leaving.name))
+        text = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(into, self._join_names(names))
+        cursor.copy_expert(text.as_string(cursor.connection), encode_copy_rows(rows, self.leaving.name))
 
     def _is_there(self, cursor: Any) -> bool:
         cursor.execute("SELECT to_regclass(%s) IS NOT NULL", (self.table.as_string(cursor.connection),))
@@ -198,12 +201,12 @@ class PgTable:
         self._run(cursor, "SELECT EXISTS (SELECT FROM {table})")
         if cursor.fetchone()[0]:
             raise InvalidUsage(
-                f"the table {self.shown} has rows that this sink has not sent: empty it, or give {self.leaving.name!r} "
+                f"the table {self.label} has rows that this sink has not sent: empty it, or give {self.leaving.name!r} "
                 f'another table by tables = {{ "{self.leaving.name}" = "…" }}'
             )
 
     def _check_columns(self, cursor: Any) -> None:
-        """Check that a table that is there can hold the collection."""
+        """Check that an existing table can hold the collection."""
         table = self.table.as_string(cursor.connection)
         cursor.execute(
             "SELECT attname, format_type(atttypid, atttypmod), attnotnull AND NOT atthasdef AND attidentity = '' "
@@ -214,18 +217,18 @@ class PgTable:
         for name, kind in self._types.items():
             if name not in actual:
                 raise InvalidUsage(
-                    f"the table {self.shown} has no column {name!r}: ALTER TABLE {table} ADD COLUMN "
+                    f"the table {self.label} has no column {name!r}: ALTER TABLE {table} ADD COLUMN "
                     f'"{name}" {kind}, or let the sink make the table'
                 )
-            if not fits(kind, actual[name][0]):
+            if not can_hold(kind, actual[name][0]):
                 raise InvalidUsage(
-                    f"the column {name!r} of the table {self.shown} is {actual[name][0]}, which does not hold all "
+                    f"the column {name!r} of the table {self.label} is {actual[name][0]}, which does not hold all "
                     f"values of {kind}: change its type, or let the sink make the table"
                 )
         needed = [name for name, (_, is_needed) in actual.items() if is_needed and name not in self._types]
         if needed:
             raise InvalidUsage(
-                f"the table {self.shown} has a column {needed[0]!r} that {self.leaving.name!r} has not, and it must "
+                f"the table {self.label} has a column {needed[0]!r} that {self.leaving.name!r} has not, and it must "
                 "not be NULL: give it a default, or drop it"
             )
         cursor.execute(
@@ -236,13 +239,16 @@ class PgTable:
         )
         if [sorted(self.key)] not in [[columns] for (columns,) in cursor.fetchall()]:
             raise InvalidUsage(
-                f"the table {self.shown} has no unique index on just ({', '.join(self.key)}), by which its rows are "
+                f"the table {self.label} has no unique index on just ({', '.join(self.key)}), by which its rows are "
                 f"found: ALTER TABLE {table} ADD PRIMARY KEY ({', '.join(self.key)})"
             )
 
 
-def _signed(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
-    """Return changes as new rows; `_was` and `_is` show whether a row was or is there."""
+def _split_transitions(transitions: pa.RecordBatch, columns: Sequence[str]) -> pa.RecordBatch:
+    """Return transitions as new rows with `_was` and `_is`.
+
+    These tell whether the row existed before and exists after.
+    """
     change = transitions.column(CHANGED)
     was, comes = pc.not_equal(change, "insert"), pc.not_equal(change, "delete")
     arrays = [transitions.column(name) for name in (*columns, "_time")]
@@ -268,7 +274,7 @@ _JSON = msgspec.json.Encoder(enc_hook=str)
 
 
 def to_postgres_type(kind: pa.DataType, where: str) -> str:
-    """Return the type of Postgres that a column gets, as the server writes it.
+    """Return the Postgres type of a column, as the server writes it.
 
     Raises:
         InvalidUsage: it has none.
@@ -293,28 +299,28 @@ def to_postgres_type(kind: pa.DataType, where: str) -> str:
     raise InvalidUsage(f"the column {where} has the type {kind}, which Postgres has no counterpart for: leave it out")
 
 
-def fits(ours: str, theirs: str) -> bool:
-    """Return whether an existing column holds all values of the sink's own type.
+def can_hold(ours: str, theirs: str) -> bool:
+    """Return whether a column holds all values of the sink's type.
 
     Text may be of any type: the server parses it, and reports errors.
     """
     if ours == theirs or ours == "text" or (ours == "jsonb" and theirs in ("json", "text")):
         return True
     if ours.startswith("numeric(") and theirs.startswith("numeric("):
-        (digits, scale), (their_digits, their_scale) = _numbers(ours), _numbers(theirs)
+        (digits, scale), (their_digits, their_scale) = _parse_precision(ours), _parse_precision(theirs)
         return their_scale >= scale and their_digits - their_scale >= digits - scale
     return theirs in _WIDER.get(ours, ()) or (ours.startswith("numeric(") and theirs == "numeric")
 
 
-def copy_text(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
-    """Return rows as csv for COPY: NULL is empty, and empty text is in quotes.
+def encode_copy_rows(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
+    """Return rows as CSV for COPY. NULL is empty, and empty text is in quotes.
 
     Raises:
         InvalidUsage: a value has more digits than its column.
     """
     import pyarrow.csv as pa_csv
 
-    columns = [_texts(rows.column(name), f"{table}.{name}") for name in rows.schema.names]
+    columns = [_encode_column(rows.column(name), f"{table}.{name}") for name in rows.schema.names]
     out = io.BytesIO()
     texts = pa.Table.from_arrays(columns, [*rows.schema.names])
     pa_csv.write_csv(texts, out, pa_csv.WriteOptions(include_header=False))
@@ -322,8 +328,8 @@ def copy_text(rows: pa.RecordBatch | pa.Table, table: str) -> io.BytesIO:
     return out
 
 
-def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
-    """Return values of a type that Arrow writes as Postgres reads it, or as texts."""
+def _encode_column(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
+    """Return values that Arrow writes as Postgres reads them."""
     kind = values.type
     try:
         if kind == pa.float16():
@@ -331,7 +337,7 @@ def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
         if pt.is_floating(kind):
             return pc.add(values, pa.scalar(0.0, kind))
         if _is_bytes(kind):
-            return _hex(values)
+            return _encode_hex(values)
         if pt.is_time(kind):
             return values.cast(pa.time64("us"))
         if pt.is_timestamp(kind):
@@ -349,8 +355,8 @@ def _texts(values: pa.Array | pa.ChunkedArray, where: str) -> pa.Array:
     return values
 
 
-def _hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """Return bytes as text of hexadecimal digits, in the form of Postgres."""
+def _encode_hex(values: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """Return bytes as Postgres's hexadecimal text."""
     import numpy as np
 
     chunk = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
@@ -370,6 +376,6 @@ def _is_bytes(kind: pa.DataType) -> bool:
     )
 
 
-def _numbers(numeric: str) -> tuple[int, int]:
+def _parse_precision(numeric: str) -> tuple[int, int]:
     digits, _, scale = numeric.removeprefix("numeric(").rstrip(")").partition(",")
     return int(digits), int(scale or 0)

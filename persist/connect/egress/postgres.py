@@ -12,7 +12,7 @@ import msgspec
 import xxhash
 
 from persist.connect.egress.pg_table import COUNTED, PgTable
-from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, sink_name
+from persist.connect.egress.sink import Leaving, Piece, Reached, Standing, build_sink_name
 from persist.connect.ingest.postgres.database import PgAddress, to_line
 from persist.core.errors import InvalidUsage, SinkMoved, TargetUnavailable, Unavailable
 
@@ -48,7 +48,7 @@ class PostgresSink:
         self._address = PgAddress(config.sink, "persist egress")
         self.config = config
         self.name = self._address.name
-        self.hold = config.name or sink_name("postgres", self.name, config.schema)
+        self.hold = config.name or build_sink_name("postgres", self.name, config.schema)
         self.collections = config.collections
         self.batch_rows = config.batch_rows
         if config.batch_rows < 1:
@@ -72,7 +72,7 @@ class PostgresSink:
         self.close()
         self._location = location
         try:
-            self._connection = self._address.connected()
+            self._connection = self._address.open_connection()
         except Unavailable as error:
             raise TargetUnavailable(str(error)) from None
         with self._transaction("positions") as cursor:
@@ -94,22 +94,22 @@ class PostgresSink:
         return {id_: Standing(Reached.of(position, self.name)) for id_, position in positions if id_ in ids}
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Apply a step, and move its positions, in one transaction."""
+        """Apply a step and move its positions in one transaction."""
         with self._transaction(", ".join(piece.leaving.name for piece in step)) as cursor:
             for piece in step:
-                self._move(cursor, piece)
+                self._move_position(cursor, piece)
             for piece in step:
                 self._apply(cursor, piece)
         return step
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
-        """Delete the positions, and what copies have left."""
+        """Delete the positions and unfinished copies."""
         self.begin(location, ())
         with self._transaction("positions") as cursor:
             for collection in leaving:
                 values = (location, self.hold, collection.id)
                 self._run(cursor, "DELETE FROM {positions} WHERE (location, sink, collection) = (%s, %s, %s)", values)
-                copy = self._identifier(self._place(collection)[0], self._copy(collection))
+                copy = self._identifier(self._get_place(collection)[0], self._get_copy_name(collection))
                 self._run(cursor, "DROP TABLE IF EXISTS {copy}", copy=copy)
 
     def close(self) -> None:
@@ -120,22 +120,22 @@ class PostgresSink:
             self._connection = None
 
     def _apply(self, cursor: Any, piece: Piece) -> None:
-        table = self._table(piece.leaving, piece.schema)
+        table = self._make_table(piece.leaving, piece.schema)
         position, after = piece.before, piece.after
         if position is None:
             table.begin(cursor)
         elif position.stage == "copying":
             table.add(cursor, piece.read())
         elif after.stage == "following" and position.stage == "copied":
-            table.show(cursor)
+            table.replace_table(cursor)
         else:
             assert piece.earlier is not None, "it has the columns of some version"
             if position.schema != after.schema:
-                table.evolve(cursor, self._table(piece.leaving, piece.earlier))
+                table.evolve(cursor, self._make_table(piece.leaving, piece.earlier))
             table.apply(cursor, piece.read())
 
-    def _move(self, cursor: Any, piece: Piece) -> None:
-        """Move the position of a collection, if it is where the piece begins."""
+    def _move_position(self, cursor: Any, piece: Piece) -> None:
+        """Move a collection's position if the piece begins there."""
         key = (self._location, self.hold, piece.leaving.id)
         after = (piece.leaving.name, piece.after.upper, piece.after.to_json())
         if piece.before is None:
@@ -160,13 +160,13 @@ class PostgresSink:
 
     @contextmanager
     def _transaction(self, what: str) -> Iterator[Any]:
-        """Yield a cursor of a transaction, which is committed if nothing is raised."""
+        """Yield a cursor of a transaction, which commits unless an error is raised."""
         library = self._address.library
         try:
             with self._connection, self._connection.cursor() as cursor:
                 yield cursor
         except (library.OperationalError, library.InterfaceError) as error:
-            raise TargetUnavailable(str(self._address.unavailable(error))) from None
+            raise TargetUnavailable(str(self._address.make_unavailable(error))) from None
         except library.errors.UniqueViolation as error:
             raise InvalidUsage(
                 f"{self.name} refuses a row of {what}: {to_line(error)}. A table has one row for each key. {COUNTED}"
@@ -192,11 +192,11 @@ class PostgresSink:
 
         cursor.execute(sql.SQL(text).format(positions=self._positions, **parts), values or None)
 
-    def _table(self, leaving: Leaving, schema: Any) -> PgTable:
-        return PgTable(leaving, schema, self._place(leaving), self._copy(leaving))
+    def _make_table(self, leaving: Leaving, schema: Any) -> PgTable:
+        return PgTable(leaving, schema, self._get_place(leaving), self._get_copy_name(leaving))
 
-    def _place(self, leaving: Leaving) -> tuple[str, str]:
-        """Return the schema and the name of a table."""
+    def _get_place(self, leaving: Leaving) -> tuple[str, str]:
+        """Return the schema and name of a collection's table."""
         name = self.config.tables.get(leaving.name, leaving.name)
         schema, dot, table = name.partition(".")
         place = (schema, table) if dot else (self.config.schema, name)
@@ -207,7 +207,7 @@ class PostgresSink:
             )
         return place
 
-    def _copy(self, leaving: Leaving) -> str:
-        """Return the name of the staging table that receives the contents."""
+    def _get_copy_name(self, leaving: Leaving) -> str:
+        """Return the name of the staging table for contents."""
         where = f"{self._location} {self.hold} {leaving.id}".encode()
         return f"persist_copy_{xxhash.xxh64(where).hexdigest()}"

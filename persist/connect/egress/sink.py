@@ -40,7 +40,7 @@ class _Written(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Reached:
-    """How far a target has come with one collection.
+    """A target's position in one collection.
 
     Attributes:
         as_of: the time of the contents that were sent first; None if nothing was sealed then.
@@ -57,20 +57,20 @@ class Reached:
     schema: int
 
     def position(self, hold: str) -> Position:
-        """Return what the hold keeps: contents while they are copied, and later changes."""
+        """Return the hold that this position needs. It keeps contents while they are copied, and later changes."""
         if self.stage == "following":
             return Position(None, self.upper or 0, self.upper, hold)
         return Position(self.as_of, 0 if self.as_of is None else None, self.upper, hold)
 
     def to_json(self) -> str:
-        """Return the written form, which the target keeps."""
+        """Return the position as the target stores it."""
         upper: int | str = COMPLETE if self.upper is None else self.upper
         below = None if self.below is None else list(self.below)
         return msgspec.json.encode(_Written(VERSION, self.stage, self.as_of, upper, below, self.schema)).decode()
 
     @classmethod
     def of(cls, written: str | bytes, where: str) -> "Reached":
-        """Read what `to_json` returned.
+        """Parse the result of `to_json`.
 
         Raises:
             InvalidUsage: it is something else.
@@ -91,7 +91,7 @@ class Reached:
 
 @dataclass(frozen=True, slots=True)
 class Leaving:
-    """A collection, as a sink needs it.
+    """A collection as a sink sees it.
 
     Attributes:
         id: of the collection, which is unique in the location.
@@ -112,12 +112,12 @@ class Standing:
     """
 
     reached: Reached
-    promised: Reached | None = None
+    make_promised_piece: Reached | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Piece:
-    """Rows that move a target from one position of a collection to another.
+    """Rows that move a target from one position to another.
 
     Attributes:
         before: where it has to be; None if it has nothing yet.
@@ -138,14 +138,14 @@ class Piece:
 
     @property
     def is_turn(self) -> bool:
-        """Whether it leads somewhere that has to be written down, though it may have no rows."""
+        """Whether the position must be stored even without rows."""
         position_before, after = self.before, self.after
         if position_before is None or after.upper is None:
             return True
         return position_before.stage != after.stage or position_before.below != after.below
 
     def read(self) -> Iterable[pa.RecordBatch]:
-        """Yield the tables that have rows, and count these."""
+        """Yield the tables that have rows, and count the rows."""
         for table in self.tables:
             if table.num_rows:
                 self.count += table.num_rows
@@ -162,21 +162,21 @@ class Sink(Protocol):
 
     @property
     def hold(self) -> str:
-        """The name of its hold on each collection, and of its positions in the target."""
+        """The name of the hold on each collection, and of the target's positions."""
         ...
 
     @property
     def collections(self) -> Sequence[str]:
-        """The names of what flows to it."""
+        """The names of the collections that are sent."""
         ...
 
     @property
     def batch_rows(self) -> int:
-        """How many updates a step has at most, if they are of several times."""
+        """The most updates in a step that spans several times."""
         ...
 
     def begin(self, location: str, leaving: Sequence[Leaving]) -> Mapping[str, Standing]:
-        """Open the target, anew if it is open; return where it is with collections, by id.
+        """Open the target, or reopen it; return its positions by collection id.
 
         Raises:
             TargetUnavailable: it does not answer.
@@ -184,7 +184,7 @@ class Sink(Protocol):
         ...
 
     def take(self, step: Sequence[Piece]) -> Sequence[Piece]:
-        """Take a whole step durably, or nothing; return the pieces that it took.
+        """Apply a whole step durably, or nothing; return the applied pieces.
 
         It may leave out pieces without rows; their next pieces then begin at the same position.
 
@@ -196,14 +196,14 @@ class Sink(Protocol):
         ...
 
     def forget(self, location: str, leaving: Sequence[Leaving]) -> None:
-        """Forget how far collections have come. Their rows stay."""
+        """Delete the positions of collections. Their rows stay."""
         ...
 
     def close(self) -> None:
-        """Free what it has open."""
+        """Close connections and files."""
         ...
 
 
-def sink_name(kind: str, *where: str) -> str:
-    """Derive the default name of a sink from its place."""
+def build_sink_name(kind: str, *where: str) -> str:
+    """Return the default name of a sink: its kind and a hash."""
     return f"egress-{kind}-{xxhash.xxh64(chr(10).join(where).encode()).hexdigest()[:8]}"

@@ -7,14 +7,14 @@ error. Pure functions of columns, vectorised through `pyarrow.json`.
 from persist.connect.envelopes.assembly import Events
 from persist.connect.envelopes.binlog import canal, maxwell
 from persist.connect.envelopes.debezium import debezium
-from persist.connect.envelopes.json_numbers import NumberGuess, exact_fields
+from persist.connect.envelopes.json_numbers import NumberGuess, infer_exact_fields
 from persist.connect.envelopes.json_rows import (
     describe_error,
-    in_order,
+    encode_mixed_members,
+    find_suspects,
+    merge_in_order,
     parse,
-    sifted,
-    suspects,
-    with_texts_of_documents,
+    read_separately,
 )
 from persist.connect.envelopes.messages import Unreadable
 from persist.connect.envelopes.plain import plain
@@ -26,12 +26,12 @@ __all__ = [
     "canal",
     "debezium",
     "describe_error",
-    "exact_fields",
-    "in_order",
+    "encode_mixed_members",
+    "find_suspects",
+    "infer_exact_fields",
     "maxwell",
+    "merge_in_order",
     "parse",
     "plain",
-    "sifted",
-    "suspects",
-    "with_texts_of_documents",
+    "read_separately",
 ]

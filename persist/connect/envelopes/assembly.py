@@ -51,7 +51,7 @@ class Events:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ReadOptions:
     """The options that all envelopes share.
 
     Attributes:
@@ -79,25 +79,29 @@ class Wanted:
         metadata: Mapping[str, str] | None = None,
         logical: Mapping[str, str] | None = None,
         on_error: OnError = "raise",
-    ) -> "Wanted":
-        """Check the options.
+    ) -> "ReadOptions":
+        """Return checked options.
 
         Raises:
             InvalidUsage: an option has no allowed value, or names a column that the schema has not; or that is none.
         """
         names = () if key is None else (key,) if isinstance(key, str) else tuple(key)
-        types = None if schema is None else _types(schema)
+        types = None if schema is None else _parse_schema(schema)
         check_choice("on_error", on_error, ("raise", "collect"))
         if types is not None:
             for name in (*names, *(logical or {})):
                 if name not in types:
                     hint = did_you_mean(name, list(types))
                     raise InvalidUsage(f"column {name!r} is not in the schema, which has {list(types)}.{hint}")
-        described = {n: Described.named(kind, types.get(n) if types else None) for n, kind in (logical or {}).items()}
+        described = {
+            n: Described.for_logical_type(kind, types.get(n) if types else None) for n, kind in (logical or {}).items()
+        }
         return cls(names, types, time, dict(metadata or {}), described, on_error)
 
     def paths(self, messages: Messages) -> dict[str, str]:
-        """Return what is to be read of each message besides its row: by column, the path.
+        """Return the path of each column that is read from messages, except rows.
+
+        The other columns are beside the messages, in `messages.others`.
 
         The remaining columns stand beside the messages, in `messages.others`.
         """
@@ -113,8 +117,8 @@ class Wanted:
         values = list_values(samples, *self.metadata[name].split("."))
         return pa.scalar(values[0]).type if values else pa.null()
 
-    def beside(self, messages: Messages, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
-        """Return the columns that stand beside the messages, for some of these."""
+    def make_metadata_columns(self, messages: Messages, rows: npt.NDArray[np.int64]) -> dict[str, pa.Array]:
+        """Return the columns beside the messages, for messages by number."""
         every = {**self.metadata, **({TIME: self.time} if self.time is not None else {})}
         columns = {n: messages.others[path] for n, path in every.items() if path in messages.others.column_names}
         return {
@@ -124,17 +128,17 @@ class Wanted:
 
 
 def to_one_array(column: pa.ChunkedArray) -> pa.Array:
-    """Return a column in one piece."""
+    """Return a chunked column as one array."""
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
-def check_choice(option: str, given: str, allowed: Iterable[str]) -> None:
-    """Raise InvalidUsage unless an option has one of the values that it may have."""
-    if given not in allowed:
-        raise InvalidUsage(f"{option}={given!r} is not one of {', '.join(map(repr, allowed))}.")
+def check_choice(option: str, value: str, allowed: Iterable[str]) -> None:
+    """Raise InvalidUsage unless an option has an allowed value."""
+    if value not in allowed:
+        raise InvalidUsage(f"{option}={value!r} is not one of {', '.join(map(repr, allowed))}.")
 
 
-def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
+def _parse_schema(schema: SchemaLike) -> dict[str, pa.DataType]:
     return {
         name: get_stored_type(kind)
         for name, kind, _ in field_types(schema, "schema")
@@ -142,7 +146,7 @@ def _types(schema: SchemaLike) -> dict[str, pa.DataType]:
     }
 
 
-def delivered(request: Wanted, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
+def deliver_events(request: ReadOptions, messages: Messages, table: Callable[[], pa.Table], bad: list[Bad]) -> Events:
     """Return events and bad messages, or raise for the first bad one by `on_error`."""
     bad.sort(key=lambda rejection: rejection.row)
     if bad and request.on_error == "raise":
@@ -181,8 +185,8 @@ class Changes:
     keys: pa.StructArray | None = None
     others: Mapping[str, pa.Array] = field(default_factory=dict)
 
-    def filtered(self, mask: Mask) -> "Changes":
-        """Return the rows that the mask selects."""
+    def filter_rows(self, mask: Mask) -> "Changes":
+        """Return the changes that a mask selects."""
         if mask.all():
             return self
 
@@ -195,27 +199,27 @@ class Changes:
 
 
 @dataclass(frozen=True, slots=True)
-class Assembled:
-    """Events that are good, and messages that are not."""
+class AssembledEvents:
+    """Good events, and bad messages."""
 
     table: pa.Table
     bad: list[Bad]
 
 
-def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False) -> Assembled:
-    """Return the events of changes.
+def assemble_events(changes: Changes, key: tuple[str, ...], with_before: bool = False) -> AssembledEvents:
+    """Return changes as events by key, and the messages with missing keys.
 
     A change of the key, which only rows before it show, is two events: the old key is gone, and the new one is there.
     Only the message's own key may have NULL in a field: in a row, NULL may mean a missing field.
     """
-    columns = {name: key_column(changes, name) for name in key}
+    columns = {name: make_key_column(changes, name) for name in key}
     bad = list[Bad]()
     good = np.ones(len(changes.rows), bool)
-    may_be_null = _with_own_key(changes, columns)
+    may_be_null = _find_usable_keys(changes, columns)
     for name, column in columns.items():
         nulls = column.is_null() if may_be_null is None else pc.and_not(column.is_null(), may_be_null)
-        good &= _without(nulls, good, changes, bad, f"the column {name!r} of its key is missing or null")
-    good_changes = changes.filtered(good)
+        good &= _reject_nulls(nulls, good, changes, bad, f"the column {name!r} of its key is missing or null")
+    good_changes = changes.filter_rows(good)
     columns = {name: column.filter(boolean_array(good)) for name, column in columns.items()}
     value = [f for f in good_changes.after.type if f.name not in key and f.name not in good_changes.others]
     is_deletion = boolean_array(good_changes.deletes)
@@ -232,47 +236,48 @@ def assembled(changes: Changes, key: tuple[str, ...], with_before: bool = False)
         parts = [good_changes.before.field(f.name) for f in value]
         columns[BEFORE] = pa.StructArray.from_arrays(parts, fields=value, mask=good_changes.before.is_null())
     table = pa.table(columns)
-    return Assembled(_with_moves(table, good_changes, key), bad)
+    return AssembledEvents(_insert_deletions(table, good_changes, key), bad)
 
 
-def key_column(changes: Changes, name: str) -> pa.Array:
-    """Return a key column, from the message's key or else from its row."""
-    apart = changes.keys.field(name) if changes.keys is not None and _has(changes.keys, name) else None
+def make_key_column(changes: Changes, name: str) -> pa.Array:
+    """Return a key column from the messages' keys, or else from their rows."""
+    apart = changes.keys.field(name) if changes.keys is not None and _has_field(changes.keys, name) else None
     if apart is not None and not apart.null_count:
         return apart
     deletes = boolean_array(changes.deletes)
-    if not _has(changes.after, name):
+    if not _has_field(changes.after, name):
         return apart if apart is not None else pa.nulls(len(changes.rows))
-    row = pc.if_else(deletes, _field(changes.before, name), _field(changes.after, name))
+    row = pc.if_else(deletes, _get_field(changes.before, name), _get_field(changes.after, name))
     return row if apart is None else pc.coalesce(apart, row.cast(apart.type))
 
 
-def _field(rows: pa.StructArray, name: str) -> pa.Array:
-    """Return a column of rows, NULL without a row."""
+def _get_field(rows: pa.StructArray, name: str) -> pa.Array:
+    """Return a column of rows; NULL for messages without a row."""
     return pc.struct_field(rows, [name])
 
 
-def _has(rows: pa.StructArray, name: str) -> bool:
+def _has_field(rows: pa.StructArray, name: str) -> bool:
     return bool(rows.type.get_field_index(name) >= 0)
 
 
-def _with_own_key(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array | None:
+def _find_usable_keys(changes: Changes, columns: Mapping[str, pa.Array]) -> pa.Array | None:
     """Return a mask of messages with usable keys, or None if there are none."""
-    if changes.keys is None or not all(_has(changes.keys, name) for name in columns):
+    if changes.keys is None or not all(_has_field(changes.keys, name) for name in columns):
         return None
     some = [column.is_valid() for column in columns.values()]
     return pc.and_(changes.keys.is_valid(), reduce(pc.or_, some))
 
 
-def _without(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:
+def _reject_nulls(nulls: pa.Array, good: Mask, changes: Changes, bad: list[Bad], reason: str) -> Mask:
+    """Add bad messages where a key is NULL; return the mask of the others."""
     mask = boolean_values(nulls)
     bad += [Bad(int(row), reason) for row in changes.rows[mask & good]]
     return ~mask
 
 
-def _with_moves(table: pa.Table, changes: Changes, key: tuple[str, ...]) -> pa.Table:
-    """Put a deletion of the old key before each event whose row had another one."""
-    old = {name: _field(changes.before, name) for name in key if _has(changes.before, name)}
+def _insert_deletions(table: pa.Table, changes: Changes, key: tuple[str, ...]) -> pa.Table:
+    """Insert a deletion of the old key before each event that changed its key."""
+    old = {name: _get_field(changes.before, name) for name in key if _has_field(changes.before, name)}
     if changes.keys is not None or len(old) < len(key) or not len(table):
         return table
     is_changed = np.zeros(len(table), bool)
@@ -283,12 +288,13 @@ def _with_moves(table: pa.Table, changes: Changes, key: tuple[str, ...]) -> pa.T
     moved = is_changed & has_key
     if not moved.any():
         return table
-    deletions = _deletions(table.filter(boolean_array(moved)), old, boolean_array(moved), set(changes.others))
+    deletions = _make_deletions(table.filter(boolean_array(moved)), old, boolean_array(moved), set(changes.others))
     places = np.concatenate([np.flatnonzero(moved) * 2, np.arange(len(table)) * 2 + 1])
     return pa.concat_tables([deletions, table]).take(int64_array(np.argsort(places, kind="stable")))
 
 
-def _deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, kept: set[str]) -> pa.Table:
+def _make_deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, kept: set[str]) -> pa.Table:
+    """Return deletions of the old keys of moved rows. Metadata columns stay."""
     columns = {}
     for name in moved.column_names:
         column = moved[name]
@@ -303,7 +309,7 @@ def _deletions(moved: pa.Table, old: Mapping[str, pa.Array], where: pa.Array, ke
     return pa.table(columns, schema=moved.schema)
 
 
-def refused(changes: Changes, problems: list[Problem]) -> tuple[Changes, list[Bad]]:
+def reject_problems(changes: Changes, problems: list[Problem]) -> tuple[Changes, list[Bad]]:
     """Remove the changes with a problem; the first problem of a change counts.
 
     A problem is a mask, and a function that returns the reason for a place.
@@ -312,4 +318,4 @@ def refused(changes: Changes, problems: list[Problem]) -> tuple[Changes, list[Ba
     for mask, reason in problems:
         bad += [Bad(int(changes.rows[place]), reason(int(place))) for place in np.flatnonzero(mask & good)]
         good &= ~mask
-    return changes.filtered(good), bad
+    return changes.filter_rows(good), bad

@@ -35,16 +35,23 @@ from persist.connect.envelopes.assembly import (
     Mask,
     OnError,
     Problem,
+    ReadOptions,
     SchemaLike,
-    Wanted,
-    assembled,
-    delivered,
-    refused,
+    assemble_events,
+    deliver_events,
+    reject_problems,
     to_one_array,
 )
-from persist.connect.envelopes.json_rows import Bad, in_order, parse, sifted, suspects
-from persist.connect.envelopes.messages import Messages, decode_samples, from_base64, from_latin_1, list_values, reader
-from persist.connect.envelopes.rows import How, RowPlan, inferred, merged
+from persist.connect.envelopes.json_rows import Bad, find_suspects, merge_in_order, parse, read_separately
+from persist.connect.envelopes.messages import (
+    Messages,
+    choose_reader,
+    decode_base64,
+    decode_latin_1,
+    decode_samples,
+    list_values,
+)
+from persist.connect.envelopes.rows import ReaderFactory, RowPlan, infer_row_types, merge_types
 
 _FORM = re.compile(r"\s*([a-z]+)\s*(?:\(([^)]*)\))?(.*)", re.IGNORECASE | re.DOTALL)
 _INTEGERS = {
@@ -139,51 +146,55 @@ class _Stream:
     bad: list[Bad]
 
 
-def read_events(messages: Any, request: Wanted, table: str | None, dialect: Dialect) -> Events:
-    """Return what messages of a dialect amount to; see `maxwell` and `canal`."""
+def read_events(messages: Any, request: ReadOptions, table: str | None, dialect: Dialect) -> Events:
+    """Return the events of a dialect's messages; see `maxwell` and `canal`."""
     batch = Messages.of(messages)
-    stream = _of_one_table(batch, table, dialect)
-    key = _key(stream, request, dialect)
-    types = _types(stream, request, dialect)
+    stream = _select_table(batch, table, dialect)
+    key = _choose_key(stream, request, dialect)
+    types = _choose_types(stream, request, dialect)
     paths = request.paths(batch)
     path_types = {name: request.path_type(name, stream.samples) for name in paths}
-    plan = RowPlan(PLACES, types, _how(dialect), paths, path_types, dialect.listed)
-    sifted_rows = sifted(stream.texts, plan, stream.rows)
+    plan = RowPlan(PLACES, types, _make_reader_factory(dialect), paths, path_types, dialect.listed)
+    sifted_rows = read_separately(stream.texts, plan, stream.rows)
     row = pa.struct(list(types.items()))
     place = pa.list_(row) if dialect.listed else row
     empty = pa.record_batch([pa.array([], t) for t in (place, place, *path_types.values())], [*PLACES, *paths])
     columns = pa.Table.from_batches([piece for _, piece in sifted_rows.pieces] or [empty]).combine_chunks()
-    rows, columns = in_order(sifted_rows.pieces, columns)
+    rows, columns = merge_in_order(sifted_rows.pieces, columns)
     deletes = stream.deletes[np.searchsorted(stream.rows, rows)]
-    changes, more = _changes(rows, deletes, columns, batch, request, key, dialect.listed)
-    events = assembled(changes, key)
-    return delivered(request, batch, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
+    changes, more = _make_changes(rows, deletes, columns, batch, request, key, dialect.listed)
+    events = assemble_events(changes, key)
+    return deliver_events(request, batch, lambda: events.table, [*stream.bad, *sifted_rows.bad, *more, *events.bad])
 
 
-class _Heads:
-    """Reads the parts of all messages outside their rows."""
+class _HeadReader:
+    """Reads the members of messages other than their rows."""
 
     def read(self, texts: pa.Array) -> pa.Table:
         return parse(texts, HEAD)
 
-    def suspects(self, texts: pa.Array) -> Mask:
-        return suspects(texts, HEAD)
+    def find_suspects(self, texts: pa.Array) -> Mask:
+        return find_suspects(texts, HEAD)
 
 
-def _of_one_table(messages: Messages, table: str | None, dialect: Dialect) -> _Stream:
+def _select_table(messages: Messages, table: str | None, dialect: Dialect) -> _Stream:
+    """Return the messages with rows of a table, and the bad messages."""
     is_valid = boolean_values(messages.values.is_valid())
     bad = [Bad(int(row), f"it is empty, which {dialect.name} does not send") for row in np.flatnonzero(~is_valid)]
     rows = np.flatnonzero(is_valid)
     values = messages.values if len(rows) == len(messages) else messages.values.take(int64_array(rows))
-    sifted_heads = sifted(values, _Heads(), rows)
+    sifted_heads = read_separately(values, _HeadReader(), rows)
     heads = pa.concat_tables([HEAD.empty_table(), *(piece for _, piece in sifted_heads.pieces)])
-    rows, heads = in_order(sifted_heads.pieces, heads)
+    rows, heads = merge_in_order(sifted_heads.pieces, heads)
     is_of_table = _match_table(heads, table, dialect)
     kinds = heads["type"].combine_chunks()
-    deletes = _in(kinds, (dialect.deletes,))
-    with_rows = deletes | _in(kinds, dialect.writes)
-    is_other = is_of_table & ~with_rows & ~_in(kinds, dialect.skipped)
-    bad += [*sifted_heads.bad, *(Bad(int(rows[i]), _not_rows(kinds[i].as_py())) for i in np.flatnonzero(is_other))]
+    deletes = _is_in(kinds, (dialect.deletes,))
+    with_rows = deletes | _is_in(kinds, dialect.writes)
+    is_other = is_of_table & ~with_rows & ~_is_in(kinds, dialect.skipped)
+    bad += [
+        *sifted_heads.bad,
+        *(Bad(int(rows[i]), _explain_other_kind(kinds[i].as_py())) for i in np.flatnonzero(is_other)),
+    ]
     has_rows = is_of_table & with_rows
     texts = (
         messages.values.take(int64_array(rows[has_rows]))
@@ -194,7 +205,7 @@ def _of_one_table(messages: Messages, table: str | None, dialect: Dialect) -> _S
 
 
 def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
-    """Return which messages are of the table; all, if they name one table.
+    """Return a mask of the messages of a table; all if they have only one.
 
     Raises:
         InvalidUsage: none is named, and rows are of several.
@@ -203,7 +214,7 @@ def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
     if table is not None:
         is_match = pc.or_(pc.equal(names, table), pc.equal(heads["table"], table).fill_null(False))
         return boolean_values(to_one_array(is_match))
-    with_rows = _in(heads["type"].combine_chunks(), (*dialect.writes, dialect.deletes))
+    with_rows = _is_in(heads["type"].combine_chunks(), (*dialect.writes, dialect.deletes))
     several = pc.unique(names.filter(boolean_array(with_rows))).to_pylist()
     if len(several) > 1:
         raise InvalidUsage(
@@ -213,11 +224,12 @@ def _match_table(heads: pa.Table, table: str | None, dialect: Dialect) -> Mask:
     return np.ones(len(heads), bool)
 
 
-def _in(column: pa.Array, values: tuple[str, ...]) -> Mask:
+def _is_in(column: pa.Array, values: tuple[str, ...]) -> Mask:
     return boolean_values(pc.is_in(column, pa.array(values, pa.string())))
 
 
-def _not_rows(kind: str | None) -> str:
+def _explain_other_kind(kind: str | None) -> str:
+    """Return why a message is not a change of rows."""
     if kind is None:
         return "it is not a change of a row: it has no type"
     return (
@@ -226,7 +238,8 @@ def _not_rows(kind: str | None) -> str:
     )
 
 
-def _key(stream: _Stream, request: Wanted, dialect: Dialect) -> tuple[str, ...]:
+def _choose_key(stream: _Stream, request: ReadOptions, dialect: Dialect) -> tuple[str, ...]:
+    """Return the key columns, by the options or else by the messages."""
     named = [tuple(names) for names in list_values(stream.samples, dialect.key_at) if isinstance(names, list)]
     key = request.key or next(iter(named), ())
     if not key and len(stream.rows):
@@ -236,33 +249,34 @@ def _key(stream: _Stream, request: Wanted, dialect: Dialect) -> tuple[str, ...]:
     return key
 
 
-def _types(stream: _Stream, request: Wanted, dialect: Dialect) -> Mapping[str, pa.DataType]:
+def _choose_types(stream: _Stream, request: ReadOptions, dialect: Dialect) -> Mapping[str, pa.DataType]:
+    """Return types of the row's columns: from options, messages, or else inferred."""
     if request.types is not None:
         return {name: t for name, t in request.types.items() if name not in request.metadata}
     described = list_values(stream.samples, dialect.types_at) if dialect.types_at is not None else []
     if described:
         rows = [pa.struct([(n, arrow_type(t)) for n, t in columns_of_table.items()]) for columns_of_table in described]
-        row = merged(rows)
+        row = merge_types(rows)
         return {f.name: f.type for f in row}
-    return inferred(stream.texts, PLACES, dialect.listed)
+    return infer_row_types(stream.texts, PLACES, dialect.listed)
 
 
-def _how(dialect: Dialect) -> How:
-    return lambda name, target, samples: reader(target, samples, name, dialect.binary)
+def _make_reader_factory(dialect: Dialect) -> ReaderFactory:
+    return lambda name, target, samples: choose_reader(target, samples, name, dialect.binary)
 
 
-def _changes(
+def _make_changes(
     rows: np.ndarray,
     deletes: Mask,
     columns: pa.Table,
     messages: Messages,
-    request: Wanted,
+    request: ReadOptions,
     key: tuple[str, ...],
     listed: bool,
 ) -> tuple[Changes, list[Bad]]:
     data, old = (to_one_array(columns[place]) for place in PLACES)
     other_columns = {name: to_one_array(columns[name]) for name in request.paths(messages)}
-    other_columns.update(request.beside(messages, rows))
+    other_columns.update(request.make_metadata_columns(messages, rows))
     nothing = boolean_values(data.is_null())
     problems: list[Problem] = [(nothing, lambda _: "it has no rows: its data is missing or null")]
     if TIME in other_columns:
@@ -273,12 +287,12 @@ def _changes(
         old = pc.if_else(nothing_old.fill_null(False), pa.scalar(None, old.type), old)
         uneven = pc.not_equal(pc.list_value_length(old), pc.list_value_length(data)).fill_null(False)
         problems.append((boolean_values(uneven), lambda _: "its old rows are not as many as its rows"))
-    changes, bad = refused(Changes(rows, deletes, data, old, None, other_columns), problems)
-    return _with_old_keys(_flatten_changes(changes) if listed else changes, key), bad
+    changes, bad = reject_problems(Changes(rows, deletes, data, old, None, other_columns), problems)
+    return _restore_old_keys(_flatten_changes(changes) if listed else changes, key), bad
 
 
 def _flatten_changes(changes: Changes) -> Changes:
-    """Return a change for each row of messages with several."""
+    """Return one change for each row of messages with several rows."""
     counts = int64_values(pc.list_value_length(changes.after).cast(pa.int64()))
     owners = np.repeat(np.arange(len(counts)), counts)
     starts = np.cumsum(counts) - counts
@@ -293,8 +307,8 @@ def _flatten_changes(changes: Changes) -> Changes:
     )
 
 
-def _with_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
-    """Return the changes with old rows, as far as known: with their old keys."""
+def _restore_old_keys(changes: Changes, key: tuple[str, ...]) -> Changes:
+    """Return changes whose old rows have old keys, as far as these are known."""
     parts = []
     for f in changes.after.type:
         now = changes.after.field(f.name)
@@ -311,7 +325,7 @@ CANAL = Dialect(
     listed=True,
     key_at="pkNames",
     types_at="mysqlType",
-    binary=from_latin_1,
+    binary=decode_latin_1,
 )
 
 
@@ -346,7 +360,7 @@ def canal(
         BadMessage: a message is bad, and on_error="raise".
         InvalidUsage: an option is wrong, or required and missing from the messages.
     """
-    return read_events(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, CANAL)
+    return read_events(messages, ReadOptions.of(key, schema, time, metadata, None, on_error), table, CANAL)
 
 
 MAXWELL = Dialect(
@@ -357,7 +371,7 @@ MAXWELL = Dialect(
     listed=False,
     key_at="primary_key_columns",
     types_at=None,
-    binary=from_base64,
+    binary=decode_base64,
 )
 
 
@@ -383,4 +397,4 @@ def maxwell(
 
     Raises: as `canal`.
     """
-    return read_events(messages, Wanted.of(key, schema, time, metadata, None, on_error), table, MAXWELL)
+    return read_events(messages, ReadOptions.of(key, schema, time, metadata, None, on_error), table, MAXWELL)

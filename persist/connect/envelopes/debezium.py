@@ -30,20 +30,32 @@ from persist.connect.envelopes.assembly import (
     Mask,
     OnError,
     Problem,
+    ReadOptions,
     SchemaLike,
-    Wanted,
-    assembled,
+    assemble_events,
     check_choice,
-    delivered,
-    key_column,
-    refused,
+    deliver_events,
+    make_key_column,
+    reject_problems,
     to_one_array,
 )
-from persist.connect.envelopes.json_rows import Bad, in_order, sifted
-from persist.connect.envelopes.kafka_connect import Described, Group, unwrapped
+from persist.connect.envelopes.json_rows import Bad, merge_in_order, read_separately
+from persist.connect.envelopes.kafka_connect import Described, Group, unwrap_messages
 from persist.connect.envelopes.messages import Messages, decode_samples, list_values
-from persist.connect.envelopes.rows import RowPlan, described_types, doubt, how_described, inferred, merged
-from persist.connect.envelopes.unavailable import Unchanged, refuse_unchanged, take_out_unavailable, unchanged_column
+from persist.connect.envelopes.rows import (
+    RowPlan,
+    explain_ambiguity,
+    get_described_types,
+    infer_row_types,
+    make_reader_factory,
+    merge_types,
+)
+from persist.connect.envelopes.unavailable import (
+    Unchanged,
+    make_unchanged_column,
+    refuse_unchanged,
+    take_out_unavailable,
+)
 
 PLACES = ("before", "after")
 OP = "_op"
@@ -100,16 +112,16 @@ def debezium(
     check_choice("tombstones", tombstones, ("delete", "skip"))
     check_choice("unchanged", unchanged, get_args(Unchanged))
     batch = Messages.of(messages)
-    request = Wanted.of(key, schema, time, metadata, types, on_error)
+    request = ReadOptions.of(key, schema, time, metadata, types, on_error)
     keys = read_keys(batch, request)
-    values = _values(batch, request, keys, may_lack=unchanged == "keep" and not before)
+    values = _read_values(batch, request, keys, may_lack=unchanged == "keep" and not before)
     bad = [*keys.bad, *values.bad]
     bad_rows = [bad_key.row for bad_key in keys.bad]
     good = ~np.isin(values.changes.rows, bad_rows)
-    deleted = np.setdiff1d(values.tombstones, bad_rows) if tombstones == "delete" else no_rows()
-    changes, more = _with_tombstones(values.changes.filtered(good), deleted, keys, batch, request)
-    events = assembled(changes, keys.names, before)
-    return delivered(request, batch, lambda: events.table, [*bad, *more, *events.bad])
+    deleted = np.setdiff1d(values.tombstones, bad_rows) if tombstones == "delete" else make_empty_rows()
+    changes, more = _add_tombstones(values.changes.filter_rows(good), deleted, keys, batch, request)
+    events = assemble_events(changes, keys.names, before)
+    return deliver_events(request, batch, lambda: events.table, [*bad, *more, *events.bad])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +133,7 @@ class Keys:
     bad: list[Bad]
 
     def of(self, rows: np.ndarray) -> pa.StructArray | None:
+        """Return the keys of messages by number; None if no message has a key."""
         return None if self.columns is None else self.columns.take(int64_array(rows))
 
 
@@ -131,45 +144,46 @@ class _Values:
     bad: list[Bad]
 
 
-def no_rows() -> np.ndarray:
+def make_empty_rows() -> np.ndarray:
     """Return an empty array of message numbers."""
     return np.empty(0, np.int64)
 
 
-def read_keys(messages: Messages, request: Wanted) -> Keys:
+def read_keys(messages: Messages, request: ReadOptions) -> Keys:
     """Return the keys of messages, read as JSON with or without a schema part."""
     if messages.keys is None or messages.keys.null_count == len(messages):
         if not request.key and len(messages):
             raise InvalidUsage("these messages have no keys of their own: name the key's columns, such as key=['id'].")
         return Keys(request.key, None, [])
     rows = np.flatnonzero(boolean_values(messages.keys.is_valid()))
-    apart = unwrapped(messages.keys.take(int64_array(rows)), rows)
-    groups = [_as_objects(group, request.key) for group in apart.groups]
+    apart = unwrap_messages(messages.keys.take(int64_array(rows)), rows)
+    groups = [_wrap_single_keys(group, request.key) for group in apart.groups]
     if not groups:
         return Keys(request.key, None, apart.bad)
     known_types = [list_row_types(group, (), request) for group in groups]
-    row = merged([pa.struct(list(types.items())) for types in known_types])
+    row = merge_types([pa.struct(list(types.items())) for types in known_types])
     names = request.key or tuple(row.names)
-    types = {n: (request.types or {}).get(n) or _member(row, n) for n in names}
+    types = {n: (request.types or {}).get(n) or _get_member_type(row, n) for n in names}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), list(apart.bad)
     for group in groups:
-        plan = RowPlan((), types, how_described(group.described, request.logical))
-        sifted_keys = sifted(group.texts, plan, group.rows)
+        plan = RowPlan((), types, make_reader_factory(group.described, request.logical))
+        sifted_keys = read_separately(group.texts, plan, group.rows)
         pieces += sifted_keys.pieces
         bad += sifted_keys.bad
     empty = pa.record_batch([pa.array([], pa.struct(list(types.items())))], ["row"])
-    rows, columns = pieces_in_order(pieces, empty)
-    return Keys(names, _spread(columns["row"], rows, len(messages)), bad)
+    rows, columns = merge_pieces(pieces, empty)
+    return Keys(names, _scatter_rows(columns["row"], rows, len(messages)), bad)
 
 
-def _member(row: pa.StructType, name: str) -> pa.DataType:
+def _get_member_type(row: pa.StructType, name: str) -> pa.DataType:
+    """Return the type of a key column; raise InvalidUsage if it is missing."""
     if row.get_field_index(name) < 0:
         raise InvalidUsage(f"the keys of the messages have the columns {row.names}, and not {name!r}.")
     return row.field(name).type
 
 
-def _as_objects(group: Group, key: tuple[str, ...]) -> Group:
-    """Make objects from single values, which transforms of Connect make from one-column keys."""
+def _wrap_single_keys(group: Group, key: tuple[str, ...]) -> Group:
+    """Wrap bare key values as objects. Transforms of Connect make such keys."""
     bare = pc.invert(pc.match_substring_regex(group.texts, r"^\s*\{"))
     if len(key) != 1 or not pc.any(bare, min_count=0).as_py():
         return group
@@ -181,8 +195,8 @@ def _as_objects(group: Group, key: tuple[str, ...]) -> Group:
     return Group(group.rows, texts, described)
 
 
-def _spread(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
-    """Return the rows at their places among `count`, and NULL elsewhere."""
+def _scatter_rows(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
+    """Return rows at their places among `count`; NULL elsewhere."""
     if len(rows) == count:
         return columns
     places = np.full(count, -1)
@@ -190,13 +204,13 @@ def _spread(columns: pa.Array, rows: np.ndarray, count: int) -> pa.StructArray:
     return columns.take(pa.array(places, mask=places < 0))
 
 
-def list_row_types(group: Group, places: tuple[str, ...], request: Wanted) -> dict[str, pa.DataType]:
-    """Return the columns of a group's rows: as described, or as JSON shows them."""
-    row = _described_row(group.described, places)
-    return inferred(group.texts, places) if row is None else described_types(row, request.logical)
+def list_row_types(group: Group, places: tuple[str, ...], request: ReadOptions) -> dict[str, pa.DataType]:
+    """Return the types of a group's columns, as described or as inferred."""
+    row = _find_described_row(group.described, places)
+    return infer_row_types(group.texts, places) if row is None else get_described_types(row, request.logical)
 
 
-def _described_row(described: Described | None, places: tuple[str, ...]) -> Described | None:
+def _find_described_row(described: Described | None, places: tuple[str, ...]) -> Described | None:
     if described is None or not places:
         return described
     return next(
@@ -204,40 +218,44 @@ def _described_row(described: Described | None, places: tuple[str, ...]) -> Desc
     )
 
 
-def _values(messages: Messages, request: Wanted, keys: Keys, *, may_lack: bool) -> _Values:
+def _read_values(messages: Messages, request: ReadOptions, keys: Keys, *, may_lack: bool) -> _Values:
     is_valid = boolean_values(messages.values.is_valid())
     rows = np.flatnonzero(is_valid)
-    apart = unwrapped(messages.values.take(int64_array(rows)) if len(rows) < len(messages) else messages.values, rows)
+    apart = unwrap_messages(
+        messages.values.take(int64_array(rows)) if len(rows) < len(messages) else messages.values, rows
+    )
     groups, unchanged = take_out_unavailable(apart.groups, "after", request)
     paths = request.paths(messages)
-    types = _row_types(groups, request)
+    types = _infer_row_types(groups, request)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
     pieces, bad = list[tuple[np.ndarray, pa.RecordBatch]](), [*apart.bad]
     for group in groups:
         check_encodings(group, PLACES, types, request)
-        how = how_described(_described_row(group.described, PLACES), request.logical)
+        how = make_reader_factory(_find_described_row(group.described, PLACES), request.logical)
         plan = RowPlan(PLACES, types, how, {OP: "op", **paths}, {OP: pa.string(), **path_types})
-        sifted_rows = sifted(group.texts, plan, group.rows)
+        sifted_rows = read_separately(group.texts, plan, group.rows)
         pieces += sifted_rows.pieces
         bad += sifted_rows.bad
     row = pa.struct(list(types.items()))
     names = [*PLACES, OP, *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, row, pa.string(), *path_types.values())], names)
-    numbers, columns = pieces_in_order(pieces, empty)
-    changes, more = _changes(numbers, columns, messages, request, keys, unchanged, may_lack=may_lack)
+    numbers, columns = merge_pieces(pieces, empty)
+    changes, more = _make_changes(numbers, columns, messages, request, keys, unchanged, may_lack=may_lack)
     return _Values(changes, np.sort(np.concatenate([np.flatnonzero(~is_valid), apart.empty])), [*bad, *more])
 
 
-def _row_types(groups: list[Group], request: Wanted) -> dict[str, pa.DataType]:
+def _infer_row_types(groups: list[Group], request: ReadOptions) -> dict[str, pa.DataType]:
     if request.types is not None:
         return {name: t for name, t in request.types.items() if name not in request.metadata}
-    row = merged([pa.struct(list(list_row_types(group, PLACES, request).items())) for group in groups])
+    row = merge_types([pa.struct(list(list_row_types(group, PLACES, request).items())) for group in groups])
     return {f.name: f.type for f in row} if pat.is_struct(row) else {}
 
 
-def check_encodings(group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], request: Wanted) -> None:
-    """Raise early if the encoding of a column is unknown.
+def check_encodings(
+    group: Group, places: tuple[str, ...], types: Mapping[str, pa.DataType], request: ReadOptions
+) -> None:
+    """Raise InvalidUsage early if the encoding of a column is ambiguous.
 
     One message among others that holds something odd is bad, and no reason to raise.
     """
@@ -247,84 +265,90 @@ def check_encodings(group: Group, places: tuple[str, ...], types: Mapping[str, p
     rows = [row for place in places for row in list_values(samples, place)] if places else samples
     for name, target in types.items():
         problems = (
-            [doubt(target, [value], name) for value in list_values(rows, name)] if name not in request.logical else []
+            [explain_ambiguity(target, [value], name) for value in list_values(rows, name)]
+            if name not in request.logical
+            else []
         )
         if problems and all(problems):
             raise InvalidUsage(f"{problems[0]}.")
 
 
-def pieces_in_order(
+def merge_pieces(
     pieces: list[tuple[np.ndarray, pa.RecordBatch]], empty: pa.RecordBatch
 ) -> tuple[np.ndarray, dict[str, pa.Array]]:
-    """Return the numbers of all messages that were read, ascending, and their columns."""
-    rows, table = in_order(pieces, pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks())
+    """Return message numbers, ascending, and the columns of all pieces."""
+    rows, table = merge_in_order(
+        pieces, pa.Table.from_batches([batch for _, batch in pieces] or [empty]).combine_chunks()
+    )
     return rows, {name: to_one_array(table[name]) for name in table.column_names}
 
 
-def _changes(
+def _make_changes(
     rows: np.ndarray,
     columns: dict[str, pa.Array],
     messages: Messages,
-    request: Wanted,
+    request: ReadOptions,
     keys: Keys,
     unchanged: Mapping[int, list[str]],
     *,
     may_lack: bool,
 ) -> tuple[Changes, list[Bad]]:
     ops = columns[OP]
-    deletes = _is(ops, "d")
+    deletes = _equals(ops, "d")
     other_columns = {name: columns[name] for name in request.paths(messages)}
-    other_columns.update(request.beside(messages, rows) | unchanged_column(rows, unchanged))
+    other_columns.update(request.make_metadata_columns(messages, rows) | make_unchanged_column(rows, unchanged))
     changes = Changes(rows, deletes, columns["after"], columns["before"], keys.of(rows), other_columns)
-    is_row_change = deletes | _is(ops, "c") | _is(ops, "r") | _is(ops, "u")
-    missing = ~deletes & _nulls(columns["after"])
-    has_no_earlier = ~_is(ops, "u") | _moves(changes, keys.names) if may_lack else np.ones(len(rows), np.bool_)
-    problems: list[Problem] = [(_is(ops, op), _always(reason)) for op, reason in REFUSED.items()]
+    is_row_change = deletes | _equals(ops, "c") | _equals(ops, "r") | _equals(ops, "u")
+    missing = ~deletes & _is_null(columns["after"])
+    has_no_earlier = (
+        ~_equals(ops, "u") | _find_key_changes(changes, keys.names) if may_lack else np.ones(len(rows), np.bool_)
+    )
+    problems: list[Problem] = [(_equals(ops, op), _make_constant_reason(reason)) for op, reason in REFUSED.items()]
     problems += [
-        (~is_row_change, lambda place: _no_op(ops[place].as_py())),
+        (~is_row_change, lambda place: _explain_unknown_op(ops[place].as_py())),
         refuse_unchanged(rows, unchanged, has_no_earlier),
         (missing, lambda place: f'it has op "{ops[place].as_py()}", and no row after the change'),
     ]
     if TIME in other_columns:
-        problems.append((_nulls(other_columns[TIME]), lambda _: f"it has no {request.time!r} to take its time from"))
-    return refused(changes, problems)
+        problems.append((_is_null(other_columns[TIME]), lambda _: f"it has no {request.time!r} to take its time from"))
+    return reject_problems(changes, problems)
 
 
-def _moves(changes: Changes, key: Sequence[str]) -> Mask:
-    """Return which changes give their row another key, under which its large values are not stored."""
+def _find_key_changes(changes: Changes, key: Sequence[str]) -> Mask:
+    """Return a mask of the changes that give their row another key. Large values are not stored under the new key."""
     moves = np.zeros(len(changes.rows), np.bool_)
     for name in key:
         if changes.before.type.get_field_index(name) >= 0:
-            now, earlier = key_column(changes, name), pc.struct_field(changes.before, [name])
+            now, earlier = make_key_column(changes, name), pc.struct_field(changes.before, [name])
             moves |= boolean_values(pc.not_equal(earlier.cast(now.type), now).fill_null(False))
     return moves
 
 
-def _always(reason: str) -> Callable[[int], str]:
+def _make_constant_reason(reason: str) -> Callable[[int], str]:
     return lambda _: reason
 
 
-def _no_op(op: str | None) -> str:
+def _explain_unknown_op(op: str | None) -> str:
     return "it is not a change event: it has no op" if op is None else f'it has op "{op}", which is not c, r, u or d'
 
 
-def _is(column: pa.Array, value: Any) -> Mask:
+def _equals(column: pa.Array, value: Any) -> Mask:
     return boolean_values(pc.equal(column, value).fill_null(False))
 
 
-def _nulls(column: pa.Array) -> Mask:
+def _is_null(column: pa.Array) -> Mask:
     return boolean_values(column.is_null())
 
 
-def _with_tombstones(
-    changes: Changes, rows: np.ndarray, keys: Keys, messages: Messages, request: Wanted
+def _add_tombstones(
+    changes: Changes, rows: np.ndarray, keys: Keys, messages: Messages, request: ReadOptions
 ) -> tuple[Changes, list[Bad]]:
     if not len(rows):
         return changes, []
     if keys.columns is None:
         return changes, [Bad(int(row), "it has neither a value nor a key") for row in rows]
     none = {name: pa.nulls(len(rows), column.type) for name, column in changes.others.items()}
-    none.update(request.beside(messages, rows))
+    none.update(request.make_metadata_columns(messages, rows))
     empty = pa.nulls(len(rows), changes.after.type)
     deletions = Changes(rows, np.ones(len(rows), bool), empty, empty, keys.of(rows), none)
     bad = list[Bad]()
@@ -333,12 +357,12 @@ def _with_tombstones(
             f"it is a tombstone, which has no {request.time!r} to take its time from: take the time from a column "
             'beside the messages, or pass tombstones over with tombstones="skip"'
         )
-        deletions, bad = refused(deletions, [(np.ones(len(rows), bool), lambda _: reason)])
-    return merged_changes(changes, deletions), bad
+        deletions, bad = reject_problems(deletions, [(np.ones(len(rows), bool), lambda _: reason)])
+    return merge_changes(changes, deletions), bad
 
 
-def merged_changes(one: Changes, other: Changes) -> Changes:
-    """Return changes of both, in the order of their messages."""
+def merge_changes(one: Changes, other: Changes) -> Changes:
+    """Return two sets of changes merged in the order of their messages."""
     rows = np.concatenate([one.rows, other.rows])
     order = np.argsort(rows, kind="stable")
 

@@ -32,15 +32,15 @@ def check_numbers(texts: pa.Array, fields: pa.Schema) -> None:
     Args:
         texts: large_binary without NULL: documents that were parsed with these fields.
     """
-    bits = _bits_min(pa.struct(list(fields)))
+    bits = _find_least_bits(pa.struct(list(fields)))
     if bits is None or not len(texts):
         return
     doubtful = re.compile(_LONG[64 if bits == 64 else 32] + _FAR)
-    if doubtful.search(_data(texts)) is None:
+    if doubtful.search(_view_bytes(texts)) is None:
         return
     for text in texts.to_pylist():
         if doubtful.search(text):
-            for path, number, width in _numbers(text, fields):
+            for path, number, width in _find_numbers(text, fields):
                 if not is_exact_float(number, width):
                     raise Unreadable(f"column {path!r} of type {_FLOATS[width]} would round {number:.60}")
 
@@ -48,8 +48,8 @@ def check_numbers(texts: pa.Array, fields: pa.Schema) -> None:
 _FLOATS = {16: pa.float16(), 32: pa.float32(), 64: pa.float64()}
 
 
-def exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]) -> pa.Schema:
-    """Return inferred fields with decimals in place of doubles that would round a whole number.
+def infer_exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]) -> pa.Schema:
+    """Return inferred fields, with decimals where doubles would round whole numbers.
 
     Args:
         read: reads all documents, as of `check_numbers`; it is called if there is a double.
@@ -58,27 +58,29 @@ def exact_fields(fields: pa.Schema, read: Callable[[], Iterable[pa.Array]]) -> p
         InvalidUsage: no decimal holds all numbers of a field.
     """
     doubtful = re.compile(_LONG[64] + _FAR)
-    if _bits_min(pa.struct(list(fields))) is None or not any(doubtful.search(_data(texts)) for texts in read()):
+    if _find_least_bits(pa.struct(list(fields))) is None or not any(
+        doubtful.search(_view_bytes(texts)) for texts in read()
+    ):
         return fields
     guesses: dict[str, NumberGuess] = {}
     for texts in read():
         for text in texts.to_pylist():
-            for path, number, _ in _numbers(text, fields):
+            for path, number, _ in _find_numbers(text, fields):
                 guesses.setdefault(path, NumberGuess()).add(number)
-    return pa.schema([(field.name, _exact(field.type, field.name, guesses)) for field in fields])
+    return pa.schema([(field.name, _replace_inexact(field.type, field.name, guesses)) for field in fields])
 
 
-def _exact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGuess]") -> pa.DataType:
+def _replace_inexact(kind: pa.DataType, path: str, guesses: "dict[str, NumberGuess]") -> pa.DataType:
     if pat.is_struct(kind):
-        return pa.struct([(f.name, _exact(f.type, f"{path}.{f.name}", guesses)) for f in kind])
+        return pa.struct([(f.name, _replace_inexact(f.type, f"{path}.{f.name}", guesses)) for f in kind])
     if pat.is_list(kind):
-        return pa.list_(_exact(kind.value_type, f"{path}[]", guesses))
+        return pa.list_(_replace_inexact(kind.value_type, f"{path}[]", guesses))
     return guesses[path].infer_type(path) if pat.is_floating(kind) and path in guesses else kind
 
 
 @dataclass(slots=True)
 class NumberGuess:
-    """The numbers of a column so far, which are to become doubles if these are exact.
+    """The numbers of a column so far, which become doubles if these are exact.
 
     Attributes:
         inexact: a number that a double rounds.
@@ -92,7 +94,7 @@ class NumberGuess:
     scale: int = 0
 
     def add(self, number: str) -> None:
-        """Look at one more number."""
+        """Adjust the guess to one more number."""
         if not is_exact_float(number):
             self.inexact = self.inexact or number
         whole, _, fraction = number.lstrip("+-").partition(".")
@@ -101,7 +103,7 @@ class NumberGuess:
         self.whole, self.scale = max(self.whole, len(whole)), max(self.scale, len(fraction))
 
     def infer_type(self, path: str) -> pa.DataType:
-        """Return float64, or the decimal that holds all numbers; raise InvalidUsage if there is none."""
+        """Return float64, or a decimal for all numbers; raise InvalidUsage without one."""
         if self.inexact is None:
             return pa.float64()
         if self.odd is None and self.whole + self.scale <= DIGITS_MAX:
@@ -113,35 +115,35 @@ class NumberGuess:
         )
 
 
-def _data(texts: pa.Array) -> memoryview:
+def _view_bytes(texts: pa.Array) -> memoryview:
     offsets = np.frombuffer(texts.buffers()[1], np.int64, len(texts) + 1, texts.offset * 8)
     return memoryview(texts.buffers()[2] or b"")[offsets[0] : offsets[-1]]
 
 
 @lru_cache(maxsize=256)
-def _bits_min(kind: pa.DataType) -> int | None:
-    """Return the bits of the narrowest float inside of a type; None if there is none."""
+def _find_least_bits(kind: pa.DataType) -> int | None:
+    """Return the bits of a type's narrowest float; None without floats."""
     if pat.is_floating(kind):
         return int(kind.bit_width)
     bits = [
         nested_bits
         for field in (children(kind) if pat.is_nested(kind) else ())
-        if (nested_bits := _bits_min(field.type))
+        if (nested_bits := _find_least_bits(field.type))
     ]
     return min(bits, default=None)
 
 
-def _numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, int]]:
-    """Yield each number of a document that becomes a float, with its path and bits."""
+def _find_numbers(text: bytes, fields: pa.Schema) -> Iterator[tuple[str, str, int]]:
+    """Yield each number that becomes a float: (text, path, bits)."""
     try:
-        document = _decoder(fields).decode(text)
+        document = _make_decoder(fields).decode(text)
     except msgspec.MsgspecError:  # The parser reports the problem.
         return
     for at, field in enumerate(fields):
-        yield from _inside(getattr(document, f"m{at}", None), field.type, field.name)
+        yield from _find_numbers_inside(getattr(document, f"m{at}", None), field.type, field.name)
 
 
-def _inside(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, str, int]]:
+def _find_numbers_inside(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, str, int]]:
     if value is None:
         return
     if isinstance(value, msgspec.Raw):
@@ -150,37 +152,37 @@ def _inside(value: Any, kind: pa.DataType, path: str) -> Iterator[tuple[str, str
             yield path, number, kind.bit_width
     elif isinstance(value, list):
         for item in value:
-            yield from _inside(item, kind.value_type, f"{path}[]")
+            yield from _find_numbers_inside(item, kind.value_type, f"{path}[]")
     else:
         for at, field in enumerate(kind):
-            yield from _inside(getattr(value, f"m{at}", None), field.type, f"{path}.{field.name}")
+            yield from _find_numbers_inside(getattr(value, f"m{at}", None), field.type, f"{path}.{field.name}")
 
 
 @lru_cache(maxsize=64)
-def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(_object([*fields]))
+def _make_decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_make_object_type([*fields]))
 
 
-def _object(fields: list[pa.Field]) -> Any:
-    """Return an object with those members that have floats inside; others are passed over."""
-    members_with_floats = [(f"m{at}", field) for at, field in enumerate(fields) if _bits_min(field.type)]
-    members = [(name, _member_type(field.type), None) for name, field in members_with_floats]
+def _make_object_type(fields: list[pa.Field]) -> Any:
+    """Return an object type with the members that contain floats. Others are skipped."""
+    members_with_floats = [(f"m{at}", field) for at, field in enumerate(fields) if _find_least_bits(field.type)]
+    members = [(name, _make_member_type(field.type), None) for name, field in members_with_floats]
     return msgspec.defstruct(
         "Object", members, rename={name: field.name for name, field in members_with_floats}, gc=False
     )
 
 
-def _member_type(kind: pa.DataType) -> Any:
+def _make_member_type(kind: pa.DataType) -> Any:
     if pat.is_floating(kind):
         return msgspec.Raw  # Also of null.
-    return (_object([*kind]) if pat.is_struct(kind) else list[_member_type(kind.value_type)]) | None  # type: ignore[misc]
+    return (_make_object_type([*kind]) if pat.is_struct(kind) else list[_make_member_type(kind.value_type)]) | None  # type: ignore[misc]
 
 
-def has_inexact(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
-    """Return bool[texts]: which documents have a number that is rounded where a float is read."""
-    if _bits_min(pa.struct(list(fields))) is None:
+def find_inexact(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
+    """Return bool[texts]: documents with a number that a float would round."""
+    if _find_least_bits(pa.struct(list(fields))) is None:
         return np.zeros(len(texts), np.bool_)
-    numbers = ([(n, bits) for _, n, bits in _numbers(text, fields)] for text in texts.to_pylist())
+    numbers = ([(n, bits) for _, n, bits in _find_numbers(text, fields)] for text in texts.to_pylist())
     return np.array(
         [any(not is_exact_float(n, bits) for n, bits in numbers_in_row) for numbers_in_row in numbers], np.bool_
     )

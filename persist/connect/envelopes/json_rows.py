@@ -7,9 +7,9 @@ documents are joined into one stream, and what makes a document hold exactly one
   cannot contain the newline between two documents. So two documents cannot become one object;
 - there are as many rows as documents: so none was two objects.
 
-After an error, documents that look bad (`suspects`) are separated in one pass, and both sides are read again. A piece
-that looks good but fails is halved until the bad documents are alone. Each halving costs a pass over the piece: n log n
-in the worst case.
+After an error, documents that look bad (`find_suspects`) are separated in one pass, and both sides are read again. A
+piece that looks good but fails is halved until the bad documents are alone. Each halving costs a pass over the piece:
+n log n in the worst case.
 """
 
 import re
@@ -28,7 +28,7 @@ import pyarrow.types as pat
 from persist.codecs.errors import InvalidUpdate
 from persist.codecs.order.arrays import boolean_array, int64_array, int64_values
 from persist.codecs.types.arrow_types import leaf_arrays
-from persist.connect.envelopes.json_numbers import check_numbers, has_inexact
+from persist.connect.envelopes.json_numbers import check_numbers, find_inexact
 from persist.connect.envelopes.messages import Unreadable
 
 # Bytes of one call of the parser: large enough for 0.1 ms of preparation, small enough for the caches.
@@ -47,8 +47,8 @@ class Bad:
 
 
 @dataclass(frozen=True, slots=True)
-class Sifted(Generic[T]):
-    """Rows of some documents: the good ones in pieces with their numbers, and the bad ones.
+class SeparatedRows(Generic[T]):
+    """Rows of good documents in pieces with their numbers, and bad documents.
 
     With bad documents, the rows of pieces may interleave.
     """
@@ -57,8 +57,8 @@ class Sifted(Generic[T]):
     bad: list[Bad]
 
 
-def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.ndarray, pa.Table]:
-    """Merge tables of several pieces by the numbers of their rows, ascending."""
+def merge_in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.ndarray, pa.Table]:
+    """Merge tables of several pieces by ascending row numbers."""
     rows = np.concatenate([np.empty(0, np.int64), *(rows for rows, _ in pieces)])
     if (np.diff(rows) < 0).any():
         order = np.argsort(rows, kind="stable")
@@ -69,7 +69,7 @@ def in_order(pieces: list[tuple[np.ndarray, T]], table: pa.Table) -> tuple[np.nd
 def parse(
     texts: pa.Array, fields: pa.Schema | None, others: Literal["ignore", "error", "infer"] = "ignore"
 ) -> pa.Table:
-    """Return one row for each document, with the requested fields, or all if None.
+    """Return one row for each document, with the requested fields. None means all.
 
     Args:
         texts: large_binary without NULL.
@@ -97,48 +97,53 @@ def parse(
     return table
 
 
-class Reading(Protocol[T_co]):
-    """Reads documents that belong together."""
+class DocumentReader(Protocol[T_co]):
+    """Reads documents that have one description."""
 
     def read(self, texts: pa.Array) -> T_co:
         """Parse documents; a bad one raises Unreadable, InvalidUpdate or Arrow's error."""
 
-    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """Return which of some documents, one of which is bad, look bad."""
+    def find_suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Return bool[texts]: documents that look bad. At least one of them is bad."""
 
 
-def sifted(texts: pa.Array, reading: Reading[T], rows: np.ndarray | None = None) -> Sifted[T]:
-    """Read documents piece by piece, and find out which of them are bad.
+def read_separately(texts: pa.Array, reading: DocumentReader[T], rows: np.ndarray | None = None) -> SeparatedRows[T]:
+    """Read documents piece by piece, and separate the bad ones.
 
     Args:
         texts: large_binary without NULL.
         rows: the numbers that the documents have; their places if None.
     """
     numbers = np.arange(len(texts)) if rows is None else rows
-    result: Sifted[T] = Sifted([], [])
-    for start, stop in pieces(texts):
-        _sift(texts.slice(start, stop - start), numbers[start:stop], reading, result)
+    result: SeparatedRows[T] = SeparatedRows([], [])
+    for start, stop in split_pieces(texts):
+        _read_halves(texts.slice(start, stop - start), numbers[start:stop], reading, result)
     return result
 
 
-def _sift(
-    texts: pa.Array, rows: np.ndarray, reading: Reading[T], sifted: Sifted[T], *, looks_alike: bool = False
+def _read_halves(
+    texts: pa.Array,
+    rows: np.ndarray,
+    reading: DocumentReader[T],
+    result: SeparatedRows[T],
+    *,
+    looks_alike: bool = False,
 ) -> None:
-    """Read documents, by halves if some are bad; looks_alike: do not look for suspects."""
+    """Read documents, by halves if some are bad. With `looks_alike`, suspects were separated already."""
     try:
-        sifted.pieces.append((rows, reading.read(texts)))
+        result.pieces.append((rows, reading.read(texts)))
     except (Unreadable, InvalidUpdate, pa.ArrowException, UnicodeDecodeError) as error:
         if len(texts) == 1:
-            sifted.bad.append(Bad(int(rows[0]), describe_error(error)))
+            result.bad.append(Bad(int(rows[0]), describe_error(error)))
             return
-        odd = None if looks_alike else reading.suspects(texts)
+        odd = None if looks_alike else reading.find_suspects(texts)
         if odd is not None and odd.any() and not odd.all():
             for mask in (~odd, odd):
-                _sift(texts.filter(boolean_array(mask)), rows[mask], reading, sifted, looks_alike=True)
+                _read_halves(texts.filter(boolean_array(mask)), rows[mask], reading, result, looks_alike=True)
             return
         middle = len(texts) // 2
-        _sift(texts.slice(0, middle), rows[:middle], reading, sifted, looks_alike=True)
-        _sift(texts.slice(middle), rows[middle:], reading, sifted, looks_alike=True)
+        _read_halves(texts.slice(0, middle), rows[:middle], reading, result, looks_alike=True)
+        _read_halves(texts.slice(middle), rows[middle:], reading, result, looks_alike=True)
 
 
 def describe_error(error: Exception) -> str:
@@ -147,7 +152,7 @@ def describe_error(error: Exception) -> str:
     if changed := re.search(r"Column\(/?([^)]*)\) changed from (\w+) to (\w+)", text):
         where, expected, is_ = changed.groups()
         what = f"the column {where.replace('/', '.')!r}" if where else "it"
-        return f"{what} holds {_an(is_)}, where {_an(expected)} is expected"
+        return f"{what} holds {_add_article(is_)}, where {_add_article(expected)} is expected"
     if twice := re.search(r"Column\(/?([^)]*)\) was specified twice", text):
         return f"the field {twice[1].replace('/', '.')!r} occurs twice in it"
     if failed := re.search(r"Failed to convert JSON to ([^,]+(?:\([^)]*\))?)[,:] (?:couldn't parse:)?(.*)", text):
@@ -161,12 +166,12 @@ def describe_error(error: Exception) -> str:
     return re.sub(r"^update \d+ has ", "it has ", text)[:REASON_CHARS_MAX]
 
 
-def _an(kind: str) -> str:
+def _add_article(kind: str) -> str:
     return f"an {kind}" if kind[0] in "aeio" else f"a {kind}"
 
 
-def pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield bounds of pieces of about PIECE_BYTES; one larger document is a piece of its own."""
+def split_pieces(texts: pa.Array) -> Iterator[tuple[int, int]]:
+    """Yield bounds of pieces of about PIECE_BYTES. A larger document is its own piece."""
     if not len(texts):
         return
     ends = np.cumsum(int64_values(pc.binary_length(texts).cast(pa.int64())))
@@ -208,18 +213,18 @@ _STRING_OR_NUMBER = re.compile(rb'"(?:[^"\\]|\\.)*"|NaN|Infinity', re.DOTALL)
 _NUMBERS = {b"NaN": b"0e0", b"Infinity": b"0.000000"}  # Their lengths are equal.
 
 
-def with_texts_of_documents(texts: pa.Array, names: Sequence[str]) -> pa.Array:
-    """Return objects in which documents of mixed shape are texts: in some members, all that is not text or null.
+def encode_mixed_members(texts: pa.Array, names: Sequence[str]) -> pa.Array:
+    """Return objects whose named members are JSON text unless they are text or null.
 
     A text there is the text of a document. Objects that cannot be read stay as they are.
     """
     if not names:
         return texts
-    decode = _documents_decoder(tuple(names)).decode
-    return pa.array([text and _with_texts(text, decode) for text in texts.to_pylist()], pa.large_binary())
+    decode = _make_documents_decoder(tuple(names)).decode
+    return pa.array([text and _encode_members(text, decode) for text in texts.to_pylist()], pa.large_binary())
 
 
-def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
+def _encode_members(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
     readable = text
     try:
         try:
@@ -230,8 +235,8 @@ def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
         values = [memoryview(value) for value in msgspec.structs.astuple(members)]
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return text
-    start = _address(readable)
-    places = sorted((_address(value) - start, len(value)) for value in values if len(value))
+    start = _get_address(readable)
+    places = sorted((_get_address(value) - start, len(value)) for value in values if len(value))
     pieces, end = list[bytes](), 0
     for begin, length in places:
         value = text[begin : begin + length]
@@ -241,52 +246,52 @@ def _with_texts(text: bytes, decode: Callable[[bytes], Any]) -> bytes:
     return b"".join([*pieces, text[end:]])
 
 
-def _address(view: bytes | memoryview) -> int:
+def _get_address(view: bytes | memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
 
 
 @lru_cache(maxsize=64)
-def _documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
+def _make_documents_decoder(names: tuple[str, ...]) -> msgspec.json.Decoder[Any]:
     members = [(f"m{at}", msgspec.Raw, msgspec.Raw()) for at in range(len(names))]
     rename = {f"m{at}": name for at, name in enumerate(names)}
     return msgspec.json.Decoder(msgspec.defstruct("Documents", members, rename=rename, gc=False))
 
 
-def suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
-    """Return bool[texts]: documents that are not JSON objects, or have other types than the fields.
+def find_suspects(texts: pa.Array, fields: pa.Schema) -> npt.NDArray[np.bool_]:
+    """Return bool[texts]: documents that are not objects, or have other types than the fields.
 
     Args:
         texts: large_binary without NULL.
         fields: as for `parse`.
     """
-    decode = _decoder(fields).decode
+    decode = _make_decoder(fields).decode
     is_suspect = np.zeros(len(texts), np.bool_)
     for at, text in enumerate(texts.to_pylist()):
         try:
             decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError):
             is_suspect[at] = True
-    return is_suspect | has_inexact(texts, fields)
+    return is_suspect | find_inexact(texts, fields)
 
 
 @lru_cache(maxsize=64)
-def _decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
-    return msgspec.json.Decoder(_object([*fields]))
+def _make_decoder(fields: pa.Schema) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(_make_object_type([*fields]))
 
 
-def _object(fields: list[pa.Field]) -> Any:
+def _make_object_type(fields: list[pa.Field]) -> Any:
     """Return an object type; members may be missing or null, and others are skipped."""
-    members = [(f"m{at}", _column_document(field.type) | None, None) for at, field in enumerate(fields)]
+    members = [(f"m{at}", _make_document_type(field.type) | None, None) for at, field in enumerate(fields)]
     names = {f"m{at}": field.name for at, field in enumerate(fields)}
     return msgspec.defstruct("Object", members, rename=names, gc=False)
 
 
-def _column_document(kind: pa.DataType) -> Any:
-    """Return what a document holds where a column of that type is read."""
+def _make_document_type(kind: pa.DataType) -> Any:
+    """Return the msgspec type of JSON values for a column's type."""
     if pat.is_struct(kind):
-        return _object([*kind])
+        return _make_object_type([*kind])
     if pat.is_list(kind):
-        return list[_column_document(kind.value_type) | None]  # type: ignore[misc]
+        return list[_make_document_type(kind.value_type) | None]  # type: ignore[misc]
     if pat.is_boolean(kind):
         return bool
     if pat.is_integer(kind):

@@ -26,11 +26,11 @@ from persist.connect.envelopes.messages import (
     PRECISION_MAX,
     Reader,
     Unreadable,
-    from_base64,
-    list_reader,
+    choose_reader,
+    decode_base64,
     list_values,
-    reader,
-    row_reader,
+    make_list_reader,
+    make_row_reader,
     to_decimals,
 )
 
@@ -90,7 +90,7 @@ class Described:
 
     @classmethod
     def of(cls, schema: Any) -> "Described":
-        """Read a "schema" part.
+        """Parse a "schema" part.
 
         Raises:
             Unreadable: it is none.
@@ -106,7 +106,7 @@ class Described:
         raise Unreadable(f"its schema is {schema!r:.60}, which Kafka Connect does not write")
 
     @classmethod
-    def named(cls, name: str, target: pa.DataType | None) -> "Described":
+    def for_logical_type(cls, name: str, target: pa.DataType | None) -> "Described":
         """Return the description of a column for a logical type, or "string"."""
         if name not in NAMES:
             raise InvalidUsage(f"{name!r} is not a logical type that is known here: give one of {', '.join(NAMES)}.")
@@ -115,27 +115,27 @@ class Described:
         return cls(kind, "" if name == "string" else name, scale)
 
 
-def described_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
-    """Return the reader of a described column, as `target` or as its natural type."""
+def make_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+    """Return the reader of a described column, as `target` or its natural type."""
     if what.name == VARIABLE_DECIMAL:
-        return _variable_decimals(target, name)
+        return _make_variable_decimal_reader(target, name)
     if what.name == DECIMAL:
-        return _decimals(what, target, samples, name)
+        return _make_decimal_reader(what, target, samples, name)
     if what.name in COUNTED:
-        return _cast(reader(COUNTED[what.name], samples, name), target, name)
+        return _add_cast(choose_reader(COUNTED[what.name], samples, name), target, name)
     if what.type == "struct":
         _check_nested(what, target, pat.is_struct, name)
         inner = {
-            n: described_reader(f, _field_type(target, n), list_values(samples, n), f"{name}.{n}")
+            n: make_reader(f, _get_field_type(target, n), list_values(samples, n), f"{name}.{n}")
             for n, f in what.fields.items()
             if target is None or target.get_field_index(n) >= 0
         }
-        return _cast(row_reader(inner), target, name)
+        return _add_cast(make_row_reader(inner), target, name)
     if what.type == "array" and what.items is not None:
         _check_nested(what, target, pat.is_list, name)
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        item = described_reader(what.items, None if target is None else target.value_type, values, name)
-        return _cast(list_reader(item), target, name)
+        item = make_reader(what.items, None if target is None else target.value_type, values, name)
+        return _add_cast(make_list_reader(item), target, name)
     natural = TEXTS.get(what.name) or PRIMITIVES.get(what.type)
     if natural is None:
         raise InvalidUsage(
@@ -144,10 +144,10 @@ def described_reader(what: Described, target: pa.DataType | None, samples: list[
         )
     if target is not None and natural == pa.binary() and not _is_bytes(target):
         raise InvalidUsage(f"column {name!r} holds bytes, and the schema has {target}: give it a type of bytes.")
-    return reader(natural if target is None else target, samples, name)
+    return choose_reader(natural if target is None else target, samples, name)
 
 
-def _field_type(target: pa.DataType | None, name: str) -> pa.DataType | None:
+def _get_field_type(target: pa.DataType | None, name: str) -> pa.DataType | None:
     return None if target is None else target.field(name).type
 
 
@@ -160,7 +160,7 @@ def _is_bytes(target: pa.DataType) -> bool:
     return bool(pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target))
 
 
-def _cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:
+def _add_cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:
     if target is None or natural.target == target:
         return natural
 
@@ -170,21 +170,21 @@ def _cast(natural: Reader, target: pa.DataType | None, name: str) -> Reader:
     return Reader(natural.wire, convert, target)
 
 
-def _decimals(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
-    """Return how base64 of an unscaled value is read, or the number that decimal.format NUMERIC sends."""
+def _make_decimal_reader(what: Described, target: pa.DataType | None, samples: list[Any], name: str) -> Reader:
+    """Return a reader of decimals: base64, or numbers if decimal.format is NUMERIC."""
     scale = what.parameters.get("scale", "")
     if not scale.lstrip("-").isdigit():
         raise InvalidUsage(f"column {name!r} is a Decimal without a scale: give it a decimal type in the schema.")
     precision = what.parameters.get("connect.decimal.precision", str(PRECISION_MAX))
     natural = pa.decimal128(min(int(precision), PRECISION_MAX), int(scale))
     if samples and not isinstance(samples[0], str):
-        return _cast(Reader(natural, lambda column: column, natural), target, name)
-    read = Reader(pa.string(), lambda column: to_decimals(from_base64(column), natural), natural)
-    return _cast(read, target, name)
+        return _add_cast(Reader(natural, lambda column: column, natural), target, name)
+    read = Reader(pa.string(), lambda column: to_decimals(decode_base64(column), natural), natural)
+    return _add_cast(read, target, name)
 
 
-def _variable_decimals(target: pa.DataType | None, name: str) -> Reader:
-    """Return the reader of Connect's decimals, whose rows have their own scales."""
+def _make_variable_decimal_reader(target: pa.DataType | None, name: str) -> Reader:
+    """Return a reader of Connect's decimals with a scale for each row."""
     if target is None or not pat.is_decimal(target):
         raise InvalidUsage(
             f"column {name!r} holds decimals of any scale ({VARIABLE_DECIMAL}): give it a decimal type in the schema."
@@ -192,7 +192,7 @@ def _variable_decimals(target: pa.DataType | None, name: str) -> Reader:
 
     def convert(rows: pa.Array) -> pa.Array:
         """Convert the decimals of each scale."""
-        unscaled, scales = from_base64(rows.field("value")), rows.field("scale")
+        unscaled, scales = decode_base64(rows.field("value")), rows.field("scale")
         result = pa.nulls(len(rows), target)
         for scale in pc.unique(scales.drop_null()).to_pylist():
             has_scale = pc.and_(pc.equal(scales, scale), rows.is_valid()).fill_null(False)
@@ -207,7 +207,7 @@ SCHEMA_FIRST = r'^\s*\{\s*"schema"\s*:\s*(\{|null)'
 PAYLOAD_FIRST = r'^\s*\{\s*"payload"\s*:\s*(\{|null)'
 
 
-class _Outer(msgspec.Struct):
+class _SchemaAndPayload(msgspec.Struct):
     payload: msgspec.Raw
     schema: msgspec.Raw = msgspec.Raw(b"null")
 
@@ -228,16 +228,16 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Unwrapped:
-    """Messages by their descriptions, messages with a null payload, and unreadable ones."""
+class UnwrappedMessages:
+    """Messages grouped by description, those with a null payload, and bad ones."""
 
     groups: list[Group]
     empty: np.ndarray
     bad: list[Bad]
 
 
-def unwrapped(texts: pa.Array, rows: np.ndarray) -> Unwrapped:
-    """Take messages apart.
+def unwrap_messages(texts: pa.Array, rows: np.ndarray) -> UnwrappedMessages:
+    """Separate the schema part and the payload of each message; group by schema.
 
     Args:
         texts: large_binary without NULL.
@@ -248,42 +248,43 @@ def unwrapped(texts: pa.Array, rows: np.ndarray) -> Unwrapped:
     plain = ~(schema_first | payload_first)
     groups, bad = [], list[Bad]()
     if plain.any():
-        groups.append(Group(rows[plain], _where(texts, plain), None))
-    _by_beginning(_where(texts, schema_first), rows[schema_first], groups, bad)
-    _split_one_by_one(_where(texts, payload_first), rows[payload_first], groups, bad)
-    return _without_empty(groups, bad)
+        groups.append(Group(rows[plain], _select(texts, plain), None))
+    _split_by_schema_bytes(_select(texts, schema_first), rows[schema_first], groups, bad)
+    _split_one_by_one(_select(texts, payload_first), rows[payload_first], groups, bad)
+    return _drop_empty(groups, bad)
 
 
-def _by_beginning(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
+def _split_by_schema_bytes(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
+    """Split messages that begin with the same schema bytes together."""
     while len(texts):
         first = texts[0].as_py()
         try:
-            outer = msgspec.json.decode(first, type=_Outer)
-            described = _described(outer)
+            outer = msgspec.json.decode(first, type=_SchemaAndPayload)
+            described = _parse_description(outer)
             schema, payload = bytes(outer.schema), bytes(outer.payload)
             start = first.find(payload, first.find(schema) + len(schema))
             end = first[start + len(payload) :]
         except (msgspec.MsgspecError, Unreadable, UnicodeDecodeError) as error:
-            bad.append(Bad(int(rows[0]), _reason(error)))
+            bad.append(Bad(int(rows[0]), _format_reason(error)))
             texts, rows = texts.slice(1), rows[1:]
             continue
         same = boolean_values(pc.and_(pc.starts_with(texts, first[:start]), pc.ends_with(texts, end)))
-        payloads = pc.binary_slice(_where(texts, same), start, -len(end))
+        payloads = pc.binary_slice(_select(texts, same), start, -len(end))
         groups.append(Group(rows[same], payloads, described))
-        texts, rows = _where(texts, ~same), rows[~same]
+        texts, rows = _select(texts, ~same), rows[~same]
 
 
 def _split_one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], bad: list[Bad]) -> None:
-    """Split messages whose members are not in the order of the JSON converter."""
+    """Split messages with another order of members, one by one."""
     by_schema: dict[bytes, tuple[Described | None, list[int], list[bytes]]] = {}
     for row, text in zip(rows.tolist(), texts.to_pylist(), strict=True):
         try:
-            outer = msgspec.json.decode(text, type=_Outer)
+            outer = msgspec.json.decode(text, type=_SchemaAndPayload)
             schema = bytes(outer.schema)
             if schema not in by_schema:
-                by_schema[schema] = (_described(outer), [], [])
+                by_schema[schema] = (_parse_description(outer), [], [])
         except (msgspec.MsgspecError, Unreadable, UnicodeDecodeError) as error:
-            bad.append(Bad(row, _reason(error)))
+            bad.append(Bad(row, _format_reason(error)))
             continue
         by_schema[schema][1].append(row)
         by_schema[schema][2].append(bytes(outer.payload))
@@ -291,24 +292,24 @@ def _split_one_by_one(texts: pa.Array, rows: np.ndarray, groups: list[Group], ba
         groups.append(Group(np.array(numbers, np.int64), pa.array(payloads, pa.large_binary()), described))
 
 
-def _described(outer: _Outer) -> Described | None:
+def _parse_description(outer: _SchemaAndPayload) -> Described | None:
     schema = msgspec.json.decode(outer.schema)
     return None if schema is None else Described.of(schema)
 
 
-def _reason(error: Exception) -> str:
+def _format_reason(error: Exception) -> str:
     return str(error) if isinstance(error, Unreadable) else f"it is not JSON: {error}"
 
 
-def _without_empty(groups: list[Group], bad: list[Bad]) -> Unwrapped:
+def _drop_empty(groups: list[Group], bad: list[Bad]) -> UnwrappedMessages:
     groups_with_rows, empty = [], [np.empty(0, np.int64)]
     for group in groups:
         null = boolean_values(pc.equal(group.texts, b"null"))
         empty.append(group.rows[null])
         if not null.all():
-            groups_with_rows.append(Group(group.rows[~null], _where(group.texts, ~null), group.described))
-    return Unwrapped(groups_with_rows, np.concatenate(empty), bad)
+            groups_with_rows.append(Group(group.rows[~null], _select(group.texts, ~null), group.described))
+    return UnwrappedMessages(groups_with_rows, np.concatenate(empty), bad)
 
 
-def _where(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
+def _select(array: pa.Array, mask: npt.NDArray[np.bool_]) -> pa.Array:
     return array if mask.all() else array.filter(boolean_array(mask))

@@ -47,14 +47,14 @@ class Messages:
 
     @classmethod
     def of(cls, value: Any) -> "Messages":
-        """Make messages from a table, a column or a list.
+        """Return messages of a table, a column or a list.
 
         Tables are record batches, tables, readers, frames, or iterables of batches. A list has bytes or text. A table
         has a column "value", and may have one called "key"; a table of one column is the values.
         """
         if isinstance(value, pa.Array | pa.ChunkedArray):
-            return cls(None, _as_bytes(value, VALUE), pa.table({"rows": pa.nulls(len(value))}).select([]))
-        table = _as_table(value)
+            return cls(None, _to_bytes(value, VALUE), pa.table({"rows": pa.nulls(len(value))}).select([]))
+        table = _to_table(value)
         if isinstance(table, list):
             return cls.of(_to_array(table))
         if VALUE not in table.column_names and table.num_columns == 1:
@@ -64,15 +64,15 @@ class Messages:
                 f"messages have the columns {table.column_names}, and none of them is {VALUE!r}: name the column of "
                 f"the messages' bodies {VALUE!r}, and that of their keys, if there is one, {KEY!r}."
             )
-        keys = _as_bytes(table[KEY], KEY) if KEY in table.column_names else None
+        keys = _to_bytes(table[KEY], KEY) if KEY in table.column_names else None
         other_columns = table.select([name for name in table.column_names if name not in (KEY, VALUE)])
-        return cls(keys, _as_bytes(table[VALUE], VALUE), other_columns)
+        return cls(keys, _to_bytes(table[VALUE], VALUE), other_columns)
 
     def __len__(self) -> int:
         return len(self.values)
 
 
-def _as_table(value: Any) -> pa.Table | list[Any]:
+def _to_table(value: Any) -> pa.Table | list[Any]:
     if isinstance(value, pa.Table):
         return value
     if isinstance(value, pa.RecordBatch):
@@ -98,7 +98,7 @@ def _to_array(items: list[Any]) -> pa.Array:
     return pa.array(items, pa.large_binary())
 
 
-def _as_bytes(column: Any, name: str) -> pa.Array:
+def _to_bytes(column: Any, name: str) -> pa.Array:
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if pa.types.is_null(array.type):
         return pa.nulls(len(array), pa.large_binary())
@@ -117,25 +117,25 @@ _PAD, _NONE = 64, 255
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 
 
-def _codes() -> np.ndarray:
+def _make_base64_codes() -> np.ndarray:
     codes = np.full(256, _NONE, np.uint8)
     codes[np.frombuffer(_ALPHABET, np.uint8)] = np.arange(64)
     codes[ord("=")] = _PAD
     return codes
 
 
-def from_base64(texts: pa.Array) -> pa.Array:
+def decode_base64(texts: pa.Array) -> pa.Array:
     """Decode base64 text to large_binary; NULL stays.
 
     Raises:
         Unreadable: some text is not base64 of the usual alphabet, padded to a multiple of four.
     """
-    offsets, data = _parts(texts)
+    offsets, data = _get_offsets_and_bytes(texts)
     lengths = np.diff(offsets)
-    codes = _codes()[data]
+    codes = _make_base64_codes()[data]
     if (lengths % 4).any() or (codes == _NONE).any():
-        raise Unreadable(f"{_example(texts)} is not base64")
-    pads = _pads(codes, offsets, texts)
+        raise Unreadable(f"{_quote_example(texts)} is not base64")
+    pads = _count_padding(codes, offsets, texts)
     codes[codes == _PAD] = 0
     quads = codes.reshape(-1, 4).astype(np.uint32)
     bits = quads[:, 0] << 18 | quads[:, 1] << 12 | quads[:, 2] << 6 | quads[:, 3]
@@ -149,9 +149,9 @@ def from_base64(texts: pa.Array) -> pa.Array:
     return _copy_nulls(texts, pa.Array.from_buffers(pa.large_binary(), len(texts), buffers))
 
 
-def from_latin_1(texts: pa.Array) -> pa.Array:
-    """Return the bytes whose numbers are the characters of a text, as large_binary; NULL stays."""
-    _, data = _parts(texts)
+def decode_latin_1(texts: pa.Array) -> pa.Array:
+    """Return characters U+0000 to U+00FF as bytes, large_binary; NULL stays."""
+    _, data = _get_offsets_and_bytes(texts)
     try:
         content = data.tobytes().decode().encode("latin-1")
     except UnicodeEncodeError as error:
@@ -168,7 +168,7 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
     Raises:
         Unreadable: a value has no byte, or does not fit `target`.
     """
-    offsets, data = _parts(unscaled)
+    offsets, data = _get_offsets_and_bytes(unscaled)
     lengths = np.diff(offsets)
     if (lengths > DECIMAL_BYTES).any() or ((lengths == 0) & boolean_values(unscaled.is_valid())).any():
         raise Unreadable(f"a decimal of {int(lengths.max())} bytes does not fit {target}")
@@ -188,8 +188,8 @@ def to_decimals(unscaled: pa.Array, target: pa.DataType) -> pa.Array:
         raise Unreadable(f"a decimal does not fit {target}: {error}") from error
 
 
-def _parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Return offsets, int64[n + 1] from 0, and the bytes of a column; NULL is empty."""
+def _get_offsets_and_bytes(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
+    """Return offsets, int64[n + 1] from 0, and bytes; NULL is empty."""
     plain = array.cast(pa.large_binary()).fill_null(b"")
     _, offset_buffer, data_buffer = plain.buffers()
     offsets = np.frombuffer(offset_buffer, np.int64, len(plain) + 1, plain.offset * 8)
@@ -197,17 +197,17 @@ def _parts(array: pa.Array) -> tuple[np.ndarray, np.ndarray]:
     return offsets - offsets[0], data
 
 
-def _pads(codes: np.ndarray, offsets: np.ndarray, texts: pa.Array) -> np.ndarray:
-    """Return how many `=` each text ends with: at most two, and none elsewhere."""
+def _count_padding(codes: np.ndarray, offsets: np.ndarray, texts: pa.Array) -> np.ndarray:
+    """Return the number of trailing `=` of each text, 0 to 2."""
     places = np.flatnonzero(codes == _PAD)
     owners = np.searchsorted(offsets[1:], places, "right")
     pads = np.bincount(owners, minlength=len(offsets) - 1)
     if (pads > 2).any() or (places < offsets[1:][owners] - pads[owners]).any():
-        raise Unreadable(f"{_example(texts)} is not base64")
+        raise Unreadable(f"{_quote_example(texts)} is not base64")
     return pads
 
 
-def _example(texts: pa.Array) -> str:
+def _quote_example(texts: pa.Array) -> str:
     return repr(texts.drop_null()[0].as_py())[:60]
 
 
@@ -222,7 +222,7 @@ SAMPLES = 24
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How one column is read.
+    """Reads one column.
 
     Attributes:
         wire: what `pyarrow.json` is to read.
@@ -236,7 +236,7 @@ class Reader:
 
 
 def decode_samples(texts: pa.Array) -> list[dict[str, Any]]:
-    """Return sample documents from all over as Python values; others than objects are left out."""
+    """Return sample documents as dicts. Other values are skipped."""
     places = {*range(min(len(texts), SAMPLES))}
     if len(texts) > SAMPLES:
         places = {*range(SAMPLES // 2), *(len(texts) * n // SAMPLES for n in range(SAMPLES))}
@@ -252,15 +252,15 @@ def decode_samples(texts: pa.Array) -> list[dict[str, Any]]:
 
 
 def list_values(samples: Iterable[Any], *path: str) -> list[Any]:
-    """Return the samples' values at a path, without missing ones and nulls."""
+    """Return the samples' values at a path, except missing ones and nulls."""
     values = list(samples)
     for name in path:
         values = [sample[name] for sample in values if isinstance(sample, dict) and sample.get(name) is not None]
     return values
 
 
-def row_reader(readers: Mapping[str, Reader]) -> Reader:
-    """Return a reader of objects; a missing member is NULL, other members are skipped."""
+def make_row_reader(readers: Mapping[str, Reader]) -> Reader:
+    """Return a reader of objects. A missing member is NULL, unknown ones are skipped."""
     names = list(readers)
     wire = pa.struct([(name, reader.wire) for name, reader in readers.items()])
     target = pa.struct([(name, reader.target) for name, reader in readers.items()])
@@ -280,8 +280,8 @@ def _convert_column(name: str, convert: Callable[[pa.Array], pa.Array], column: 
         raise Unreadable(f"in column {name!r}: {error}") from error
 
 
-def list_reader(element: Reader) -> Reader:
-    """Return a reader of arrays of what `element` reads."""
+def make_list_reader(element: Reader) -> Reader:
+    """Return a reader of arrays of elements."""
 
     def convert(lists: pa.Array) -> pa.Array:
         values = element.convert(lists.values)
@@ -290,33 +290,35 @@ def list_reader(element: Reader) -> Reader:
     return Reader(pa.list_(element.wire), convert, pa.list_(element.target))
 
 
-def reader(
-    target: pa.DataType, samples: list[Any], name: str, binary: Callable[[pa.Array], pa.Array] = from_base64
+def choose_reader(
+    target: pa.DataType, samples: list[Any], name: str, binary: Callable[[pa.Array], pa.Array] = decode_base64
 ) -> Reader:
-    """Choose the reader of a column of type `target` by samples alone.
+    """Return a reader of a column of type `target`, chosen by samples.
 
     Numbers for moments count the units of `target`; text for bytes is what `binary` reads.
     """
     if pat.is_struct(target):
-        inner = {f.name: reader(f.type, list_values(samples, f.name), f"{name}.{f.name}", binary) for f in target}
-        return _cast_after(row_reader(inner), target, name)
+        inner = {
+            f.name: choose_reader(f.type, list_values(samples, f.name), f"{name}.{f.name}", binary) for f in target
+        }
+        return _add_cast(make_row_reader(inner), target, name)
     if pat.is_list(target) or pat.is_large_list(target) or pat.is_fixed_size_list(target):
         values = [value for sample in samples if isinstance(sample, list) for value in sample if value is not None]
-        return _cast_after(list_reader(reader(target.value_type, values, name, binary)), target, name)
+        return _add_cast(make_list_reader(choose_reader(target.value_type, values, name, binary)), target, name)
     if pat.is_map(target):
         raise InvalidUsage(
             f"column {name!r} is a map, and maps are not read from JSON. Give it type string or a struct, and let the "
             "connector send it so."
         )
-    wire, convert = _flat(target, _kind(samples), binary)
+    wire, convert = _choose_flat_reader(target, _classify_samples(samples), binary)
     return Reader(wire, convert, target)
 
 
-def _cast_after(inner: Reader, target: pa.DataType, name: str) -> Reader:
-    return Reader(inner.wire, lambda column: _exact(inner.convert(column), target, name), target)
+def _add_cast(inner: Reader, target: pa.DataType, name: str) -> Reader:
+    return Reader(inner.wire, lambda column: _cast_exactly(inner.convert(column), target, name), target)
 
 
-def _exact(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
+def _cast_exactly(column: pa.Array, target: pa.DataType, name: str) -> pa.Array:
     return cast_column(pa.chunked_array([column]), target, name).combine_chunks()
 
 
@@ -324,7 +326,7 @@ def _parse_documents(texts: pa.Array, target: pa.DataType) -> pa.Array:
     return parse_column(pa.chunked_array([texts]), target).combine_chunks()
 
 
-def _kind(samples: list[Any]) -> str:
+def _classify_samples(samples: list[Any]) -> str:
     match samples:
         case [bool(), *_]:
             return "boolean"
@@ -335,18 +337,18 @@ def _kind(samples: list[Any]) -> str:
     return "unknown"
 
 
-def _flat(
+def _choose_flat_reader(
     target: pa.DataType, kind: str, binary: Callable[[pa.Array], pa.Array]
 ) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
     text = kind == "text"
     if pat.is_null(target):  # Nothing declares the column, and no message of this call has a value in it.
-        return target, _same
+        return target, _keep_column
     if pat.is_boolean(target):
         by_kind = {
-            "number": (pa.int64(), _truth),
+            "number": (pa.int64(), _parse_booleans),
             "text": (pa.string(), lambda column: _parse_documents(column, target)),
         }
-        return by_kind.get(kind, (target, _same))
+        return by_kind.get(kind, (target, _keep_column))
     if text and (pat.is_integer(target) or pat.is_floating(target)):
         return pa.string(), lambda column: _parse_documents(column, target)
     if pat.is_integer(target) or pat.is_floating(target):
@@ -355,41 +357,43 @@ def _flat(
             return wire, lambda column: _parse_documents(column.cast(pa.string()), target)
         return wire, lambda column: column.cast(target)
     if pat.is_decimal(target):
-        return target, _same  # Arrow reads both numbers and text, and refuses what it would have to round.
+        return target, _keep_column  # Arrow reads both numbers and text, and refuses what it would have to round.
     if pat.is_binary(target) or pat.is_large_binary(target) or pat.is_fixed_size_binary(target):
-        return pa.string(), lambda column: _bytes(binary(column), target)
+        return pa.string(), lambda column: _cast_bytes(binary(column), target)
     if pat.is_timestamp(target):
         return (
-            (pa.int64(), lambda column: column.cast(target)) if kind == "number" else (pa.string(), _from_text(target))
+            (pa.int64(), lambda column: column.cast(target))
+            if kind == "number"
+            else (pa.string(), _make_moment_parser(target))
         )
     if pat.is_date(target) or pat.is_time(target) or pat.is_duration(target):
-        return (pa.string(), _from_text(target)) if text else _build_counter(target)
+        return (pa.string(), _make_moment_parser(target)) if text else _build_counter(target)
     return pa.string(), lambda column: column.cast(target)
 
 
-def _same(column: pa.Array) -> pa.Array:
+def _keep_column(column: pa.Array) -> pa.Array:
     return column
 
 
-def _truth(numbers: pa.Array) -> pa.Array:
+def _parse_booleans(numbers: pa.Array) -> pa.Array:
     if not pc.all(pc.and_(pc.greater_equal(numbers, 0), pc.less_equal(numbers, 1)), min_count=0).as_py():
         raise Unreadable("a boolean is a number other than 0 and 1")
     return numbers.cast(pa.bool_())
 
 
-def _bytes(column: pa.Array, target: pa.DataType) -> pa.Array:
+def _cast_bytes(column: pa.Array, target: pa.DataType) -> pa.Array:
     return column.cast(pa.binary()).cast(target)
 
 
 def _build_counter(target: pa.DataType) -> tuple[pa.DataType, Callable[[pa.Array], pa.Array]]:
-    """Return how days, or units of a day, are read from numbers."""
+    """Return the wire type and parser of days, or parts of a day, as numbers."""
     if pat.is_date(target):
         return pa.int32(), lambda column: column.cast(pa.date32()).cast(target)
     wire = pa.int32() if pat.is_time32(target) else pa.int64()
-    return wire, lambda column: _within_a_day(column.cast(target))
+    return wire, lambda column: _check_time_of_day(column.cast(target))
 
 
-def _within_a_day(column: pa.Array) -> pa.Array:
+def _check_time_of_day(column: pa.Array) -> pa.Array:
     if pat.is_time(column.type):
         ticks = column.cast(pa.int32() if pat.is_time32(column.type) else pa.int64())
         last = {"s": 86_400, "ms": 86_400_000, "us": 86_400_000_000, "ns": 86_400_000_000_000}[column.type.unit] - 1
@@ -399,8 +403,8 @@ def _within_a_day(column: pa.Array) -> pa.Array:
     return column
 
 
-def _from_text(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
-    """Return a parser of ISO 8601; a missing zone means UTC in columns with zones."""
+def _make_moment_parser(target: pa.DataType) -> Callable[[pa.Array], pa.Array]:
+    """Return a parser of ISO 8601. A missing zone means UTC in columns with zones."""
     if pat.is_duration(target):
         raise InvalidUsage(f"text is not read as {target}: give the column type string.")
     return lambda texts: _parse_documents(texts, target)

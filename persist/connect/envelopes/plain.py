@@ -18,26 +18,31 @@ from persist.connect.envelopes.assembly import (
     Changes,
     Events,
     OnError,
+    ReadOptions,
     SchemaLike,
-    Wanted,
-    assembled,
+    assemble_events,
     check_choice,
-    delivered,
-    refused,
+    deliver_events,
+    reject_problems,
 )
 from persist.connect.envelopes.debezium import (
     check_encodings,
     list_row_types,
-    merged_changes,
-    no_rows,
-    pieces_in_order,
+    make_empty_rows,
+    merge_changes,
+    merge_pieces,
     read_keys,
 )
-from persist.connect.envelopes.json_rows import Bad, sifted
-from persist.connect.envelopes.kafka_connect import unwrapped
+from persist.connect.envelopes.json_rows import Bad, read_separately
+from persist.connect.envelopes.kafka_connect import unwrap_messages
 from persist.connect.envelopes.messages import Messages, decode_samples
-from persist.connect.envelopes.rows import RowPlan, how_described, merged
-from persist.connect.envelopes.unavailable import Unchanged, refuse_unchanged, take_out_unavailable, unchanged_column
+from persist.connect.envelopes.rows import RowPlan, make_reader_factory, merge_types
+from persist.connect.envelopes.unavailable import (
+    Unchanged,
+    make_unchanged_column,
+    refuse_unchanged,
+    take_out_unavailable,
+)
 
 NOTHING = "it has neither a value nor a key"
 
@@ -52,7 +57,9 @@ def plain(
     unchanged: Unchanged = "keep",
     on_error: OnError = "raise",
 ) -> Events:
-    """Read messages that are rows as events for `Collection.upsert`, or as rows for `Collection.write`.
+    """Read messages that are rows, as events or as rows.
+
+    See `Collection.upsert` and `Collection.write`.
 
     Args:
         messages: record batches, a table or a frame, in the order of arrival. The column "value" has bytes or text,
@@ -72,12 +79,12 @@ def plain(
     """
     check_choice("unchanged", unchanged, get_args(Unchanged))
     batch = Messages.of(messages)
-    request = Wanted.of(key, schema, None, metadata, types, on_error)
+    request = ReadOptions.of(key, schema, None, metadata, types, on_error)
     valid_rows = np.flatnonzero(boolean_values(batch.values.is_valid()))
     values = batch.values if len(valid_rows) == len(batch) else batch.values.take(int64_array(valid_rows))
-    apart = unwrapped(values, valid_rows)
+    apart = unwrap_messages(values, valid_rows)
     groups, lacking = take_out_unavailable(apart.groups, None, request)  # Connect may have unwrapped Debezium's rows.
-    row = _row_type(groups, request)
+    row = _infer_row_type(groups, request)
     paths = request.paths(batch)
     samples = [sample for group in groups[:1] for sample in decode_samples(group.texts)]
     path_types = {name: request.path_type(name, samples) for name in paths}
@@ -85,41 +92,43 @@ def plain(
     for group in groups:
         types_of_row = {f.name: f.type for f in row}
         check_encodings(group, (), types_of_row, request)
-        plan = RowPlan((), types_of_row, how_described(group.described, request.logical), paths, path_types)
-        rows = sifted(group.texts, plan, group.rows)
+        plan = RowPlan((), types_of_row, make_reader_factory(group.described, request.logical), paths, path_types)
+        rows = read_separately(group.texts, plan, group.rows)
         pieces += rows.pieces
         bad += rows.bad
     names = ["row", *paths]
     empty = pa.record_batch([pa.array([], t) for t in (row, *path_types.values())], names)
-    numbers, columns = pieces_in_order(pieces, empty)
-    other_columns = {name: columns[name] for name in paths} | request.beside(batch, numbers)
-    other_columns |= unchanged_column(numbers, lacking)
+    numbers, columns = merge_pieces(pieces, empty)
+    other_columns = {name: columns[name] for name in paths} | request.make_metadata_columns(batch, numbers)
+    other_columns |= make_unchanged_column(numbers, lacking)
     none = pa.nulls(len(numbers), row)
     changes = Changes(numbers, np.zeros(len(numbers), np.bool_), columns["row"], none, None, other_columns)
     is_refused = np.full(len(numbers), unchanged == "refuse" or not request.key)
-    changes, more = refused(changes, [refuse_unchanged(numbers, lacking, is_refused)])
+    changes, more = reject_problems(changes, [refuse_unchanged(numbers, lacking, is_refused)])
     bad += more
     nulls = np.flatnonzero(boolean_values(batch.values.is_null()))
-    deleted_rows = np.sort(np.concatenate([no_rows(), nulls, apart.empty]))
+    deleted_rows = np.sort(np.concatenate([make_empty_rows(), nulls, apart.empty]))
     if len(deleted_rows):
-        deleted, more = _tombstones(batch, deleted_rows, request, row, changes)
-        changes, bad = merged_changes(changes, deleted), [*bad, *more]
-    events = assembled(changes, request.key)
-    return delivered(request, batch, lambda: events.table, [*bad, *events.bad])
+        deleted, more = _make_deletions(batch, deleted_rows, request, row, changes)
+        changes, bad = merge_changes(changes, deleted), [*bad, *more]
+    events = assemble_events(changes, request.key)
+    return deliver_events(request, batch, lambda: events.table, [*bad, *events.bad])
 
 
-def _row_type(groups: Sequence[Any], request: Wanted) -> pa.StructType:
+def _infer_row_type(groups: Sequence[Any], request: ReadOptions) -> pa.StructType:
     if request.types is not None:
         return pa.struct([(name, t) for name, t in request.types.items() if name not in request.metadata])
-    row = merged([pa.struct(list(list_row_types(group, (), request).items())) for group in groups])
+    row = merge_types([pa.struct(list(list_row_types(group, (), request).items())) for group in groups])
     return row if pat.is_struct(row) else pa.struct([])
 
 
-def _tombstones(
-    messages: Messages, rows: np.ndarray, request: Wanted, row: pa.StructType, live: Changes
+def _make_deletions(
+    messages: Messages, rows: np.ndarray, request: ReadOptions, row: pa.StructType, live: Changes
 ) -> tuple[Changes, list[Bad]]:
-    """Return what messages without values delete; their keys stand where other envelopes have the row before."""
-    none = Changes(no_rows(), np.zeros(0, np.bool_), pa.nulls(0, row), pa.nulls(0, row), None, _nulls(live, 0))
+    """Return deletions for messages without values, by the messages' own keys."""
+    none = Changes(
+        make_empty_rows(), np.zeros(0, np.bool_), pa.nulls(0, row), pa.nulls(0, row), None, _make_null_metadata(live, 0)
+    )
     if not request.key:
         return none, [Bad(int(number), "it is empty, and rows without a key cannot be deleted") for number in rows]
     keys = None if messages.keys is None else messages.keys.take(int64_array(rows))
@@ -139,16 +148,16 @@ def _tombstones(
     fields = [pa.field(f.name, key_rows.type.field(f.name).type if f.name in own_keys.names else f.type) for f in row]
     columns = [key_rows.field(f.name) if f.name in own_keys.names else pa.nulls(len(rows), f.type) for f in fields]
     rows_before = pa.StructArray.from_arrays(columns, fields=fields).cast(row)
-    other_columns = {**_nulls(live, len(rows)), **request.beside(messages, rows)}
+    other_columns = {**_make_null_metadata(live, len(rows)), **request.make_metadata_columns(messages, rows)}
     return Changes(rows, np.ones(len(rows), np.bool_), pa.nulls(len(rows), row), rows_before, None, other_columns), bad
 
 
-def _nulls(live: Changes, count: int) -> dict[str, pa.Array]:
+def _make_null_metadata(live: Changes, count: int) -> dict[str, pa.Array]:
     return {name: pa.nulls(count, column.type) for name, column in live.others.items()}
 
 
-def _quote_keys(keys: pa.Array, request: Wanted) -> pa.Array:
-    """Make JSON of keys that are the bare text of a column."""
+def _quote_keys(keys: pa.Array, request: ReadOptions) -> pa.Array:
+    """Return keys as JSON. A key may be the bare text of a column."""
     if len(request.key) != 1 or request.types is None or not pat.is_string(request.types[request.key[0]]):
         return keys
     escaped = pc.replace_substring(pc.replace_substring(keys, b"\\", b"\\\\"), b'"', b'\\"')

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from persist.codecs.order.arrays import boolean_array, boolean_values, int64_array
-from persist.connect.envelopes.assembly import Mask, Problem, Wanted
+from persist.connect.envelopes.assembly import Mask, Problem, ReadOptions
 from persist.connect.envelopes.kafka_connect import Group
 from persist.core.state_rules.keyed_rules import UNCHANGED
 
@@ -43,9 +43,9 @@ _ARRAY = rf'{_UUID}|"Xw=="|{_95}\s*,\s*[0.]*{_95}\s*,\s*[0.]*1\.?0|true\s*(,\s*t
 
 
 def take_out_unavailable(
-    groups: list[Group], place: str | None, request: Wanted
+    groups: list[Group], place: str | None, request: ReadOptions
 ) -> tuple[list[Group], dict[int, list[str]]]:
-    """Return messages with null for each placeholder, and by message, the columns that had one.
+    """Replace placeholders by null; return the messages, and their columns with placeholders.
 
     Args:
         place: where a message has its row; None if it is the row.
@@ -62,7 +62,7 @@ def take_out_unavailable(
             text = group.texts[at].as_py()
             if names := _unavailable_columns(text, place, request):
                 unchanged[int(group.rows[at])] = names
-                texts[int(at)] = _with_nulls(text, place, names)
+                texts[int(at)] = _replace_with_nulls(text, place, names)
         if texts:
             is_new = np.isin(np.arange(len(group.texts)), [*texts])
             new_texts = pc.replace_with_mask(
@@ -74,7 +74,7 @@ def take_out_unavailable(
 
 
 def refuse_unchanged(rows: np.ndarray, unchanged: Mapping[int, list[str]], where: Mask) -> Problem:
-    """Return the problem of messages with placeholders, in places where no row can have the values."""
+    """Return the problem of messages whose placeholders cannot be filled."""
     has_one = np.isin(rows, [*unchanged])
     return (
         has_one & where,
@@ -85,8 +85,8 @@ def refuse_unchanged(rows: np.ndarray, unchanged: Mapping[int, list[str]], where
     )
 
 
-def unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) -> dict[str, pa.Array]:
-    """Return the column of events that names the columns to be left as they are; none if no message has any."""
+def make_unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) -> dict[str, pa.Array]:
+    """Return the `_unchanged` column of events; {} if no message has a placeholder."""
     if not unchanged:
         return {}
     numbers = np.array([*unchanged], np.int64)
@@ -97,7 +97,7 @@ def unchanged_column(rows: np.ndarray, unchanged: Mapping[int, list[str]]) -> di
     return {UNCHANGED: lists.take(int64_array(at))}
 
 
-def _unavailable_columns(text: bytes, place: str | None, request: Wanted) -> list[str]:
+def _unavailable_columns(text: bytes, place: str | None, request: ReadOptions) -> list[str]:
     """Return the columns with a placeholder in a message."""
     with suppress(ValueError, RecursionError):  # The reader reports the error.
         row = json.loads(text, parse_float=Decimal, parse_int=Decimal)
@@ -112,8 +112,8 @@ def _unavailable_columns(text: bytes, place: str | None, request: Wanted) -> lis
     return []
 
 
-def _with_nulls(text: bytes, place: str | None, names: list[str]) -> bytes:
-    """Return a message with null in columns of its row; all other values keep their text."""
+def _replace_with_nulls(text: bytes, place: str | None, names: list[str]) -> bytes:
+    """Return a message with null in some columns of its row. Other text stays."""
     with suppress(msgspec.DecodeError):  # The columns are left as they are in any case.
         message = msgspec.json.decode(text, type=dict[str, msgspec.Raw])
         row = message if place is None else msgspec.json.decode(message[place], type=dict[str, msgspec.Raw])
@@ -133,7 +133,7 @@ def _is_unavailable(value: Any) -> bool:
         return False
     if len(value) == 1:
         return isinstance(value[0], str) and value[0] in (*_MARKS, _UUID)
-    numbers = [_number(element) for element in value] if len(value) == len(_BYTES) else [None]
+    numbers = [_parse_number(element) for element in value] if len(value) == len(_BYTES) else [None]
     if numbers[0] is None or numbers[0].normalize().as_tuple().digits != (9, 5):
         return False
     exponent = int(numbers[0].normalize().as_tuple().exponent)  # A decimal has the byte as its unscaled value.
@@ -144,8 +144,8 @@ def _are_flags(value: Any) -> bool:
     return isinstance(value, list) and len(value) == len(_BYTES) and all(element is True for element in value)
 
 
-def _number(element: Any) -> Decimal | None:
-    """Return the number that an element of an array holds; None if it is not one."""
+def _parse_number(element: Any) -> Decimal | None:
+    """Return an array element as Decimal; None if it is not a number."""
     if isinstance(element, dict):  # A decimal with a scale of its own.
         element = element.get("value")
     if isinstance(element, str):

@@ -25,7 +25,7 @@ from persist.api.client import Client, open
 from persist.api.collection import Collection
 from persist.codecs.errors import did_you_mean
 from persist.connect.ingest.source import BEHIND, SOURCE, Batch, Run, Source, SourceMoved, SourceUnavailable, Target
-from persist.connect.ingest.transactions import Moments, moments_target
+from persist.connect.ingest.transactions import Moments, make_moments_target
 from persist.core.antichain import Antichain
 from persist.core.errors import InvalidUsage, Unavailable, UpdateNotBeyondUpper, UpperMismatch
 from persist.core.keyed.form import Keyed
@@ -78,30 +78,30 @@ def ingest(
         if client is not location:
             stack.enter_context(client)
         with client.engine.follower.looks.once():
-            run = Run(client, _collections(client, reading), once, stop or threading.Event())
+            run = Run(client, _open_collections(client, reading), once, stop or threading.Event())
             moments = None if reading.moments is None else Moments(run.collections[reading.moments])
-        return _follow(reading, run, moments)
+        return _commit_batches(reading, run, moments)
 
 
-def _collections(client: Client, source: Source) -> dict[str, Collection]:
-    """Return the collections of a source, which are made if they are not there."""
-    targets, moments, filled = source.targets(client), source.moments, {SOURCE: source.name}
+def _open_collections(client: Client, source: Source) -> dict[str, Collection]:
+    """Return the collections of a source; create those that are missing."""
+    targets, moments, source_properties = source.targets(client), source.moments, {SOURCE: source.name}
     if moments is None:
-        return {target.name: _collection(client, target, filled) for target in targets}
+        return {target.name: _open_collection(client, target, source_properties) for target in targets}
     if moments in {target.name for target in targets}:
         raise InvalidUsage(
             f"{source.name}: the collection {moments!r} is to hold moments, and something else gets "
             "that name, too: choose another prefix"
         )
-    map_ = _collection(client, moments_target(moments, source.name), filled)
-    named = {**filled, MOMENTS: map_.handle.id}
-    collections = {target.name: _collection(client, target, named) for target in targets}
-    _tell_of_others(source, map_, sorted(collections))
-    return {**collections, moments: map_}
+    moments_collection = _open_collection(client, make_moments_target(moments, source.name), source_properties)
+    moments_properties = {**source_properties, MOMENTS: moments_collection.handle.id}
+    collections = {target.name: _open_collection(client, target, moments_properties) for target in targets}
+    _warn_of_retired(source, moments_collection, sorted(collections))
+    return {**collections, moments: moments_collection}
 
 
-def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> None:
-    """Say which collections the source filled before, and does not fill any more."""
+def _warn_of_retired(source: Source, moments: Collection, names: list[str]) -> None:
+    """Warn of collections that the source filled before, and fills no longer."""
     earlier_names: list[str] = msgspec.json.decode(moments.about.properties.get(FILLED, "[]"))
     if earlier_names != names:
         retired = {f"{moments.name.removesuffix('.transactions')}.offsets"}  # Positions are properties now.
@@ -114,8 +114,8 @@ def _tell_of_others(source: Source, moments: Collection, names: list[str]) -> No
         moments.describe(properties={FILLED: msgspec.json.encode(names).decode()}).result()
 
 
-def _collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:
-    """Return the collection of a target, which is made if it is not there."""
+def _open_collection(client: Client, target: Target, properties: Mapping[str, str]) -> Collection:
+    """Return the collection of a target; create it if it is missing."""
     if target.name not in client:
         client.create_or_load(
             target.name,
@@ -127,8 +127,8 @@ def _collection(client: Client, target: Target, properties: Mapping[str, str]) -
     collection = client.load(target.name)
     new_properties, about = {**target.properties, **properties}, collection.about
     if collection.upper.time == 0 or SOURCE not in about.properties:
-        says_so = target.comment in (None, about.comment)
-        if not (says_so and new_properties.items() <= about.properties.items()):
+        has_comment = target.comment in (None, about.comment)
+        if not (has_comment and new_properties.items() <= about.properties.items()):
             collection.describe(target.comment, properties=new_properties).result()
     is_keyed = collection.handle.keyed is not None
     if is_keyed != target.keyed:
@@ -139,17 +139,18 @@ def _collection(client: Client, target: Target, properties: Mapping[str, str]) -
     return collection
 
 
-def _follow(source: Source, run: Run, moments: Moments | None) -> Ingested:
+def _commit_batches(source: Source, run: Run, moments: Moments | None) -> Ingested:
+    """Commit batches until the source ends or the run stops."""
     rows = commits = 0
     run.client.engine.count_also("ingest", lambda: {"rows": rows, "commits": commits})
     with (
         failures_told([run.first_handle]),
         task("ingest", source.name, streams=True) as done,
-        closing(_read(source, run)) as batches,
+        closing(_read_batches(source, run)) as batches,
     ):
         for batch in batches:
             try:
-                _commit(source, run, batch, moments)
+                _commit_batch(source, run, batch, moments)
             except SourceMoved as moved:
                 if run.once:
                     raise
@@ -168,8 +169,8 @@ def _follow(source: Source, run: Run, moments: Moments | None) -> Ingested:
     return Ingested(source.name, rows, commits, uppers)
 
 
-def _read(source: Source, run: Run) -> Generator[Batch]:
-    """Yield batches. While the source does not answer, note that in a collection, wait and read again."""
+def _read_batches(source: Source, run: Run) -> Generator[Batch]:
+    """Yield batches; wait and retry while the source does not answer. The outage is stored in a collection."""
     while True:
         try:
             yield from source.batches(run)
@@ -180,14 +181,14 @@ def _read(source: Source, run: Run) -> Generator[Batch]:
             return
 
 
-def _commit(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
+def _commit_batch(source: Source, run: Run, batch: Batch, moments: Moments | None) -> None:
     """Commit the rows, moments and seals of a batch, or nothing."""
     for target in batch.targets:
         if target.name not in run.collections:
-            filled = {SOURCE: source.name}
+            source_properties = {SOURCE: source.name}
             if source.moments is not None:
-                filled[MOMENTS] = run.collections[source.moments].handle.id
-            run.collections[target.name] = _collection(run.client, target, filled)
+                source_properties[MOMENTS] = run.collections[source.moments].handle.id
+            run.collections[target.name] = _open_collection(run.client, target, source_properties)
             run.uppers[target.name] = 0
     changes = batch.changes
     if moments is not None and batch.upper is not None and batch.upper > run.uppers[source.moments or ""]:
@@ -225,48 +226,48 @@ CONFIG_BYTES_MAX = 1 << 20
 T = TypeVar("T", bound=msgspec.Struct)
 
 
-def load_source(given: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
-    """Return the source that is described.
+def load_source(source: "str | os.PathLike[str] | Mapping[str, Any] | Source", options: Mapping[str, Any]) -> "Source":
+    """Return the source that a URL, a file or options describe.
 
     Raises:
         InvalidUsage: the file is missing or not TOML, or an option is unknown, missing or of the wrong type.
     """
-    if not isinstance(given, (str, os.PathLike, Mapping)):
+    if not isinstance(source, (str, os.PathLike, Mapping)):
         check_no_options("Source", options)
-        return given
-    url, config, where = parse_description("source", given, options, "s3://bucket/orders/*.csv")
+        return source
+    url, config, where = parse_description("source", source, options, "s3://bucket/orders/*.csv")
     if url.startswith(("postgres://", "postgresql://")):
         from persist.connect.ingest.postgres.database import PostgresConfig
         from persist.connect.ingest.postgres.source import Postgres
 
-        return Postgres(checked(PostgresConfig, config, where))
+        return Postgres(parse_config(PostgresConfig, config, where))
     if url.startswith("kafka://"):
         from persist.connect.ingest.kafka.config import KafkaConfig
         from persist.connect.ingest.kafka.source import Kafka
 
-        return Kafka(checked(KafkaConfig, config, where))
+        return Kafka(parse_config(KafkaConfig, config, where))
     if url.startswith(("mysql://", "mariadb://")):
         from persist.connect.ingest.mysql.server import MysqlConfig
         from persist.connect.ingest.mysql.source import Mysql
 
-        return Mysql(checked(MysqlConfig, config, where))
+        return Mysql(parse_config(MysqlConfig, config, where))
     if url.startswith(("delta:", "iceberg:")):
         from persist.connect.ingest.tables import Tables, TablesConfig
 
-        return Tables(checked(TablesConfig, config, where))
+        return Tables(parse_config(TablesConfig, config, where))
     from persist.connect.ingest.files import Files, FilesConfig
 
-    return Files(checked(FilesConfig, config, where))
+    return Files(parse_config(FilesConfig, config, where))
 
 
 def check_no_options(kind: str, options: Mapping[str, Any]) -> None:
-    """Raise InvalidUsage if there are options in addition to a configured object."""
+    """Raise InvalidUsage if options come with a configured object."""
     if options:
         raise InvalidUsage(f"the options {', '.join(options)} go with a URL or a file, and not with a {kind}")
 
 
 def parse_description(
-    end: str, given: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
+    end: str, description: "str | os.PathLike[str] | Mapping[str, Any]", options: Mapping[str, Any], example: str
 ) -> tuple[str, dict[str, Any], str]:
     """Return the URL of a source or a sink, its options, and where they are written.
 
@@ -276,11 +277,11 @@ def parse_description(
         options: that go before it.
         example: a URL.
     """
-    config: dict[str, Any] = {**given} if isinstance(given, Mapping) else {end: os.fspath(given)}
+    config: dict[str, Any] = {**description} if isinstance(description, Mapping) else {end: os.fspath(description)}
     where = "the options"
-    if not isinstance(given, Mapping) and config[end].endswith(".toml"):
+    if not isinstance(description, Mapping) and config[end].endswith(".toml"):
         where = f"the file {config[end]}"
-        config = _toml(config[end])
+        config = _load_toml(config[end])
     config |= options
     url = config.get(end)
     if not isinstance(url, str) or not url:
@@ -288,8 +289,8 @@ def parse_description(
     return url, config, where
 
 
-def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:
-    """Return what is configured as a struct of its kind."""
+def parse_config(kind: type[T], config: Mapping[str, Any], where: str, end: str = "source") -> T:
+    """Return options as a struct of a kind; raise InvalidUsage for wrong ones."""
     names = kind.__struct_fields__
     for name in config:
         if name not in names:
@@ -300,11 +301,11 @@ def checked(kind: type[T], config: Mapping[str, Any], where: str, end: str = "so
     try:
         return msgspec.convert(dict(config), kind)
     except msgspec.ValidationError as error:
-        raise InvalidUsage(f"{where}: {_name_option(str(error), kind)}") from None
+        raise InvalidUsage(f"{where}: {_explain_config_error(str(error), kind)}") from None
 
 
-def _name_option(message: str, kind: type[msgspec.Struct]) -> str:
-    """Return a message of msgspec with the option that it is about in front, and the words that it may be."""
+def _explain_config_error(message: str, kind: type[msgspec.Struct]) -> str:
+    """Return a message of msgspec with the option's name and allowed values."""
     text, _, path = message.partition(" - at `$.")
     if not path:
         return text.replace("Object missing required field", "they must say")
@@ -316,7 +317,8 @@ def _name_option(message: str, kind: type[msgspec.Struct]) -> str:
     return f"{name}: {text}" + (f"; it is one of {words}" if words else "")
 
 
-def _toml(path: str) -> dict[str, Any]:
+def _load_toml(path: str) -> dict[str, Any]:
+    """Return the contents of a TOML file of at most `CONFIG_BYTES_MAX` bytes."""
     try:
         if os.path.getsize(path) > CONFIG_BYTES_MAX:
             raise InvalidUsage(f"{path} is longer than {CONFIG_BYTES_MAX:,} bytes: it describes no source")

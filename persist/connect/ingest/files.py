@@ -29,8 +29,8 @@ from persist.codecs.updates.inputs import DELETED
 from persist.connect.ingest.row_casts import Misfits
 from persist.connect.ingest.row_columns import RowColumns
 from persist.connect.ingest.row_files import read_names, read_pieces
-from persist.connect.ingest.row_formats import MEND, RowFile, format_by_name, stored_schema
-from persist.connect.ingest.row_types import infer_types, is_open
+from persist.connect.ingest.row_formats import MEND, RowFile, get_format_by_name, read_stored_schema
+from persist.connect.ingest.row_types import contains_null, infer_types
 from persist.connect.ingest.source import Batch, Change, Run, SourceMoved, SourceUnavailable, Target
 from persist.core.errors import InvalidUsage, PersistError
 from persist.core.rendering import without_secrets
@@ -80,7 +80,7 @@ class FilesConfig(msgspec.Struct, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file as its store lists it; changed_s is None where the version is an etag."""
+    """A file as its store lists it; `changed_s` is None if the version is an etag."""
 
     path: str
     name: str
@@ -128,18 +128,18 @@ class Files:
         marks = run.collections[f"{self.config.collection}.files"]
         marks_by_name = {} if not run.uppers[marks.name] else _load_marks(marks)
         while not run.stop.is_set():
-            with self._answering():
+            with self._translate_errors():
                 waiting, listed = False, self._list_files()
             run.outage.end()
             for number, file in enumerate(listed):
-                if not self._is_new(file, marks_by_name):
+                if not self._must_read(file, marks_by_name):
                     continue
-                if self._is_fresh(file, run):
+                if self._may_still_grow(file, run):
                     waiting = True
                     break  # Those after it wait, too, so that files keep their order.
                 if file.name in marks_by_name:
                     _warn_of_repetition(run.collections[self.config.collection], file, marks_by_name)
-                batch = self._batch(run, file)
+                batch = self._make_batch(run, file)
                 batch.behind = sum(later.size for later in listed[number + 1 :] if later.name not in marks_by_name)
                 yield batch
                 if not batch.is_durable:
@@ -158,8 +158,8 @@ class Files:
         """Do nothing: no file stays open."""
 
     @contextmanager
-    def _answering(self) -> Iterator[None]:
-        """Say by one error of ours that the store of the files does not answer."""
+    def _translate_errors(self) -> Iterator[None]:
+        """Raise SourceUnavailable for errors of the store's libraries."""
         try:
             yield
         except (PersistError, FileNotFoundError, pa.ArrowException):
@@ -178,7 +178,7 @@ class Files:
         """
         config = self.config
         declared_types = {name: arrow_type(kind, f"column {name!r}") for name, kind in config.columns.items()}
-        types, told_by = self._types_of_files(declared_types)
+        types, files_by_column = self._infer_types(declared_types)
         if not types:
             raise InvalidUsage(
                 f"there is no file with columns at {self.name} yet, and no collection {config.collection!r}: say what "
@@ -187,48 +187,53 @@ class Files:
         missing = [name for name in config.key if name not in types]
         if missing:
             hint = did_you_mean(missing[0], types)
-            where = next(iter(told_by.values()), self.name)
+            where = next(iter(files_by_column.values()), self.name)
             raise InvalidUsage(
                 f"{where}: the key column {missing[0]!r} is not there{hint or ''}. Columns are {', '.join(types)}"
             )
         if config.keyed and not config.key:
             raise InvalidUsage('keyed = true needs the columns that are the key: key = ["id"]')
         for name, kind in types.items():
-            if is_open(kind) and (name in config.key or not pa.types.is_null(kind) or len(types) == 1):
+            if contains_null(kind) and (name in config.key or not pa.types.is_null(kind) or len(types) == 1):
                 raise InvalidUsage(
-                    f"{told_by[name]} has no value in the column {name!r} that tells its type, and neither has any "
-                    f'file after it. Say it, such as columns = {{ {name} = "string" }}, or begin when a file has values'
+                    f"{files_by_column[name]} has no value in the column {name!r} that tells its type, and neither has "
+                    f'any file after it. Say it, such as columns = {{ {name} = "string" }}, or begin when a file has '
+                    "values"
                 )
-            if name in told_by and not is_open(kind):
-                types[name] = arrow_type(kind, f"column {name!r} of {told_by[name]}")
-                check_field(name, types[name], f"{told_by[name]}: {'key' if name in config.key else 'value'}")
-        empty = [name for name, kind in types.items() if is_open(kind)]
+            if name in files_by_column and not contains_null(kind):
+                types[name] = arrow_type(kind, f"column {name!r} of {files_by_column[name]}")
+                check_field(name, types[name], f"{files_by_column[name]}: {'key' if name in config.key else 'value'}")
+        empty = [name for name, kind in types.items() if contains_null(kind)]
         value = {name: kind for name, kind in types.items() if name not in (*config.key, *empty)}
         key = {name: types[name] for name in config.key}
         about = {EMPTY: json.dumps(empty)} if empty else {}
         return Target(config.collection, key, value, config.keyed, config.timeline, properties=about)
 
-    def _types_of_files(self, said: dict[str, pa.DataType]) -> tuple[dict[str, pa.DataType], dict[str, str]]:
-        """Return the types of all columns, and the file that determines each; later files fill gaps."""
-        types, told_by = dict(said), dict[str, str]()
-        with self._answering():
+    def _infer_types(self, declared_types: dict[str, pa.DataType]) -> tuple[dict[str, pa.DataType], dict[str, str]]:
+        """Return the types of all columns, and the file that determines each. Later files fill gaps."""
+        types, files_by_column = dict(declared_types), dict[str, str]()
+        with self._translate_errors():
             listed = [file for file in self._list_files() if file.size]
             for file in listed:
-                source = self._row_file(file)
+                source = self._make_row_file(file)
                 names = read_names(source)
-                file_types = said if names and {*names} <= said.keys() else infer_types(source, said)
+                file_types = (
+                    declared_types
+                    if names and {*names} <= declared_types.keys()
+                    else infer_types(source, declared_types)
+                )
                 file_types = {name: kind for name, kind in file_types.items() if name != DELETED}
-                is_first = not told_by
+                is_first = not files_by_column
                 for name, kind in file_types.items():
-                    if name not in said and (is_first or (name in types and is_open(types[name]))):
+                    if name not in declared_types and (is_first or (name in types and contains_null(types[name]))):
                         types[name] = kind
-                        told_by[name] = file.path
-                if types and not any(map(is_open, types.values())):
+                        files_by_column[name] = file.path
+                if types and not any(map(contains_null, types.values())):
                     break
-        return types, told_by
+        return types, files_by_column
 
     def _list_files(self) -> list[SourceFile]:
-        """Return all files there are, in the order of their names. Names that begin with _ or . are skipped."""
+        """Return all files, sorted by name, except names that begin with _ or ."""
         self._files.invalidate_cache()
         if self._is_pattern:
             listing = self._files.glob(self._path, detail=True)
@@ -239,11 +244,16 @@ class Files:
         for path, info in listing.items():
             name = posixpath.relpath(path, base) if path != base else posixpath.basename(path)
             if info.get("type") == "file" and not any(part[0] in "_." for part in name.split("/") if part != ".."):
-                files.append(_described(path, name, info))
+                files.append(_parse_listing(path, name, info))
         return sorted(files, key=lambda file: file.name)
 
-    def _is_new(self, file: SourceFile, known: Mapping[str, tuple[int, str]]) -> bool:
-        earlier = known.get(file.name)
+    def _must_read(self, file: SourceFile, marks: Mapping[str, tuple[int, str]]) -> bool:
+        """Return whether a file is new, or changed and to be read again.
+
+        Raises:
+            InvalidUsage: it has changed, and `changed` refuses that.
+        """
+        earlier = marks.get(file.name)
         if earlier is None or earlier == (file.size, file.version):
             return earlier is None
         if self.config.changed == "refuse":
@@ -254,53 +264,55 @@ class Files:
             )
         return self.config.changed == "again"
 
-    def _is_fresh(self, file: SourceFile, run: Run) -> bool:
-        """Return whether a file may still be growing, by the clock."""
+    def _may_still_grow(self, file: SourceFile, run: Run) -> bool:
+        """Return whether a file changed less than `settle_s` ago."""
         if file.changed_s is None:
             return False
         age_s = run.client.engine.clock.wall_ms() / 1000 - file.changed_s
         return 0 <= age_s < self.config.settle_s
 
-    def _batch(self, run: Run, file: SourceFile) -> Batch:
+    def _make_batch(self, run: Run, file: SourceFile) -> Batch:
+        """Return the batch of a file; its rows are read when they are committed."""
         collection = run.collections[self.config.collection]
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
             run.client.engine.check_clock()
             time = max(time, Timeline(timeline).now(run.client.engine.clock.wall_ms()))
         batch = Batch((), time + 1)
-        batch.changes = self._answered(self._changes(collection, file, time, batch))
+        batch.changes = self._answered(self._read_changes(collection, file, time, batch))
         return batch
 
     def _answered(self, changes: Iterator[Change]) -> Iterator[Change]:
-        with self._answering():
+        with self._translate_errors():
             yield from changes
 
-    def _changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
-        """Yield the rows of a file, and then its mark if the file is unchanged."""
+    def _read_changes(self, collection: Collection, file: SourceFile, time: int, batch: Batch) -> Iterator[Change]:
+        """Yield the rows of a file, then its mark. Raises SourceMoved if the file changed meanwhile."""
         if file.size:
-            rows = self._rows(collection, file, batch)
+            rows = self._read_rows(collection, file, batch)
             first = next(rows, None)
             if first is not None:
                 yield Change(collection.name, chain([first], rows), time)
         now = self._files.info(file.path)
-        if _described(file.path, file.name, now) != file:
+        if _parse_listing(file.path, file.name, now) != file:
             raise SourceMoved(f"{file.path} changed while it was read: nothing of it was taken in, and it is read anew")
         mark = {"file": file.name, "size": file.size, "version": file.version, "rows": batch.rows, "time": time}
         yield Change(f"{collection.name}.files", [mark], time)
 
-    def _rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
-        source, misfits = self._row_file(file), Misfits()
-        columns = self._columns(collection, source)
-        less = {*collection.schema.names} if source.format == "json" else set()  # A line has only its own fields.
+    def _read_rows(self, collection: Collection, file: SourceFile, batch: Batch) -> Iterator[pa.Table]:
+        """Yield the rows of a file in the collection's types; raise InvalidUsage for misfits."""
+        source, misfits = self._make_row_file(file), Misfits()
+        columns = self._plan_columns(collection, source)
+        missing = {*collection.schema.names} if source.format == "json" else set()  # A line has only its own fields.
         for piece in read_pieces(source, columns, misfits):
             batch.rows += len(piece)
-            less -= {name for name in less if piece[name].null_count < len(piece)}
+            missing -= {name for name in missing if piece[name].null_count < len(piece)}
             yield piece
-        _warn_of_nulls(source, [name for name in columns.types if name in less and batch.rows])
+        _warn_of_nulls(source, [name for name in columns.types if name in missing and batch.rows])
         if misfits.count:
             raise misfits.error(file.path, batch.rows, MEND)
 
-    def _columns(self, collection: Collection, source: RowFile) -> RowColumns:
+    def _plan_columns(self, collection: Collection, source: RowFile) -> RowColumns:
         """Return the columns to read, after adding new ones to the collection if `drift` allows."""
         mark: Literal["_deleted"] | None = None if collection.handle.keyed is None else "_deleted"
         columns = RowColumns(collection.schema, DRIFT, mark, may_lack_values=True)
@@ -313,19 +325,21 @@ class Files:
             if source.format == "json"
             else dict.fromkeys(read_names(source), pa.null())
         )
-        inner = self._fields_inside(source, columns)
-        more = [name for name in file_types if name not in types]
-        if more and (drift == "add" or {*empty} & {*more}):
+        new_fields = self._find_new_fields(source, columns)
+        new_names = [name for name in file_types if name not in types]
+        if new_names and (drift == "add" or {*empty} & {*new_names}):
             file_types = infer_types(source, columns.declared_types)
         added = {
             name: file_types[name]
-            for name in more
+            for name in new_names
             if (drift == "add" or name in empty) and not pa.types.is_null(file_types[name])
         }
-        more += inner
-        added_inside = {path: kind for path, kind in inner.items() if drift == "add" and not pa.types.is_null(kind)}
+        new_names += new_fields
+        added_inside = {
+            path: kind for path, kind in new_fields.items() if drift == "add" and not pa.types.is_null(kind)
+        }
         for name, kind in (*added.items(), *added_inside.items()):
-            if is_open(kind):
+            if contains_null(kind):
                 raise InvalidUsage(
                     f"{source.name} has the new column {name!r}, and no value in it tells its type, {kind}. {MEND}"
                 )
@@ -333,16 +347,16 @@ class Files:
             collection.evolve(add={quote_name(name): kind for name, kind in added.items()} | added_inside)
             added |= added_inside
             logger.warning("%s has new columns, which %r has from now on: %s", source.name, collection.name, added)
-        ignored = [n for n in more if n not in added and (drift != "refuse" or n in empty)]
+        ignored = [n for n in new_names if n not in added and (drift != "refuse" or n in empty)]
         if drift == "ignore" and ignored:
             logger.warning("%s has columns that are left out: %s", source.name, ", ".join(ignored))
         if source.format != "json":
-            less = [name for name in collection.schema.names if name not in file_types]
-            _warn_of_nulls(source, [*less, *_lacking_fields(source, collection.schema)])
+            missing = [name for name in collection.schema.names if name not in file_types]
+            _warn_of_nulls(source, [*missing, *_find_missing_fields(source, collection.schema)])
         return replace(columns, schema=collection.schema, ignored=tuple(ignored))
 
-    def _fields_inside(self, source: RowFile, columns: RowColumns) -> dict[str, pa.DataType]:
-        """Return new fields inside of columns, by their paths; none if they are refused."""
+    def _find_new_fields(self, source: RowFile, columns: RowColumns) -> dict[str, pa.DataType]:
+        """Return the types of new fields inside of columns, by path. Empty if they are refused."""
         nested = {name: kind for name, kind in columns.types.items() if pa.types.is_nested(kind)}
         if not nested or source.format == "csv" or self.config.drift == "refuse":
             return {}
@@ -355,8 +369,8 @@ class Files:
             for path, kind in find_new_fields(name, types[name], collection_type).items()
         }
 
-    def _row_file(self, file: SourceFile) -> RowFile:
-        by_name, compression = format_by_name(file.path)
+    def _make_row_file(self, file: SourceFile) -> RowFile:
+        by_name, compression = get_format_by_name(file.path)
         form = self.config.format or by_name
         if form is None:
             raise InvalidUsage(
@@ -375,20 +389,23 @@ class Files:
             raise SourceMoved(f"{file.path} was deleted before it was read: nothing of it was taken in") from None
 
 
-def _lacking_fields(source: RowFile, schema: CollectionSchema) -> list[str]:
-    """Return the fields inside of columns that a file lacks, by their paths."""
+def _find_missing_fields(source: RowFile, schema: CollectionSchema) -> list[str]:
+    """Return the paths of fields inside of columns that a file lacks."""
     nested = {name: kind for name, kind in zip(schema.names, schema.types, strict=False) if pa.types.is_nested(kind)}
     if not nested or source.format == "csv":
         return []
-    of_file = {field.name: field.type for field in stored_schema(source)}
+    file_types = {field.name: field.type for field in read_stored_schema(source)}
     return [
-        path for name, kind in nested.items() if name in of_file for path in find_new_fields(name, kind, of_file[name])
+        path
+        for name, kind in nested.items()
+        if name in file_types
+        for path in find_new_fields(name, kind, file_types[name])
     ]
 
 
-def _warn_of_repetition(collection: Collection, file: SourceFile, known: Mapping[str, tuple[int, str]]) -> None:
-    """Log what reading a changed file once more does to rows that are there."""
-    form, later = collection.handle.keyed, sum(name > file.name for name in known)
+def _warn_of_repetition(collection: Collection, file: SourceFile, marks: Mapping[str, tuple[int, str]]) -> None:
+    """Warn of the effect of reading a changed file again."""
+    form, later = collection.handle.keyed, sum(name > file.name for name in marks)
     effect = "all of its rows are added once more"
     if form is not None:
         effect = "its rows replace the rows of their keys"
@@ -396,20 +413,21 @@ def _warn_of_repetition(collection: Collection, file: SourceFile, known: Mapping
     logger.warning("%s has changed and is read again: %s", file.path, effect)
 
 
-def _warn_of_nulls(source: RowFile, less: list[str]) -> None:
-    if less:
-        logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(less))
+def _warn_of_nulls(source: RowFile, missing: list[str]) -> None:
+    if missing:
+        logger.warning("%s does not have all columns, these are NULL: %s", source.name, ", ".join(missing))
 
 
 def _load_marks(marks: Collection) -> dict[str, tuple[int, str]]:
-    """Return size and version of each file that was read."""
+    """Return the size and version of each file that was read, by name."""
     with marks.snapshot(columns=["file", "size", "version"]) as snapshot:
         table = snapshot.to_arrow()
     columns = [table[name].to_pylist() for name in ("file", "size", "version")]
     return {name: (size, version) for name, size, version in zip(*columns, strict=True)}
 
 
-def _described(path: str, name: str, info: Mapping[str, Any]) -> SourceFile:
+def _parse_listing(path: str, name: str, info: Mapping[str, Any]) -> SourceFile:
+    """Return a file from its entry in a listing of fsspec."""
     by, version = next(((by, info[by]) for by in _VERSIONS if info.get(by) is not None), ("", ""))
     changed = info.get("mtime") if by == "mtime" else None
     return SourceFile(path, name, int(info["size"]), str(version), None if changed is None else float(changed))

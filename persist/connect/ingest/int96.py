@@ -16,32 +16,34 @@ from persist.codecs.types.arrow_types import leaf_arrays
 _NS_YEARS = 9_223_372_036_854_775  # Microseconds before and after 1970 that int64 holds in nanoseconds.
 
 
-def exact_schema(stream: Any) -> pa.Schema:
-    """Return the schema of a Parquet file, with INT96 columns in microseconds."""
-    schema: pa.Schema = _in_unit(stream, "us").schema_arrow
+def read_schema(stream: Any) -> pa.Schema:
+    """Return the schema of a Parquet file, with INT96 in microseconds."""
+    schema: pa.Schema = _open_file(stream, "us").schema_arrow
     return schema
 
 
-def exact_batches(stream: Any) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a Parquet file; INT96 in the unit that holds it exactly.
+def read_batches(stream: Any) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a Parquet file, with INT96 in an exact unit.
 
     Raises:
         InvalidUsage: a column has both a moment finer than a microsecond and one out of range for nanoseconds.
     """
-    file = _in_unit(stream, "us")
+    file = _open_file(stream, "us")
     if all(file.schema.column(at).physical_type != "INT96" for at in range(len(file.schema))):
         yield from file.iter_batches()
         return
     row = 0
-    for coarse, fine in zip(file.iter_batches(), _in_unit(stream, "ns").iter_batches(), strict=True):
+    for coarse, fine in zip(file.iter_batches(), _open_file(stream, "ns").iter_batches(), strict=True):
         names = coarse.schema.names
-        columns = [_exact(*pair, name, row) for pair, name in zip(zip(coarse, fine, strict=True), names, strict=True)]
+        columns = [
+            _choose_exact(*pair, name, row) for pair, name in zip(zip(coarse, fine, strict=True), names, strict=True)
+        ]
         row += coarse.num_rows
         yield pa.RecordBatch.from_arrays(columns, names)
 
 
-def _exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.Array:
-    """Choose between a column read in microseconds and in nanoseconds: the one that loses nothing."""
+def _choose_exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.Array:
+    """Return a column in microseconds or nanoseconds: the one that loses nothing."""
     if coarse.type == fine.type:
         return coarse
     is_fine = is_far = False
@@ -58,7 +60,7 @@ def _exact(coarse: pa.Array, fine: pa.Array, name: str, row: int) -> pa.Array:
     return fine if is_fine else coarse
 
 
-def _in_unit(stream: Any, unit: str) -> Any:
+def _open_file(stream: Any, unit: str) -> Any:
     import pyarrow.parquet as pq
 
     return pq.ParquetFile(stream, coerce_int96_timestamp_unit=unit)

@@ -21,30 +21,30 @@ REASONS_MAX = 10
 
 @dataclass(frozen=True)
 class CastTable:
-    """The rows of a piece that fit; and the reasons of the others, by index."""
+    """The rows that fit, and the reasons of the others by row number."""
 
     table: pa.Table
     misfits: dict[int, str]
 
-    def first(self, count: int) -> list[tuple[int, str]]:
-        """Return the first misfits, in order."""
+    def get_first(self, count: int) -> list[tuple[int, str]]:
+        """Return the first misfits, by row number."""
         return [(row, self.misfits[row]) for row in sorted(self.misfits)[:count]]
 
 
 @dataclass
 class Misfits:
-    """The rows that do not fit: how many, and the first reasons with their places."""
+    """The number of rows that do not fit, and the first reasons."""
 
     count: int = 0
     reasons: list[str] = field(default_factory=list)
 
     def add(self, count: int, reasons: list[str]) -> None:
-        """Count some more, with the reasons of the first of them."""
+        """Count more misfits, with the reasons of the first ones."""
         self.count += count
         self.reasons += reasons[: REASONS_MAX - len(self.reasons)]
 
     def error(self, file: str, rows: int, remedy: str) -> InvalidUsage:
-        """Return the error of a file with so many fitting rows, in several lines."""
+        """Return the error for the misfits of a file with `rows` fitting rows."""
         error = InvalidUsage(
             f"{self.count:,} of the {rows + self.count:,} rows of {file} do not fit. {remedy}:\n{self}"
         )
@@ -59,7 +59,7 @@ class Misfits:
 def cast_rows(
     table: pa.Table, cast: Callable[[pa.ChunkedArray, str], tuple[pa.ChunkedArray, dict[int, str]]]
 ) -> CastTable:
-    """Cast a table column by column; misfits have the reasons of rows that do not fit."""
+    """Cast a table column by column; collect the reasons of misfits by row number."""
     misfits: dict[int, str] = {}
     columns = {}
     for name in table.column_names:
@@ -69,8 +69,8 @@ def cast_rows(
     return CastTable(pa.table(columns) if columns else table, misfits)
 
 
-def fitting(cast: CastTable) -> CastTable:
-    """Return the rows that fit, and the reasons of the others."""
+def keep_fitting(cast: CastTable) -> CastTable:
+    """Return a cast without the rows of misfits."""
     if not cast.misfits:
         return cast
     keep = np.ones(len(cast.table), bool)
@@ -81,7 +81,7 @@ def fitting(cast: CastTable) -> CastTable:
 def cast_each(
     column: pa.ChunkedArray, cast: Cast, target_type: pa.DataType, name: str
 ) -> tuple[pa.ChunkedArray, dict[int, str]]:
-    """Cast a column, in halves if that fails; a row that fails is NULL."""
+    """Cast a column, in halves if that fails. A row that fails is NULL."""
     failed: dict[int, str] = {}
 
     def halves(start: int, stop: int) -> list[pa.ChunkedArray]:
@@ -94,7 +94,7 @@ def cast_each(
             if stop - start > 1:
                 middle = (start + stop) // 2
                 return [*halves(start, middle), *halves(middle, stop)]
-            failed[start] = f"column {name!r}: {_why(piece, target_type, error)}"
+            failed[start] = f"column {name!r}: {_explain_misfit(piece, target_type, error)}"
             return [pa.chunked_array([pa.nulls(1, target_type)])]
 
     pieces = halves(0, len(column)) if len(column) else [pa.chunked_array([], target_type)]
@@ -102,42 +102,42 @@ def cast_each(
 
 
 def cast_texts(column: pa.ChunkedArray, target_type: pa.DataType, name: str) -> pa.ChunkedArray:
-    """Cast a column, and parse its texts where the type is not text.
+    """Cast a column; parse its texts if the target type is not text.
 
     Raises:
         pa.ArrowException, InvalidUpdate: a value does not fit.
     """
     if is_flat(target_type):
         return parse_column(column, target_type) if is_text(column.type) else cast_column(column, target_type, name)
-    natural = _natural(column.type, target_type)
+    natural = _get_parsed_type(column.type, target_type)
     if natural != column.type:
         whole = [chunk.take(pa.array(np.arange(len(chunk)))) for chunk in column.chunks]  # Without what slices hide.
         column = pa.chunked_array([_parse_texts(chunk, natural) for chunk in whole], natural)
     return cast_column(column, target_type, name)
 
 
-def wire_type(target_type: pa.DataType) -> pa.DataType:
-    """Return the type that JSON is read as, such as text for moments."""
+def get_wire_type(target_type: pa.DataType) -> pa.DataType:
+    """Return the type that a JSON value is read as, such as text for moments."""
     if pat.is_temporal(target_type) or pat.is_large_string(target_type) or target_type == JSON:
         return pa.string()
     if pat.is_float16(target_type):
         return pa.float64()
     if is_flat(target_type):
         return target_type
-    inner = [wire_type(f.type) for f in children(target_type)]
+    inner = [get_wire_type(f.type) for f in children(target_type)]
     return with_children(target_type, inner) if pat.is_struct(target_type) else pa.list_(inner[0])
 
 
-def _natural(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
-    """Return the type of a column once its text is parsed."""
+def _get_parsed_type(source_type: pa.DataType, target_type: pa.DataType) -> pa.DataType:
+    """Return the type that the texts of a column are parsed as."""
     if is_flat(target_type):
         return target_type if is_text(source_type) and not is_text(target_type) else source_type
     pairs = zip(children(source_type), children(target_type), strict=True)
-    return with_children(source_type, [_natural(f.type, w.type) for f, w in pairs])
+    return with_children(source_type, [_get_parsed_type(f.type, w.type) for f, w in pairs])
 
 
 def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
-    """Parse an array without offset into its natural type."""
+    """Parse an array of texts, which has no offset."""
     if array.type == natural:
         return array
     if is_flat(natural):
@@ -147,7 +147,7 @@ def _parse_texts(array: pa.Array, natural: pa.DataType) -> pa.Array:
 
 
 def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
-    """Raise InvalidUsage if values of some type cannot be read from text."""
+    """Raise InvalidUsage if a type cannot be read from text."""
     for name, kind in types.items():
         try:
             parse_column(pa.chunked_array([pa.array([], pa.binary())]), kind)
@@ -157,7 +157,8 @@ def check_text_types(types: dict[str, pa.DataType], format: str) -> None:
             ) from error
 
 
-def _why(piece: pa.ChunkedArray, target_type: pa.DataType, error: Exception) -> str:
+def _explain_misfit(piece: pa.ChunkedArray, target_type: pa.DataType, error: Exception) -> str:
+    """Return the reason why a value does not fit."""
     try:
         value = piece[0].as_py()
     except (ValueError, OverflowError):

@@ -19,7 +19,7 @@ from persist.codecs.types.documents import check_documents
 from persist.codecs.types.schema import TIME_MAX, CollectionSchema
 from persist.codecs.types.texts import parse_column
 from persist.codecs.updates.inputs import DELETED
-from persist.connect.ingest.row_casts import CastTable, cast_each, cast_rows, cast_texts, fitting
+from persist.connect.ingest.row_casts import CastTable, cast_each, cast_rows, cast_texts, keep_fitting
 from persist.core.timeline import read_timeline
 
 MARKS = {"_diff": pa.int64(), DELETED: pa.bool_()}
@@ -27,7 +27,7 @@ MARKS = {"_diff": pa.int64(), DELETED: pa.bool_()}
 
 @dataclass(frozen=True)
 class RowColumns:
-    """The columns of a collection, as a reader of files fills them.
+    """The columns that a reader of files fills in a collection.
 
     Attributes:
         schema: of the collection.
@@ -66,7 +66,7 @@ class RowColumns:
 
     @property
     def optional_fields(self) -> dict[str, pa.DataType]:
-        """The column for the kind of a row, with its type."""
+        """The optional column for a row's kind (`_diff` or `_deleted`), with its type."""
         return {} if self.mark is None else {self.mark: MARKS[self.mark]}
 
     def required_names(self, *, is_deletion: bool = False) -> Collection[str]:
@@ -88,56 +88,56 @@ class RowColumns:
         unknown = [name for name in names if name not in {*self.select_names(names), *self.ignored}]
         if unknown:
             hint = " A time for all rows goes with rows without one." if "_time" in unknown else ""
-            raise InvalidUsage(f"{file} has the column {self.refuse_name(unknown[0])}.{hint}")
+            raise InvalidUsage(f"{file} has the column {self.explain_unknown_name(unknown[0])}.{hint}")
 
-    def refuse_name(self, name: str) -> str:
-        """Return the text about a field that is not a column, with a remedy."""
+    def explain_unknown_name(self, name: str) -> str:
+        """Return the message for a field that is not a column, with a remedy."""
         remedy = self.remedy.format(name)
         return f"{name!r}, which the collection has not{did_you_mean(name, self.types) or ':'} {remedy}"
 
-    def json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
-        """Return the fields to read; the first object of the file decides how times are written."""
+    def get_json_types(self, first: dict[str, Any]) -> dict[str, pa.DataType]:
+        """Return the types of fields to read. The file's first object decides how times are read."""
         types = dict(self.types)
         time = self.time_column
-        if self._is_time(time) and isinstance(first.get(time), str):
+        if self._has_row_times(time) and isinstance(first.get(time), str):
             types[time] = pa.string()
         return types | {name: kind for name, kind in self.optional_fields.items() if name in first or name == DELETED}
 
     def cast(self, table: pa.Table, *, is_text: bool) -> CastTable:
-        """Return a piece of a file with the types of the columns.
+        """Return a piece of a file in the types of the columns, and its misfits.
 
         Args:
             is_text: text is to be parsed: UTF-8, as string or as binary.
         """
         if self.may_lack_values:
-            table = self._with_fields(table)
+            table = self._align_inner_fields(table)
         cast = cast_rows(table, lambda column, name: self._cast_column(column, name, is_text))
         self._check_times(cast.table, cast.misfits)
-        return fitting(CastTable(self._with_nulls(cast.table), cast.misfits))
+        return keep_fitting(CastTable(self._add_null_columns(cast.table), cast.misfits))
 
-    def _with_fields(self, table: pa.Table) -> pa.Table:
-        """Return a table with the collection's inner fields, if all others are ignored."""
+    def _align_inner_fields(self, table: pa.Table) -> pa.Table:
+        """Return a table with the collection's inner fields if all others are ignored."""
         for at, name in enumerate(table.column_names):
             kind = self.types.get(name)
-            if kind is not None and self.leaves_out(name, table.schema.types[at]):
+            if kind is not None and self.ignores_new_fields(name, table.schema.types[at]):
                 column = align_fields(table.column(at), kind)
                 table = table.set_column(at, name, column)
         return table
 
-    def leaves_out(self, name: str, kind: pa.DataType) -> bool:
+    def ignores_new_fields(self, name: str, kind: pa.DataType) -> bool:
         """Return whether all new inner fields of a column are ignored."""
         return find_new_fields(name, kind, self.types[name]).keys() <= {*self.ignored}
 
     def _cast_column(self, column: pa.ChunkedArray, name: str, is_text: bool) -> tuple[pa.ChunkedArray, dict[int, str]]:
         kind = (self.types | self.optional_fields)[name]
-        if self._is_time(name):
-            return cast_each(column, self._time_cast(is_text), kind, name)
+        if self._has_row_times(name):
+            return cast_each(column, self._make_time_cast(is_text), kind, name)
         cast = cast_texts if is_text else cast_column
         if name in self.schema.json:
             return cast_each(column, lambda piece: _cast_documents(piece, name, cast), kind, name)
         return cast_each(column, lambda piece: cast(piece, kind, name), kind, name)
 
-    def _time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
+    def _make_time_cast(self, is_text: bool) -> Callable[[pa.ChunkedArray], pa.ChunkedArray]:
         timeline = read_timeline(self.schema)
 
         def cast(piece: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -152,29 +152,29 @@ class RowColumns:
 
         return cast
 
-    def _with_nulls(self, table: pa.Table) -> pa.Table:
-        """Return a table with all columns to read."""
+    def _add_null_columns(self, table: pa.Table) -> pa.Table:
+        """Return a table with NULL for missing columns."""
         for name, kind in self.types.items():
             if name not in table.column_names:
                 table = table.append_column(name, pa.nulls(len(table), kind))
         return table
 
-    def _is_time(self, name: str | None) -> TypeGuard[str]:
-        """Return whether a column has the times of rows, and none of their values."""
+    def _has_row_times(self, name: str | None) -> TypeGuard[str]:
+        """Return whether a column has the times of rows, and is not stored itself."""
         return name is not None and name == self.time_column and name not in self.schema.names
 
     def _check_times(self, table: pa.Table, misfits: dict[int, str]) -> None:
-        """Add the rows whose time or diff is not allowed."""
-        if self._is_time(self.time_column) and self.time_column in table.column_names:
+        """Add the rows with a wrong time or diff to misfits."""
+        if self._has_row_times(self.time_column) and self.time_column in table.column_names:
             times = table[self.time_column]
             outside = pc.fill_null(pc.or_(pc.less(times, self.upper or 0), pc.greater(times, TIME_MAX)), True)
-            for row in _rows_where(outside):
-                misfits.setdefault(row, self._refuse_time(times[row].as_py()))
+            for row in _find_rows(outside):
+                misfits.setdefault(row, self._explain_time(times[row].as_py()))
         if "_diff" in table.column_names:
-            for row in _rows_where(pc.is_null(table["_diff"])):
+            for row in _find_rows(pc.is_null(table["_diff"])):
                 misfits.setdefault(row, "column '_diff' is missing its number")
 
-    def _refuse_time(self, time: int | None) -> str:
+    def _explain_time(self, time: int | None) -> str:
         if time is None:
             return f"column {self.time_column!r} is empty, and every row needs a time"
         if 0 <= time <= TIME_MAX:
@@ -190,5 +190,5 @@ def _cast_documents(
     return documents
 
 
-def _rows_where(flags: pa.ChunkedArray) -> list[int]:
+def _find_rows(flags: pa.ChunkedArray) -> list[int]:
     return [int(row) for row in np.flatnonzero(flags.combine_chunks().to_numpy(zero_copy_only=False))]

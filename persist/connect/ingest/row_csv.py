@@ -25,8 +25,8 @@ from persist.core.rendering import format_count
 FIELD_CHARS_MAX = 2**31 - 1
 
 
-def csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
-    """Yield the rows of a CSV file that fit."""
+def read_csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+    """Yield the rows of a CSV file that fit, in pieces."""
     names = read_header(file)
     columns.check_names(names, file.name)
     selected = columns.select_names(names)
@@ -38,10 +38,10 @@ def csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator
         wrong_width += 1
         return "skip"
 
-    start, located = 0, _Located(file, len(names))
-    for batch in text_batches(file, names, selected, skip):
+    start, located = 0, _LocatedReasons(file, len(names))
+    for batch in read_text_batches(file, names, selected, skip):
         cast = columns.cast(pa.Table.from_batches([batch]), is_text=True)
-        located.add({start + row: why for row, why in cast.first(REASONS_MAX)})
+        located.add({start + row: why for row, why in cast.get_first(REASONS_MAX)})
         misfits.count += len(cast.misfits)
         start += batch.num_rows
         yield cast.table
@@ -52,7 +52,7 @@ def csv_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator
         misfits.reasons += located.reasons(wrong_width)
 
 
-def text_batches(
+def read_text_batches(
     file: RowFile, names: list[str], columns: list[str], skipped: Callable[[Any], str] | None = None
 ) -> Iterator[pa.RecordBatch]:
     """Yield some columns of CSV as bytes, in blocks.
@@ -66,8 +66,8 @@ def text_batches(
     """
     import pyarrow.csv as pa_csv
 
-    with file.opened() as stream:
-        quotes = _Quotes(stream)
+    with file.open_bytes() as stream:
+        quotes = _QuoteChecker(stream)
         try:
             reader: Iterable[pa.RecordBatch] = pa_csv.open_csv(
                 pa.PythonFile(quotes, mode="r"),
@@ -90,8 +90,8 @@ def text_batches(
         _check_quotes(file)
 
 
-class _Quotes:
-    """The bytes of CSV, and whether quotes stand elsewhere than around fields, or are not ended."""
+class _QuoteChecker:
+    """The bytes of CSV; notes quotes that are misplaced or not closed."""
 
     closed = False
     _BEFORE = np.isin(np.arange(256), [*b',\n\r"'])  # Also what follows: a second quote is one inside of a field.
@@ -108,11 +108,11 @@ class _Quotes:
         if not data:
             self.are_odd |= self._is_open
         elif not self.are_odd and (b'"' in data or self._last == b'"'):
-            self._look(np.frombuffer(self._last + data, np.uint8))
+            self._count_quotes(np.frombuffer(self._last + data, np.uint8))
         self._last = data[-1:] or self._last
         return data
 
-    def _look(self, data: np.ndarray) -> None:
+    def _count_quotes(self, data: np.ndarray) -> None:
         places = np.flatnonzero(data[1:] == ord('"')) + 1
         opening, closing = places[int(self._is_open) :: 2], places[int(not self._is_open) :: 2]
         if data[0] == ord('"') and not self._is_open:
@@ -137,8 +137,8 @@ def _check_quotes(file: RowFile) -> None:
             ) from None
 
 
-class _Located:
-    """Reasons by the number of a record; reported with its line.
+class _LocatedReasons:
+    """Reasons by record number, which are reported with line numbers.
 
     Numbers count only the records of the right width.
     """
@@ -153,11 +153,11 @@ class _Located:
             self._why |= why
 
     def reasons(self, wrong_width: int) -> list[str]:
-        """Return the first reasons, in the order of their lines. Cost: reading the file up to the last of them."""
+        """Return the first reasons by line. Cost: reading the file up to the last of them."""
         first_reasons: list[str] = []
         record = 0
         remaining = min(REASONS_MAX, len(self._why) + wrong_width)
-        for line, fields in _records(self._file):
+        for line, fields in _parse_records(self._file):
             if len(fields) != self._width:
                 first_reasons.append(
                     f"line {line}: it has {format_count(len(fields), 'field')}, and the head has {self._width}"
@@ -191,15 +191,15 @@ def read_header(file: RowFile) -> list[str]:
     return names
 
 
-def find_line(file: RowFile, column: str, is_meant: Callable[[str], bool]) -> int | None:
-    """Return the line of the first record with a matching text, with surrogates for bad UTF-8."""
+def find_record_line(file: RowFile, column: str, matches: Callable[[str], bool]) -> int | None:
+    """Return the line of the first record whose column matches; None without one. Bad UTF-8 becomes surrogates."""
     at = read_header(file).index(column)
-    matches = (line for line, fields in _records(file, "surrogateescape") if len(fields) > at and is_meant(fields[at]))
-    return next(matches, None)
+    records = _parse_records(file, "surrogateescape")
+    return next((line for line, fields in records if len(fields) > at and matches(fields[at])), None)
 
 
-def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
-    """Yield the first line and the fields of each record after the head."""
+def _parse_records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list[str]]]:
+    """Yield the first line and the fields of each record after the header."""
     with _open_text(file, errors) as text:
         reader = csv.reader(text)
         next(reader, None)
@@ -213,5 +213,5 @@ def _records(file: RowFile, errors: str = "replace") -> Iterator[tuple[int, list
 @contextmanager
 def _open_text(file: RowFile, errors: str = "replace") -> Iterator[io.TextIOWrapper]:
     csv.field_size_limit(FIELD_CHARS_MAX)
-    with file.opened() as stream:
+    with file.open_bytes() as stream:
         yield io.TextIOWrapper(io.BufferedReader(stream), encoding="utf-8-sig", errors=errors, newline="")

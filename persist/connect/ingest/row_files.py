@@ -25,11 +25,18 @@ from persist.codecs.nested import align_fields, find_new_fields, quote_name
 from persist.codecs.types.arrow_types import children, is_flat, type_name
 from persist.codecs.updates.inputs import DELETED
 from persist.codecs.updates.tuples import lacks_columns
-from persist.connect.envelopes import Unreadable, in_order, parse, sifted, suspects, with_texts_of_documents
-from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, wire_type
+from persist.connect.envelopes import (
+    Unreadable,
+    encode_mixed_members,
+    find_suspects,
+    merge_in_order,
+    parse,
+    read_separately,
+)
+from persist.connect.ingest.row_casts import REASONS_MAX, Misfits, get_wire_type
 from persist.connect.ingest.row_columns import RowColumns
-from persist.connect.ingest.row_csv import csv_pieces, read_header
-from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, stored_batches, stored_schema
+from persist.connect.ingest.row_csv import read_csv_pieces, read_header
+from persist.connect.ingest.row_formats import BLOCK_BYTES, MEND, RowFile, read_stored_batches, read_stored_schema
 
 
 def read_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
@@ -39,15 +46,15 @@ def read_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterato
         InvalidUsage: the file has another format, or other columns.
     """
     if file.format == "csv":
-        yield from csv_pieces(file, columns, misfits)
+        yield from read_csv_pieces(file, columns, misfits)
     elif file.format == "json":
-        yield from _json_pieces(file, columns, misfits)
+        yield from _read_json_pieces(file, columns, misfits)
     else:
-        yield from _typed_pieces(file, columns, misfits)
+        yield from _read_typed_pieces(file, columns, misfits)
 
 
 def read_names(file: RowFile) -> list[str]:
-    """Return the columns of a file; of JSON lines, the fields of the first.
+    """Return the columns of a file; for JSON lines, the fields of the first one.
 
     Raises:
         InvalidUsage: it cannot be read, or a column is there twice.
@@ -55,14 +62,14 @@ def read_names(file: RowFile) -> list[str]:
     if file.format == "csv":
         return read_header(file)
     if file.format == "json":
-        return [*_first_object(file)]
-    schema = stored_schema(file)
-    check_once(schema, file.name)
+        return [*_load_first_object(file)]
+    schema = read_stored_schema(file)
+    check_unique_names(schema, file.name)
     return list(schema.names)
 
 
-def check_once(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> None:
-    """Raise InvalidUsage if a column, or a field inside of one, is there twice."""
+def check_unique_names(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> None:
+    """Raise InvalidUsage if a column, or an inner field, occurs twice."""
     inner = list(fields) if isinstance(fields, pa.Schema) else [] if is_flat(fields) else children(fields)
     names = [field.name for field in inner]
     for field in inner:
@@ -71,34 +78,34 @@ def check_once(fields: pa.Schema | pa.DataType, file: str, path: str = "") -> No
                 f"{file} has the column {path + field.name!r} more than once: give each a name of its own. {MEND}"
             )
         if pat.is_nested(field.type):
-            check_once(field.type, file, f"{path}{field.name}.")
+            check_unique_names(field.type, file, f"{path}{field.name}.")
 
 
-def _typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+def _read_typed_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     start = 0
-    for batch in stored_batches(file):
+    for batch in read_stored_batches(file):
         if not start:
-            check_once(batch.schema, file.name)
+            check_unique_names(batch.schema, file.name)
             columns.check_names(batch.schema.names, file.name)
         table = pa.Table.from_batches([batch])
         try:
             cast = columns.cast(table.select(columns.select_names(table.column_names)), is_text=False)
         except SchemaMismatch as error:
-            differences = (_difference(field.type, kind, field.name) for field in batch.schema
+            differences = (_find_type_difference(field.type, kind, field.name) for field in batch.schema
                      if (kind := columns.types.get(field.name)) is not None)  # fmt: skip
             where = next((what for what in differences if what), None)
             new = (find_new_fields(field.name, field.type, columns.types[field.name]) for field in batch.schema
                    if field.name in columns.types)  # fmt: skip
             if (path := next((path for paths in new for path in paths), None)) is not None:
-                raise InvalidUsage(f"{file.name} has the field {columns.refuse_name(path)}. {MEND}") from None
+                raise InvalidUsage(f"{file.name} has the field {columns.explain_unknown_name(path)}. {MEND}") from None
             raise InvalidUsage(f"{file.name} {f'has {where}: ' if where else 'does not fit: '}{error} {MEND}") from None
-        misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.first(REASONS_MAX)])
+        misfits.add(len(cast.misfits), [f"row {start + row + 1}: {why}" for row, why in cast.get_first(REASONS_MAX)])
         start += len(table)
         yield cast.table
 
 
-def _difference(source_type: pa.DataType, target_type: pa.DataType, path: str) -> str | None:
-    """Return the first place inside of a column where its type differs from the wanted one."""
+def _find_type_difference(source_type: pa.DataType, target_type: pa.DataType, path: str) -> str | None:
+    """Return the first path at which two types differ, with both types; None if equal."""
     if pat.is_struct(source_type) and pat.is_struct(target_type):
         ours, wanted_types = ({field.name: field.type for field in kind} for kind in (source_type, target_type))
         for name in ours:
@@ -107,7 +114,7 @@ def _difference(source_type: pa.DataType, target_type: pa.DataType, path: str) -
         for name in wanted_types:
             if name not in ours:
                 return f"no field {f'{path}.{name}'!r}, which the collection has"
-        differences = (_difference(ours[name], wanted_types[name], f"{path}.{name}") for name in ours)
+        differences = (_find_type_difference(ours[name], wanted_types[name], f"{path}.{name}") for name in ours)
     elif is_flat(source_type) or is_flat(target_type) or len(children(source_type)) != len(children(target_type)):
         return (
             None
@@ -116,14 +123,16 @@ def _difference(source_type: pa.DataType, target_type: pa.DataType, path: str) -
         )
     else:
         pairs = zip(children(source_type), children(target_type), strict=True)
-        differences = (_difference(ours.type, wanted_types.type, f"{path}.{ours.name}") for ours, wanted_types in pairs)
+        differences = (
+            _find_type_difference(ours.type, wanted_types.type, f"{path}.{ours.name}") for ours, wanted_types in pairs
+        )
     return next((what for what in differences if what), None)
 
 
-def json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
-    """Yield the lines of a file that are not blank, as large_binary, each with its number."""
+def read_json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
+    """Yield blocks of (line numbers, lines that are not blank)."""
     number = 0
-    with file.opened() as stream:
+    with file.open_bytes() as stream:
         source = BufferedReader(stream)
         while lines := source.readlines(BLOCK_BYTES):
             if not number:
@@ -135,36 +144,38 @@ def json_blocks(file: RowFile) -> Iterator[tuple[np.ndarray, pa.Array]]:
                 yield np.array(numbers, np.int64), pa.array(texts, pa.large_binary())
 
 
-def _first_object(file: RowFile) -> dict[str, Any]:
-    """Return the first object of JSON lines; {} if it is unreadable, which later readers report."""
+def _load_first_object(file: RowFile) -> dict[str, Any]:
+    """Return the first object of JSON lines; {} if it is unreadable. Later readers report that."""
     try:
-        _, texts = next(json_blocks(file), (None, [pa.scalar(b"{}")]))
+        _, texts = next(read_json_blocks(file), (None, [pa.scalar(b"{}")]))
         first = json.loads(texts[0].as_py())
     except (ValueError, RecursionError):
         return {}
     return first if isinstance(first, dict) else {}
 
 
-def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
+def _read_json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterator[pa.Table]:
     for name, arrow_type in columns.types.items():
         _check_json_type(name, arrow_type)
-    types = columns.json_types(_first_object(file))
-    lines = _Lines({name: wire_type(kind) for name, kind in types.items()}, columns)
+    types = columns.get_json_types(_load_first_object(file))
+    lines = _LineParser({name: get_wire_type(kind) for name, kind in types.items()}, columns)
     is_empty = True
-    for numbers, texts in json_blocks(file):
+    for numbers, texts in read_json_blocks(file):
         is_empty = False
-        sifted_rows = sifted(texts, lines, numbers)
+        sifted_rows = read_separately(texts, lines, numbers)
         bad: list[tuple[int, str]] = []
         if sifted_rows.bad:
             first = {
                 misfit.row: misfit.reason for misfit in sorted(sifted_rows.bad, key=lambda one: one.row)[:REASONS_MAX]
             }
             at = {int(number): row for row, number in enumerate(numbers)}
-            bad = [(row, lines.reason(texts[at[row]].as_py(), why)) for row, why in first.items()]
+            bad = [(row, lines.explain(texts[at[row]].as_py(), why)) for row, why in first.items()]
         if sifted_rows.pieces:
-            rows, table = in_order(sifted_rows.pieces, pa.concat_tables([table for _, table in sifted_rows.pieces]))
+            rows, table = merge_in_order(
+                sifted_rows.pieces, pa.concat_tables([table for _, table in sifted_rows.pieces])
+            )
             cast = columns.cast(table, is_text=True)
-            bad += [(int(rows[row]), why) for row, why in cast.first(REASONS_MAX)]
+            bad += [(int(rows[row]), why) for row, why in cast.get_first(REASONS_MAX)]
             misfits.count += len(cast.misfits)
             yield cast.table
         misfits.count += len(sifted_rows.bad)
@@ -173,8 +184,8 @@ def _json_pieces(file: RowFile, columns: RowColumns, misfits: Misfits) -> Iterat
         yield pa.schema(columns.types.items()).empty_table()
 
 
-class _Lines:
-    """Lines of JSON as rows of some columns."""
+class _LineParser:
+    """Parses lines of JSON as rows of some columns."""
 
     def __init__(self, wires: dict[str, pa.DataType], columns: RowColumns) -> None:
         self._fields = pa.schema(wires.items())
@@ -182,50 +193,52 @@ class _Lines:
 
     def read(self, texts: pa.Array) -> pa.Table:
         """Parse JSON texts of rows."""
-        texts = with_texts_of_documents(texts, self._columns.schema.json)
+        texts = encode_mixed_members(texts, self._columns.schema.json)
         table = parse(texts, self._fields, "infer" if self._columns.ignored else "error")
         for name in table.column_names:
             if name not in self._fields.names and name not in self._columns.ignored:
                 raise Unreadable(f"it has the field {name!r}")
         table = table.select(self._fields.names)
         for at, field in enumerate(self._fields if self._columns.ignored else ()):
-            if field.name in self._columns.types and self._columns.leaves_out(field.name, table.schema.types[at]):
+            if field.name in self._columns.types and self._columns.ignores_new_fields(
+                field.name, table.schema.types[at]
+            ):
                 table = table.set_column(at, field, align_fields(table.column(at), field.type))
         if table.schema != self._fields:
             raise Unreadable("it has fields that are not columns")
-        if self._lacking(texts, table).any():
+        if self._find_incomplete(texts, table).any():
             raise Unreadable("it lacks a column")
         return table
 
-    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        documents = with_texts_of_documents(texts, self._columns.schema.json)
-        return suspects(documents, self._fields) | self._lacking(texts)
+    def find_suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        documents = encode_mixed_members(texts, self._columns.schema.json)
+        return find_suspects(documents, self._fields) | self._find_incomplete(texts)
 
-    def _lacking(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
-        """Return bool[texts]: the lines that lack a column; with a table, only rows with NULL count."""
+    def _find_incomplete(self, texts: pa.Array, table: pa.Table | None = None) -> npt.NDArray[np.bool_]:
+        """Return bool[texts]: lines that lack a column. With a parsed table, only rows with NULL are examined."""
         lacking = np.ones(len(texts), np.bool_)
         if table is not None:
             needed = [table[name] for name in self._columns.required_names() if name in table.schema.names]
             nulls = [column.is_null().to_numpy() for column in needed if column.null_count]
             lacking = np.logical_or.reduce([np.zeros_like(lacking), *nulls])
         for row in np.flatnonzero(lacking):
-            lacking[row] = bool(self._lacks(texts[int(row)].as_py()))
+            lacking[row] = bool(self._list_missing(texts[int(row)].as_py()))
         return lacking
 
-    def _lacks(self, line: bytes) -> list[str]:
-        """Return the columns that a line needs and lacks; none if it cannot be read."""
+    def _list_missing(self, line: bytes) -> list[str]:
+        """Return the required columns that a line lacks; [] if it is unreadable."""
         try:
-            values = _members(line)
+            values = _parse_members(line)
         except (ValueError, RecursionError):
             return []
         is_deletion = DELETED in self._fields.names and values.get(DELETED) == b"true"
         return [name for name in self._columns.required_names(is_deletion=is_deletion) if name not in values]
 
-    def reason(self, line: bytes, why: str) -> str:
-        """Return what is wrong with a line that cannot be read alone."""
+    def explain(self, line: bytes, why: str) -> str:
+        """Return the reason why a line cannot be read. `why` is the parser's reason."""
         try:
-            document = json.loads(line, object_pairs_hook=_once)
-        except _Twice as twice:
+            document = json.loads(line, object_pairs_hook=_refuse_duplicates)
+        except _DuplicateField as twice:
             return f"it has the field {twice.args[0]!r} twice"
         except UnicodeDecodeError:
             return "it is not UTF-8"
@@ -241,11 +254,11 @@ class _Lines:
             if path not in self._columns.ignored
         ]
         if more:
-            return f"it has the field {self._columns.refuse_name(more[0])}"
-        if lacking := self._lacks(line):
+            return f"it has the field {self._columns.explain_unknown_name(more[0])}"
+        if lacking := self._list_missing(line):
             return f"it {lacks_columns(lacking, 'null')}"
-        line = with_texts_of_documents(pa.array([line], pa.large_binary()), self._columns.schema.json)[0].as_py()
-        values = _members(line)
+        line = encode_mixed_members(pa.array([line], pa.large_binary()), self._columns.schema.json)[0].as_py()
+        values = _parse_members(line)
         for field in self._fields:
             if (value := values.get(field.name)) is not None:
                 alone = pa.array([b"{%s: %s}" % (json.dumps(field.name).encode(), value)], pa.large_binary())
@@ -258,8 +271,8 @@ class _Lines:
         return why
 
 
-def _members(line: bytes) -> dict[str, bytes]:
-    """Return the members of an object as they are written; raises ValueError if it is none."""
+def _parse_members(line: bytes) -> dict[str, bytes]:
+    """Return an object's members as bytes; raise ValueError if it is not an object."""
     try:
         return {name: bytes(value) for name, value in msgspec.json.decode(line, type=dict[str, msgspec.Raw]).items()}
     except msgspec.MsgspecError:  # It does not read NaN and infinities, which columns of floats hold.
@@ -269,28 +282,28 @@ def _members(line: bytes) -> dict[str, bytes]:
         return {name: json.dumps(value).encode() for name, value in document.items()}
 
 
-class _Twice(ValueError):
+class _DuplicateField(ValueError):
     pass
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _refuse_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
-            raise _Twice(name)
+            raise _DuplicateField(name)
     return dict(pairs)
 
 
-def find_unknown_fields(given: Any, target_type: pa.DataType, path: str = "") -> Iterator[str]:
-    """Yield the paths of fields that a type has not."""
-    if isinstance(given, dict) and pat.is_struct(target_type):
-        for name, value in given.items():
+def find_unknown_fields(value_in_json: Any, target_type: pa.DataType, path: str = "") -> Iterator[str]:
+    """Yield the paths of fields in a JSON value that a type lacks."""
+    if isinstance(value_in_json, dict) and pat.is_struct(target_type):
+        for name, value in value_in_json.items():
             if target_type.get_field_index(name) < 0:
                 yield path + (quote_name(name) if path else name)
             else:
                 yield from find_unknown_fields(value, target_type.field(name).type, f"{path}{quote_name(name)}.")
-    elif isinstance(given, list) and pat.is_list(target_type):
-        for value in given:
+    elif isinstance(value_in_json, list) and pat.is_list(target_type):
+        for value in value_in_json:
             yield from find_unknown_fields(value, target_type.value_type, f"{path}element.")
 
 

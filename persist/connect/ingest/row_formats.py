@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
-from persist.connect.ingest.int96 import exact_batches, exact_schema
+from persist.connect.ingest.int96 import read_batches, read_schema
 
 READ = ("csv", "json", "parquet", "arrow")
 BY_SUFFIX = {
@@ -24,8 +24,8 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd"}
 BLOCK_BYTES = 8 << 20
 
 
-def format_by_name(name: str) -> tuple[str | None, str | None]:
-    """Return the format and the compression by a file's name; None where unknown."""
+def get_format_by_name(name: str) -> tuple[str | None, str | None]:
+    """Return format and compression by a file's extension; None where unknown."""
     stem, suffix = posixpath.splitext(name)
     compression = COMPRESSED.get(suffix.lower())
     ending = posixpath.splitext(stem)[1] if compression else suffix
@@ -52,22 +52,22 @@ class RowFile:
 
     @classmethod
     def at(cls, path: str, format: str | None, *, name: str | None = None) -> "RowFile":
-        """Return the file at a local path; the format is from its name by default.
+        """Return the file at a local path. Its name determines the format by default.
 
         Raises:
             InvalidUsage: the format is unknown.
         """
         if format is not None and format not in READ:
             raise InvalidUsage(f"--format {format!r} is not a format of rows: use one of {', '.join(READ)}")
-        by_name, compression = format_by_name(name or path)
+        by_name, compression = get_format_by_name(name or path)
         file_format = format or by_name
         if file_format is None:
             raise InvalidUsage(f"the name {name or path!r} does not determine a format: add --format, one of {READ}")
         return cls(path, name or path, file_format, compression, lambda: pa.OSFile(path))
 
     @contextmanager
-    def opened(self) -> Iterator[Any]:
-        """Yield the bytes, without their compression, as a file of Arrow.
+    def open_bytes(self) -> Iterator[Any]:
+        """Yield the uncompressed bytes as a file of Arrow.
 
         Raises:
             InvalidUsage: during reading, the bytes are damaged or of another format.
@@ -86,27 +86,27 @@ class RowFile:
 MEND = "Nothing of it was taken in: mend the file, or move it away"
 
 
-def stored_batches(file: RowFile) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of Parquet or Arrow IPC, or an empty batch with the columns."""
+def read_stored_batches(file: RowFile) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of Parquet or Arrow IPC. An empty file yields one empty batch."""
     batch = None
-    with file.opened() as stream:
-        for batch in exact_batches(stream) if file.format == "parquet" else _arrow(stream, file):
+    with file.open_bytes() as stream:
+        for batch in read_batches(stream) if file.format == "parquet" else _read_arrow(stream, file):
             yield batch
     if batch is None:
-        yield pa.RecordBatch.from_pylist([], schema=stored_schema(file))
+        yield pa.RecordBatch.from_pylist([], schema=read_stored_schema(file))
 
 
-def stored_schema(file: RowFile) -> pa.Schema:
-    """Return the columns of Parquet or Arrow IPC."""
-    with file.opened() as stream:
+def read_stored_schema(file: RowFile) -> pa.Schema:
+    """Return the schema of Parquet or Arrow IPC."""
+    with file.open_bytes() as stream:
         if file.format == "parquet":
-            return exact_schema(stream)
-        return _arrow_reader(stream).schema
+            return read_schema(stream)
+        return _open_arrow_reader(stream).schema
 
 
-def _arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
-    watched = _Watched(stream)
-    reader = _arrow_reader(stream)
+def _read_arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
+    watched = _ShortReadDetector(stream)
+    reader = _open_arrow_reader(stream)
     if isinstance(reader, pa.ipc.RecordBatchFileReader):
         yield from (reader.get_batch(i) for i in range(reader.num_record_batches))
         return
@@ -120,8 +120,8 @@ def _arrow(stream: Any, file: RowFile) -> Iterator[pa.RecordBatch]:
         )
 
 
-class _Watched:
-    """A file that notes whether a read was short."""
+class _ShortReadDetector:
+    """A file that notes whether a read returned fewer bytes than requested."""
 
     closed = False
 
@@ -135,8 +135,8 @@ class _Watched:
         return data
 
 
-def _arrow_reader(stream: Any) -> Any:
-    """Return a reader of a file of Arrow IPC, or else of a stream."""
+def _open_arrow_reader(stream: Any) -> Any:
+    """Return a reader of an Arrow IPC file, or of a stream."""
     try:
         return pa.ipc.open_file(stream)
     except pa.ArrowInvalid:

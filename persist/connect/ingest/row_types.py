@@ -22,14 +22,14 @@ from persist.connect.envelopes import (
     NumberGuess,
     Unreadable,
     describe_error,
-    exact_fields,
+    encode_mixed_members,
+    infer_exact_fields,
     parse,
-    with_texts_of_documents,
 )
-from persist.connect.ingest.row_casts import wire_type
-from persist.connect.ingest.row_csv import find_line, read_header, text_batches
-from persist.connect.ingest.row_files import check_once, json_blocks
-from persist.connect.ingest.row_formats import MEND, RowFile, stored_schema
+from persist.connect.ingest.row_casts import get_wire_type
+from persist.connect.ingest.row_csv import find_record_line, read_header, read_text_batches
+from persist.connect.ingest.row_files import check_unique_names, read_json_blocks
+from persist.connect.ingest.row_formats import MEND, RowFile, read_stored_schema
 
 _CANDIDATES: tuple[pa.DataType, ...] = (
     pa.int64(), pa.bool_(), pa.float64(), pa.date32(), pa.time32("s"), pa.timestamp("s"), pa.timestamp("ns"),
@@ -40,7 +40,7 @@ _OFFSET = r"(Z|z|[+-]\d\d:?(\d\d)?)$"
 
 
 def infer_types(file: RowFile, known_types: Mapping[str, pa.DataType] | None = None) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns by name; null for columns without values.
+    """Return the types of a file's columns. A column without values has the null type.
 
     Args:
         known_types: the types that columns have anyway.
@@ -50,30 +50,31 @@ def infer_types(file: RowFile, known_types: Mapping[str, pa.DataType] | None = N
     """
     known_types = known_types or {}
     if file.format == "csv":
-        types = _csv_types(file, known_types)
+        types = _infer_csv_types(file, known_types)
     else:
-        schema = _json_schema(file, known_types) if file.format == "json" else stored_schema(file)
-        check_once(schema, file.name)
+        schema = _infer_json_schema(file, known_types) if file.format == "json" else read_stored_schema(file)
+        check_unique_names(schema, file.name)
         types = {field.name: field.type for field in schema}
     return types | {name: kind for name, kind in known_types.items() if name in types}
 
 
-def is_open(kind: pa.DataType) -> bool:
-    """Return whether a type is null, or contains null."""
+def contains_null(kind: pa.DataType) -> bool:
+    """Return whether a type is null or contains the null type."""
     if pat.is_null(kind) or (pat.is_struct(kind) and not kind.num_fields):
         return True
-    return pat.is_nested(kind) and any(is_open(kind.field(at).type) for at in range(kind.num_fields))
+    return pat.is_nested(kind) and any(contains_null(kind.field(at).type) for at in range(kind.num_fields))
 
 
-def _csv_types(file: RowFile, known_types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+def _infer_csv_types(file: RowFile, known_types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
+    """Return the types of CSV columns that have no known type."""
     names = read_header(file)
-    guesses = {name: _Guess() for name in names if name not in known_types}
-    for batch in text_batches(file, names, [*guesses], lambda row: "skip") if guesses else ():
+    guesses = {name: _TypeGuess() for name in names if name not in known_types}
+    for batch in read_text_batches(file, names, [*guesses], lambda row: "skip") if guesses else ():
         for name, guess in guesses.items():
             try:
                 guess.add(batch.column(name).cast(pa.string()))
             except pa.ArrowInvalid:
-                line = find_line(file, name, lambda text: any("\udc80" <= char <= "\udcff" for char in text))
+                line = find_record_line(file, name, lambda text: any("\udc80" <= char <= "\udcff" for char in text))
                 raise InvalidUsage(
                     f"{file.name} cannot be read as csv: line {line}: column {name!r} is not UTF-8. Convert the file, "
                     f"such as with iconv -t utf-8. {MEND}"
@@ -81,15 +82,15 @@ def _csv_types(file: RowFile, known_types: Mapping[str, pa.DataType]) -> dict[st
     return {name: guesses[name].infer_type(name, file) if name in guesses else known_types[name] for name in names}
 
 
-class _Guess:
-    """The types that still fit a column of text."""
+class _TypeGuess:
+    """The types that fit all texts of a column so far."""
 
     def __init__(self) -> None:
         self._candidates: list[pa.DataType] | None = None
         self._numbers = NumberGuess()
 
     def add(self, texts: pa.Array) -> None:
-        """Look at more of its values."""
+        """Exclude types that do not fit some texts."""
         values = texts.drop_null().unique()
         if not len(values):
             return
@@ -97,11 +98,12 @@ class _Guess:
             self._candidates = [*_CANDIDATES]
         if pc.any(pc.match_substring_regex(values, _CODE)).as_py():
             self._candidates = [kind for kind in self._candidates if pat.is_temporal(kind)]
-        self._candidates = [kind for kind in self._candidates if _is_all(values, kind)]
+        self._candidates = [kind for kind in self._candidates if _do_all_parse(values, kind)]
         if pa.float64() in self._candidates:
-            self._add_numbers(values)
+            self._note_number_digits(values)
 
-    def _add_numbers(self, values: pa.Array) -> None:
+    def _note_number_digits(self, values: pa.Array) -> None:
+        """Note how many digits the numbers have before and after the point."""
         try:
             parse_column(pa.chunked_array([values]), pa.float64())
         except pa.ArrowInvalid:
@@ -118,11 +120,11 @@ class _Guess:
 
     @property
     def kind(self) -> pa.DataType:
-        """The first type that all values seem to have; null if there are none."""
+        """The first type that fits all values; null without values."""
         return pa.null() if self._candidates is None else next(iter(self._candidates), pa.string())
 
     def infer_type(self, name: str, file: RowFile) -> pa.DataType:
-        """Return the first type that all values have, or null."""
+        """Return the first type that fits all values, or null. Raises InvalidUsage for bad UTF-8."""
         kind = self.kind
         if not pat.is_floating(kind):
             return kind
@@ -130,12 +132,12 @@ class _Guess:
             return self._numbers.infer_type(name)
         except InvalidUsage as error:
             text = self._numbers.inexact or ""
-            line = find_line(file, name, lambda field: field == text)
+            line = find_record_line(file, name, lambda field: field == text)
             raise InvalidUsage(f'{file.name}: line {line}: {error}, or say columns = {{ {name} = "string" }}') from None
 
 
-def _is_all(values: pa.Array, kind: pa.DataType) -> bool:
-    """Return whether all values parse as a type."""
+def _do_all_parse(values: pa.Array, kind: pa.DataType) -> bool:
+    """Return whether all texts parse as a type."""
     if pat.is_boolean(kind):
         return bool(pc.all(pc.is_in(pc.utf8_lower(values), pa.array(["true", "false"]))).as_py())
     if pat.is_timestamp(kind) and kind.tz and not pc.all(pc.match_substring_regex(values, _OFFSET)).as_py():
@@ -147,64 +149,64 @@ def _is_all(values: pa.Array, kind: pa.DataType) -> bool:
     return bool(pc.all(pc.equal(values, pc.utf8_trim_whitespace(values))).as_py())
 
 
-def _json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) -> pa.Schema:
+def _infer_json_schema(file: RowFile, known_types: Mapping[str, pa.DataType]) -> pa.Schema:
     schema = pa.schema([])
-    wires = pa.schema([(name, wire_type(kind)) for name, kind in known_types.items()])
-    for numbers, texts in _blocks(file, known_types):
+    wires = pa.schema([(name, get_wire_type(kind)) for name, kind in known_types.items()])
+    for numbers, texts in _read_blocks(file, known_types):
         try:
             block_schema = parse(texts, wires, "infer").schema
         except (Unreadable, pa.ArrowException, UnicodeDecodeError) as error:
-            line = _bad_line(texts, wires)
-            reason = _reason(texts, line, wires, error)
+            line = _find_bad_line(texts, wires)
+            reason = _explain_bad_line(texts, line, wires, error)
             raise InvalidUsage(f"{file.name} cannot be read as json: line {numbers[line]}: {reason}. {MEND}") from None
         try:
             schema = pa.schema(list(_merge_types(pa.struct(list(schema)), pa.struct(list(block_schema)), "")))
-        except _Differs as error:
+        except _TypesDiffer as error:
             raise InvalidUsage(
                 f"{file.name}: by line {numbers[-1]}, {error}. Write all its values alike, or say its type, such as "
                 f'columns = {{ {error.args[0]} = "string" }}. {MEND}'
             ) from None
     schema = pa.schema([field for field in schema if field.name not in known_types])
     try:
-        schema = exact_fields(schema, lambda: (texts for _, texts in _blocks(file, known_types)))
+        schema = infer_exact_fields(schema, lambda: (texts for _, texts in _read_blocks(file, known_types)))
     except InvalidUsage as error:
         raise InvalidUsage(f"{file.name}: {error}") from None
-    return pa.schema([*known_types.items(), *_with_moments(schema, file)])
+    return pa.schema([*known_types.items(), *_guess_moments(schema, file)])
 
 
-def _blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
-    """Yield lines as `json_blocks`, with the texts of documents in columns of JSON."""
+def _read_blocks(file: RowFile, known: Mapping[str, pa.DataType]) -> Iterator[tuple[Any, pa.Array]]:
+    """Yield lines as `read_json_blocks`, with JSON text in columns of JSON."""
     documents = [name for name, kind in known.items() if kind == JSON]
-    return ((numbers, with_texts_of_documents(texts, documents)) for numbers, texts in json_blocks(file))
+    return ((numbers, encode_mixed_members(texts, documents)) for numbers, texts in read_json_blocks(file))
 
 
-def _with_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
-    """Return fields with what texts are that Arrow took for moments: it loses their offsets."""
-    wires = pa.schema([(field.name, wire_type(field.type)) for field in schema if not is_open(field.type)])
+def _guess_moments(schema: pa.Schema, file: RowFile) -> pa.Schema:
+    """Return a schema with guessed types in place of Arrow's timestamps. Arrow loses their offsets."""
+    wires = pa.schema([(field.name, get_wire_type(field.type)) for field in schema if not contains_null(field.type)])
     changed = [field for field in wires if field.type != schema.field(field.name).type]
-    guesses: dict[tuple[str, int], _Guess] = {}
-    for _, texts in json_blocks(file) if changed else ():
+    guesses: dict[tuple[str, int], _TypeGuess] = {}
+    for _, texts in read_json_blocks(file) if changed else ():
         table = parse(texts, pa.schema(changed))
         for name in table.column_names:
             for chunk in table[name].chunks:
                 for at, leaf in enumerate(leaf_arrays(chunk)):
                     if pat.is_string(leaf.type):
-                        guesses.setdefault((name, at), _Guess()).add(leaf)
+                        guesses.setdefault((name, at), _TypeGuess()).add(leaf)
     return pa.schema([(f.name, _replace_moments(f.type, f.name, guesses, count())) for f in schema])
 
 
 def _replace_moments(
-    kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _Guess]", leaves: Iterator[int]
+    kind: pa.DataType, name: str, guesses: "Mapping[tuple[str, int], _TypeGuess]", leaves: Iterator[int]
 ) -> pa.DataType:
-    """Return a column's type with the guessed types of its moments."""
+    """Return a type with its timestamps replaced by guessed types."""
     if pat.is_nested(kind):
         return with_children(kind, [_replace_moments(f.type, name, guesses, leaves) for f in children(kind)])
     guess = guesses.get((name, next(leaves)))
     return guess.kind if pat.is_timestamp(kind) and guess is not None else kind
 
 
-def _bad_line(texts: pa.Array, wires: pa.Schema) -> int:
-    """Return the first line with which the lines up to it cannot be read together."""
+def _find_bad_line(texts: pa.Array, wires: pa.Schema) -> int:
+    """Return the first line that cannot be read together with those before it."""
     low, high = 0, len(texts)
     while high - low > 1:
         middle = (low + high) // 2
@@ -216,7 +218,7 @@ def _bad_line(texts: pa.Array, wires: pa.Schema) -> int:
     return low
 
 
-def _reason(texts: pa.Array, line: int, wires: pa.Schema, error: Exception) -> str:
+def _explain_bad_line(texts: pa.Array, line: int, wires: pa.Schema, error: Exception) -> str:
     try:
         parse(texts.slice(0, line + 1), wires, "infer")
     except (Unreadable, pa.ArrowException, UnicodeDecodeError) as found:
@@ -224,28 +226,28 @@ def _reason(texts: pa.Array, line: int, wires: pa.Schema, error: Exception) -> s
     return f"{describe_error(error)}, in {cut(texts[line].as_py().decode(errors='replace'))}"
 
 
-class _Differs(ValueError):
+class _TypesDiffer(ValueError):
     def __str__(self) -> str:
         return "column {!r} is {} and {}".format(*self.args)
 
 
-def _merge_types(one: pa.DataType, other: pa.DataType, path: str) -> pa.DataType:
-    """Return the type of values of which some have one type, and some another one."""
-    if pat.is_null(one) or one == other:
-        return other
-    if pat.is_null(other):
-        return one
-    if pat.is_struct(one) and pat.is_struct(other):
-        types = {field.name: field.type for field in one}
-        for field in other:
+def _merge_types(first_type: pa.DataType, second_type: pa.DataType, path: str) -> pa.DataType:
+    """Return a type that holds the values of both types; raise `_TypesDiffer`."""
+    if pat.is_null(first_type) or first_type == second_type:
+        return second_type
+    if pat.is_null(second_type):
+        return first_type
+    if pat.is_struct(first_type) and pat.is_struct(second_type):
+        types = {field.name: field.type for field in first_type}
+        for field in second_type:
             earlier = types.get(field.name, pa.null())
             types[field.name] = _merge_types(earlier, field.type, f"{path}.{field.name}".lstrip("."))
         return pa.struct(types.items())
-    if pat.is_list(one) and pat.is_list(other):
-        return pa.list_(_merge_types(one.value_type, other.value_type, path))
-    kinds = {one, other}
+    if pat.is_list(first_type) and pat.is_list(second_type):
+        return pa.list_(_merge_types(first_type.value_type, second_type.value_type, path))
+    kinds = {first_type, second_type}
     if kinds == {pa.int64(), pa.float64()}:
         return pa.float64()
     if all(pat.is_timestamp(kind) or pat.is_string(kind) for kind in kinds):
         return pa.string() if pa.string() in kinds else pa.timestamp("ns")
-    raise _Differs(path, one, other)
+    raise _TypesDiffer(path, first_type, second_type)

@@ -17,11 +17,11 @@ logger = logging.getLogger(__name__)
 
 
 class SourceMoved(InvalidUsage):
-    """The source changed during a read. The loop drops the batch, and reads it again."""
+    """The source changed during a read. The loop reads the batch again."""
 
 
 class SourceUnavailable(Unavailable):
-    """The source does not answer. The loop drops the batch, and reads it again."""
+    """The source does not answer. The loop waits, and reads again."""
 
 
 class SourceBusy(SourceUnavailable):
@@ -32,7 +32,7 @@ RETRY_S = 600.0
 
 
 class Outage:
-    """The waits while a source or a sink does not answer, for up to `RETRY_S`.
+    """The waits while a source or sink does not answer, up to `RETRY_S` each.
 
     Args:
         tell: a function that stores the problem in the location; None clears it.
@@ -51,7 +51,7 @@ class Outage:
         self._tell(None)
 
     def wait(self, problem: Exception) -> None:
-        """Store the problem and wait for the next try; raise it if there is none."""
+        """Store the problem and wait for the next attempt. Raises it if waiting is not allowed."""
         self._tell(problem)
         if self._once and not isinstance(problem, SourceBusy):
             raise problem
@@ -65,7 +65,7 @@ UNSENT: Any = object()  # A long value that an update leaves as it is, and the s
 
 
 def advise_copy(names: Iterable[str]) -> str:
-    """Return the advice to copy collections again under their names, and to keep their contents."""
+    """Return advice to copy collections again under their names."""
     renames = "; ".join(f"persist rename LOCATION {name} {name}-before" for name in names)
     return f"To copy again and keep the history: {renames}; and give the same command again"
 
@@ -176,7 +176,7 @@ class Run:
         return self.collections[min(self.collections)].handle
 
     def wait(self, seconds: float) -> bool:
-        """Wait, unless the loop is to stop; return whether it is."""
+        """Wait some seconds or until the loop stops; return whether it stops."""
         return self.stop.wait(seconds)
 
 
@@ -194,11 +194,11 @@ class Source(Protocol):
 
     @property
     def moments(self) -> str | None:
-        """The collection that maps moments to its times; None if times are moments themselves."""
+        """The collection that maps moments to times; None if times are moments."""
         ...
 
     def targets(self, client: Client) -> Sequence[Target]:
-        """Return the collections that it fills, except the collection of moments."""
+        """Return the collections that the source fills, except that of moments."""
         ...
 
     def batches(self, run: Run) -> Generator[Batch]:
@@ -209,5 +209,5 @@ class Source(Protocol):
         ...
 
     def close(self) -> None:
-        """Free what it has open."""
+        """Close files and connections."""
         ...

@@ -29,8 +29,8 @@ from persist.core.errors import Unavailable
 PROPERTY = "ingest.copy"
 
 
-class Copied(msgspec.Struct, frozen=True):
-    """How far the copy of a table has come.
+class CopyProgress(msgspec.Struct, frozen=True):
+    """The progress of a table's copy.
 
     Attributes:
         times: of the rows of each of its runs.
@@ -55,8 +55,8 @@ class Copied(msgspec.Struct, frozen=True):
         return self.times[-1]
 
     @classmethod
-    def from_properties(cls, collection: Collection) -> "Copied | None":
-        """Read the progress of a copy from a collection; None if it has not begun."""
+    def from_properties(cls, collection: Collection) -> "CopyProgress | None":
+        """Return the progress stored on a collection; None if not begun."""
         text = collection.about.properties.get(PROPERTY)
         return None if text is None else msgspec.json.decode(text, type=cls)
 
@@ -67,7 +67,7 @@ class Copied(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A point of a server's log, as of which a run reads tables.
+    """A position in a server's log, at which a run reads tables.
 
     Attributes:
         time: of the rows.
@@ -86,15 +86,15 @@ class Server(Protocol):
     """Queries on a server for a copy. `table` is the name of a collection."""
 
     def point(self, *, is_new: bool) -> AbstractContextManager[Point]:
-        """Hold a point of the log; the very first one is where later changes begin."""
+        """Open a point of the log. Later changes are read from the first one on."""
         ...
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
-        """Yield pieces of a table behind a key, in key order, with the last key of each."""
+        """Yield rows after a key, in key order, with the last key of each piece."""
         ...
 
     def key(self, table: str) -> Sequence[str]:
-        """Return the columns that are the key of a table; none if it has no key."""
+        """Return the key columns of a table; [] without a key."""
         ...
 
 
@@ -105,13 +105,13 @@ class Copy:
         self._server = server
         self._run = run
         self._wanted = [name for name in tables if not run.uppers[name]]
-        self._copied = {name: Copied.from_properties(run.collections[name]) for name in self._wanted}
+        self._copied = {name: CopyProgress.from_properties(run.collections[name]) for name in self._wanted}
         self._is_first = len(self._wanted) == len(tables)
 
     def batches(self) -> Generator[Batch]:
         """Yield the rows of all tables to copy; the last batch seals their collections."""
         if not all(copied is not None and copied.is_done for copied in self._copied.values()):
-            yield from self._rows()
+            yield from self._copy_tables()
         copies = [copied for copied in self._copied.values() if copied is not None]
         if self._is_first:
             first = min(copies, key=lambda known: known.begin)
@@ -121,16 +121,16 @@ class Copy:
         since = {name: copied.reached for name, copied in self._copied.items() if copied and copied.reached >= upper}
         yield Batch((), upper, 0, moments, since=since)
 
-    def _rows(self) -> Iterator[Batch]:
+    def _copy_tables(self) -> Iterator[Batch]:
         is_new = self._is_first and not any(self._copied.values())
         with self._server.point(is_new=is_new) as point:
             if is_new and point.properties:
                 yield Batch((), None, properties=point.properties)
             for name in self._wanted:
-                yield from self._table(point, name)
+                yield from self._copy_table(point, name)
 
-    def _table(self, point: Point, name: str) -> Iterator[Batch]:
-        """Yield the rows of a table that were not copied yet."""
+    def _copy_table(self, point: Point, name: str) -> Iterator[Batch]:
+        """Yield the rows of a table that are not copied yet."""
         copied, key = self._copied[name], self._server.key(name)
         if copied is not None and copied.is_done:
             return
@@ -139,7 +139,7 @@ class Copy:
                 f"the copy into {name!r} was cut off. Its table has no key by which it could go on, so it begins anew "
                 "when the same command is given again"
             )
-        copied = copied or Copied([], point.now_us)
+        copied = copied or CopyProgress([], point.now_us)
         copied = msgspec.structs.replace(copied, times=[*copied.times, point.time])
         for rows, last in self._server.pieces(point, name, copied.after):
             copied = msgspec.structs.replace(copied, after=last if key else None)
@@ -152,6 +152,6 @@ class Copy:
 
 
 def _stamp_rows(rows: pa.Table, time: int, *, is_keyed: bool) -> pa.Table:
-    """Return rows as events or updates at a time."""
+    """Return rows as events, or as updates, at a time."""
     stamped = rows.append_column("_time", int64_array(np.full(len(rows), time, np.int64)))
     return stamped if is_keyed else stamped.append_column("_diff", int64_array(np.ones(len(rows), np.int64)))

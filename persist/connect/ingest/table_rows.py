@@ -28,7 +28,7 @@ Typed = Callable[[list[Any], pa.DataType, str], pa.Array]  # Values as they came
 
 
 class Piece(msgspec.Struct, frozen=True):
-    """The committed part of an unsealed transaction: so many changes, after so many truncates."""
+    """The committed part of an unsealed transaction: its number of changes and truncates."""
 
     time: int
     changes: int = 0
@@ -36,7 +36,7 @@ class Piece(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_properties(cls, collection: Collection) -> "Piece":
-        """Read the piece from the properties of a collection."""
+        """Return the piece that is stored on a collection."""
         text = collection.about.properties.get(PIECE)
         return cls(-1) if text is None else msgspec.json.decode(text, type=cls)
 
@@ -46,7 +46,7 @@ class Piece(msgspec.Struct, frozen=True):
 
 
 class TableRows:
-    """The changes of one table, in their order.
+    """The uncommitted changes of one table, in order.
 
     A table with a key produces events: a new row, or a deleted key. Any other produces updates.
 
@@ -89,12 +89,12 @@ class TableRows:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def is_there(self, time: int) -> bool:
-        """Return whether the collection has a part already of what a transaction is."""
+    def has_part_of_transaction(self, time: int) -> bool:
+        """Return whether the collection already has a part of a transaction."""
         return self.piece.time == time and self.piece != Piece(time)
 
     def take(self, old: list[Any] | None, new: list[Any] | None, time: int, is_key: bool) -> None:
-        """Add a change.
+        """Add a change, unless the collection has it already.
 
         An insert, or an update with the same key, has no old row. A delete has no new row.
         """
@@ -106,35 +106,35 @@ class TableRows:
             sent = {*self._key_at} if is_key else range(len(old))
             new = [old[at] if value is UNSENT and at in sent else value for at, value in enumerate(new)]
         if new is not None and UNSENT in new:
-            self._partial[len(self._rows)] = self._row_key(new if old is None else old)
+            self._partial[len(self._rows)] = self._get_key(new if old is None else old)
         if not self.key and old is not None:
             self._add(old, time, True)
         if new is not None:
             self._add(new, time, False)
         # A row takes long values with it to another key, so its old key is gone after that. As the keys differ, the
         # collection does not mind the order.
-        if self.key and old is not None and (new is None or self._row_key(old) != self._row_key(new)):
+        if self.key and old is not None and (new is None or self._get_key(old) != self._get_key(new)):
             old_key: list[Any] = [None] * len(old)
             for at in self._key_at:
                 old_key[at] = old[at]
             self._add(old_key, time, True)
 
-    def truncated(self, time: int) -> bool:
-        """Forget the changes of a time, which are the last ones: the table is emptied. Return whether that is new."""
+    def truncate(self, time: int) -> bool:
+        """Drop the changes of a time; return whether the truncate is new."""
         piece = self._seen if self._seen.time == time else Piece(time)
         self._seen = Piece(time, piece.changes, piece.truncates + 1)
         self._keep_first(bisect_left(self._times, time))
         return self.piece.time != time or self._seen.truncates > self.piece.truncates
 
-    def pieced(self) -> Piece:
-        """Mark the arrived part of a transaction as committed; return it."""
+    def mark_piece_committed(self) -> Piece:
+        """Mark the arrived part of the transaction as committed; return it."""
         self.piece = self._seen
         return self.piece
 
-    def removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
-        """Yield rows that remove all rows of a collection, also unsealed ones. Memory: a slice."""
+    def make_removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
+        """Yield rows that remove a collection's contents, unsealed ones included. Memory: a slice."""
         tables: list[pa.Table] = []
-        for rows in self._removals(collection, upper, time):
+        for rows in self._read_removed_rows(collection, upper, time):
             tables.append(rows)
             if sum(map(len, tables)) >= SLICE_ROWS:
                 yield pa.concat_tables(tables)
@@ -142,19 +142,21 @@ class TableRows:
         if tables:
             yield pa.concat_tables(tables)
 
-    def _removals(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
+    def _read_removed_rows(self, collection: Collection, upper: int, time: int) -> Iterator[pa.Table]:
+        """Yield a removal for each batch of sealed and unsealed rows."""
         columns = self.key or self.names
         with open_snapshot(collection, upper, self.reached, columns=columns) as snapshot:
             for batch in snapshot.to_batches():
-                yield self._removal(pa.Table.from_batches([batch]), time, -1)
-        if self.is_there(time):
-            for rows in waiting(collection, [*columns, *([DELETED] if self.key else [])], upper):
+                yield self._make_removal(pa.Table.from_batches([batch]), time, -1)
+        if self.has_part_of_transaction(time):
+            for rows in read_unsealed(collection, [*columns, *([DELETED] if self.key else [])], upper):
                 if self.key:  # After an interrupted removal, a removed row may be there more than once.
-                    yield self._removal(rows.filter(pc.invert(rows[DELETED])), time, None)
+                    yield self._make_removal(rows.filter(pc.invert(rows[DELETED])), time, None)
                 else:
-                    yield self._removal(rows, time, pc.negate(rows["_diff"]))
+                    yield self._make_removal(rows, time, pc.negate(rows["_diff"]))
 
-    def _removal(self, rows: pa.Table, time: int, diff: Any) -> pa.Table:
+    def _make_removal(self, rows: pa.Table, time: int, diff: Any) -> pa.Table:
+        """Return rows as deletions of their keys, or as updates with a diff."""
         names = {*rows.column_names}
         columns = {
             name: rows[name].cast(self.types[name]) if name in names else pa.nulls(len(rows), self.types[name])
@@ -168,7 +170,7 @@ class TableRows:
         return pa.table(columns)
 
     def take_before(self, collection: Collection, upper: int, until: int) -> pa.Table | None:
-        """Remove and return the changes before a time, as events or updates; None without any.
+        """Remove and return the changes before a time, as events or updates; or None.
 
         Args:
             upper: up to it, the collection has what came before.
@@ -179,23 +181,24 @@ class TableRows:
         later = self._rows[count:], self._times[count:], self._signs[count:]
         partial = {at - count: key for at, key in self._partial.items() if at >= count}
         self._keep_first(count)
-        table = self._columns(collection, upper)
+        table = self._make_table(collection, upper)
         self._rows, self._times, self._signs = later
         self._partial = partial
         return table
 
     def _keep_first(self, count: int) -> None:
-        """Keep only so many changes."""
+        """Keep only the first `count` changes."""
         del self._rows[count:], self._times[count:], self._signs[count:]
         self._partial = {at: key for at, key in self._partial.items() if at < count}
 
-    def _columns(self, collection: Collection, upper: int) -> pa.Table:
-        absent = self._fill() if self._partial else {}
+    def _make_table(self, collection: Collection, upper: int) -> pa.Table:
+        """Return all changes as a table, with unsent values filled in."""
+        absent = self._fill_unsent() if self._partial else {}
         columns: dict[str, Any] = {}
         for name, values in zip(self.names, zip(*self._rows, strict=True), strict=True):
             sent = [None if value is UNSENT else value for value in values] if absent else [*values]
-            columns[name] = self._column(name, sent)
-        unknown = self._look_up(collection, upper, absent, columns) if absent else []
+            columns[name] = self._make_column(name, sent)
+        unknown = self._look_up_unsent(collection, upper, absent, columns) if absent else []
         columns["_time"] = int64_array(np.array(self._times, np.int64))
         if self.key:
             columns[DELETED] = boolean_array(np.array(self._signs, np.bool_))
@@ -204,8 +207,8 @@ class TableRows:
         table = pa.table(columns)
         return table.take(int64_array(np.setdiff1d(np.arange(len(table)), unknown))) if unknown else table
 
-    def _column(self, name: str, values: list[Any]) -> pa.Array:
-        """Return values of a column.
+    def _make_column(self, name: str, values: list[Any]) -> pa.Array:
+        """Return values of a column as an array.
 
         Raises:
             InvalidUsage: a value does not fit the type; the message names the transaction.
@@ -226,11 +229,11 @@ class TableRows:
         self._times.append(time)
         self._signs.append(is_gone)
 
-    def _row_key(self, row: list[Any]) -> tuple[Any, ...]:
+    def _get_key(self, row: list[Any]) -> tuple[Any, ...]:
         return tuple([row[at] for at in self._key_at])
 
-    def _fill(self) -> dict[int, Key]:
-        """Copy unsent values from earlier rows; return the other rows with unsent values.
+    def _fill_unsent(self) -> dict[int, Key]:
+        """Copy unsent values from earlier changes; return keys of rows that still lack some.
 
         Each of them comes with the stored key whose row has the values.
 
@@ -248,13 +251,13 @@ class TableRows:
                     self._rows[at] = row
                 if UNSENT in row:
                     absent[at] = origin if earlier is None else absent[earlier]
-            last[self._row_key(row)] = at
+            last[self._get_key(row)] = at
         return absent
 
-    def _look_up(
+    def _look_up_unsent(
         self, collection: Collection, upper: int, absent: Mapping[int, Key], columns: dict[str, Any]
     ) -> list[int]:
-        """Fill unsent values from the collection; return rows to leave out.
+        """Fill unsent values from the collection; return the rows to leave out.
 
         These changed a row that is not there. Before `reached`, it was deleted or copied again later.
         """
@@ -265,13 +268,13 @@ class TableRows:
         with open_snapshot(collection, upper, self.reached) as snapshot:
             rows = [snapshot.get(keys.group_by(self.key).aggregate([])).select(self.names)]
         is_gone = [np.zeros(len(rows[0]), np.bool_)]
-        if self.is_there(self._times[-1]):
-            for events in waiting(collection, [*self.names, DELETED, SEQ], upper):
-                events = events.filter(pc.is_valid(_places(events, keys, self.key))).sort_by(SEQ)
+        if self.has_part_of_transaction(self._times[-1]):
+            for events in read_unsealed(collection, [*self.names, DELETED, SEQ], upper):
+                events = events.filter(pc.is_valid(_find_last_rows(events, keys, self.key))).sort_by(SEQ)
                 rows.append(events.select(self.names))
                 is_gone.append(events[DELETED].to_numpy())
         stored = pa.concat_tables(rows)
-        places = _places(keys, stored, self.key)
+        places = _find_last_rows(keys, stored, self.key)
         is_known = boolean_values(pc.invert(boolean_array(np.concatenate(is_gone)).take(places)).fill_null(False))
         unknown = [row for row, is_stored in zip(absent, is_known, strict=True) if not is_stored]
         for row in unknown:
@@ -286,12 +289,12 @@ class TableRows:
         return unknown
 
     def _check_unknown(self, collection: Collection, row: int, origin: Key) -> None:
-        """Check that an unknown value does not matter, because a copy has its later state.
+        """Raise InvalidUsage unless a copy has a later state of an unknown row.
 
         Raises:
             InvalidUsage: it may count.
         """
-        if self._times[row] <= self.reached and self._row_key(self._rows[row]) == origin:
+        if self._times[row] <= self.reached and self._get_key(self._rows[row]) == origin:
             return
         long = ", ".join(name for name, value in zip(self.names, self._rows[row], strict=True) if value is UNSENT)
         key = ", ".join(f"{name} = {value}" for name, value in zip(self.key, origin, strict=True))
@@ -302,8 +305,8 @@ class TableRows:
         )
 
 
-def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
-    """Return int64[rows]: the last row of the same key among others; NULL without one."""
+def _find_last_rows(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
+    """Return int64[rows]: the last row with the same key in others, or NULL."""
     names = [f"{at}" for at in range(len(key))]
     numbered = rows.select(key).rename_columns(names).append_column("row", int64_array(np.arange(len(rows))))
     right = others.select(key).rename_columns(names).append_column("at", int64_array(np.arange(len(others))))
@@ -311,8 +314,8 @@ def _places(rows: pa.Table, others: pa.Table, key: list[str]) -> pa.Array:
     return numbered.join(last, names, join_type="left outer").sort_by("row")["at_max"].combine_chunks()
 
 
-def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:
-    """Yield the unsealed updates of a collection, or events in the order of their commits."""
+def read_unsealed(collection: Collection, columns: list[str], upper: int) -> Iterator[pa.Table]:
+    """Yield unsealed updates, or pending events in order of their commits."""
     handle = collection.handle.newest()
     contents, reading = handle.claim(max(0, upper - 1), end=None)
     with closing(reading):
@@ -326,7 +329,10 @@ def waiting(collection: Collection, columns: list[str], upper: int) -> Iterator[
 
 
 def open_snapshot(collection: Collection, upper: int, reached: int, *, columns: list[str] | None = None) -> Snapshot:
-    """Open the present contents, which others can read from `reached` on."""
+    """Open a snapshot of the present contents, also if others cannot read them yet.
+
+    They are readable from `reached` on.
+    """
     if upper > reached:
         return collection.snapshot(upper - 1, columns=columns)
     handle = collection.handle.newest()

@@ -78,20 +78,20 @@ class Version:
 class Table(Protocol):
     """Queries on a table in some format."""
 
-    def versions(self) -> list[Version]:
-        """Return the versions there are, in their order."""
+    def list_versions(self) -> list[Version]:
+        """Return all versions, oldest first."""
         ...
 
     def columns(self, version: Version) -> Columns:
-        """Return the columns of a version by id, or else by name."""
+        """Return the columns of a version, by id or else by name."""
         ...
 
-    def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
-        """Return the ids of the fields inside of columns, depth first, if the format has any."""
+    def load_inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+        """Return the ids of fields inside of columns, depth first; {} without ids."""
         ...
 
     def changes(self, before: Version | None, version: Version) -> Signed:
-        """Yield added and removed rows of a version, each with its sign and the version's columns."""
+        """Yield (sign, rows) that a version added or removed. They have its columns."""
         ...
 
 
@@ -117,7 +117,7 @@ class Tables:
             timeline = client.load(name).schema.timeline or ""
             main = Target(name, {}, {})
         else:
-            fields = {field.name: field.type for field in self._table.columns(self._first()).values()}
+            fields = {field.name: field.type for field in self._table.columns(self._find_first_version()).values()}
             if missing := [column for column in self.config.key if column not in fields]:
                 raise InvalidUsage(f"key: {self.name} has no column {missing[0]!r}; it has {', '.join(fields)}")
             key = {column: fields.pop(column) for column in self.config.key}
@@ -127,16 +127,16 @@ class Tables:
         return [main, Target(f"{name}.versions", {"time": pa.int64()}, columns, False, timeline or None, comment)]
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield a batch for each new version, and look for more until the run stops."""
+        """Yield a batch for each new version until the run stops."""
         collection = run.collections[self.config.collection]
-        previous = _last(run.collections[f"{self.config.collection}.versions"])
+        previous = _load_last_version(run.collections[f"{self.config.collection}.versions"])
         while not run.stop.is_set():
-            versions = self._table.versions()
-            for version in versions[self._next(versions, previous) :]:
+            versions = self._table.list_versions()
+            for version in versions[self._find_next_index(versions, previous) :]:
                 if run.stop.is_set():
                     return
                 self._follow_columns(collection, previous, version)
-                yield self._batch(run, collection, previous, version)
+                yield self._make_batch(run, collection, previous, version)
                 previous = version
             if run.once or run.wait(self.config.poll_s):
                 return
@@ -144,8 +144,8 @@ class Tables:
     def close(self) -> None:
         """Do nothing: files are closed where they are read."""
 
-    def _first(self) -> Version:
-        versions = self._table.versions()
+    def _find_first_version(self) -> Version:
+        versions = self._table.list_versions()
         number = self.config.first
         matching = versions[:1] if number is None else [version for version in versions if version.number == number]
         if not matching:
@@ -155,10 +155,10 @@ class Tables:
             )
         return matching[0]
 
-    def _next(self, versions: Sequence[Version], before: Version | None) -> int:
+    def _find_next_index(self, versions: Sequence[Version], before: Version | None) -> int:
         """Return the index of the version after the last ingested one."""
         if before is None:
-            return versions.index(self._first()) if versions else 0
+            return versions.index(self._find_first_version()) if versions else 0
         at = [place for place, version in enumerate(versions) if version == before]
         if not at:
             raise InvalidUsage(
@@ -168,21 +168,21 @@ class Tables:
         return at[-1] + 1
 
     def _follow_columns(self, collection: Collection, before: Version | None, version: Version) -> None:
-        """Evolve a collection to the columns of a version, once, even after a crash."""
+        """Evolve a collection to the columns of a version, exactly once."""
         if collection.about.properties.get(FOLLOWED) == str(version.number):
             return
         now = self._table.columns(version)
-        was = now if before is None else self._table.columns(before)
+        columns_before = now if before is None else self._table.columns(before)
         names = {*collection.schema.names}
         rename = {
-            was[id_].name: field.name
+            columns_before[id_].name: field.name
             for id_, field in now.items()
-            if id_ in was and was[id_].name != field.name and was[id_].name in names
+            if id_ in columns_before and columns_before[id_].name != field.name and columns_before[id_].name in names
         }
         names = {rename.get(name, name) for name in names}
         new_types = {field.name: field.type for field in now.values()}
         types = {rename.get(name, name): collection.schema.arrow.field(name).type for name in collection.schema.names}
-        old = {} if before is None else {field.name: field.type for field in was.values()}
+        old = {} if before is None else {field.name: field.type for field in columns_before.values()}
         # Columns that the table never had are of the collection alone, and stay, unless they are of its key.
         dropped = [
             name for name in types if name not in new_types and (name in old or name in collection.schema.key_names)
@@ -203,7 +203,7 @@ class Tables:
                 and old.get(back.get(name, name)) != kind
                 and not (pt.is_nested(kind) and pt.is_nested(types[name]))
             }
-        for of_column in self._changes_inside(collection, was, now, before, version):
+        for of_column in self._diff_inner_fields(collection, columns_before, now, before, version):
             for what, names in of_column.items():
                 change[what] = change[what] + names if what == "drop" else change[what] | names
         change = {what: names for what, names in change.items() if names}
@@ -217,27 +217,31 @@ class Tables:
             ) from error
         logger.warning("%r follows version %d of %s: %s", collection.name, version.number, self.name, change)
 
-    def _changes_inside(
-        self, collection: Collection, was: Columns, now: Columns, before: Version | None, version: Version
+    def _diff_inner_fields(
+        self, collection: Collection, columns_before: Columns, now: Columns, before: Version | None, version: Version
     ) -> Iterator[dict[str, Any]]:
-        """Yield how the fields inside of each column change; what the collection has by itself stays."""
-        numbers = {} if before is None else self._table.inner_ids(before)
-        new_numbers = self._table.inner_ids(version)
+        """Yield the changes of fields inside of each column, as arguments of `evolve`.
+
+        Fields that only the collection has stay.
+        """
+        numbers = {} if before is None else self._table.load_inner_ids(before)
+        new_numbers = self._table.load_inner_ids(version)
         for id_, field in now.items():
-            if id_ not in was or was[id_].name not in collection.schema.names:
+            if id_ not in columns_before or columns_before[id_].name not in collection.schema.names:
                 continue
             if before is None:
                 node = column_node(collection.schema, field.name)
                 yield {"add": changes_by_path(node, node_by_names(field.name, field.type, node))["add"]}
                 continue
             ids = iter(numbers[id_]) if id_ in numbers else count()
-            node = make_node(was[id_].name, was[id_].type, ids)
+            node = make_node(columns_before[id_].name, columns_before[id_].type, ids)
             if id_ in new_numbers:
                 yield changes_by_path(node, make_node(field.name, field.type, iter(new_numbers[id_])))
             else:
                 yield changes_by_path(node, node_by_names(field.name, field.type, node))
 
-    def _batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
+    def _make_batch(self, run: Run, collection: Collection, before: Version | None, version: Version) -> Batch:
+        """Return the batch of a version; its rows are read when they are committed."""
         timeline, time = collection.schema.timeline, run.uppers[collection.name]
         if timeline is not None:
             # A writer of the table whose clock is ahead must not seal the timeline there.
@@ -251,7 +255,7 @@ class Tables:
             for sign, changed in self._table.changes(before, version):
                 batch.rows += changed.num_rows
                 try:
-                    yield _signed(changed, schema, sign, time)
+                    yield _make_updates(changed, schema, sign, time)
                 except (SchemaMismatch, InvalidUpdate) as error:
                     raise InvalidUsage(
                         f"version {version.number} of {self.name} does not fit: {error} Nothing of it was taken in"
@@ -278,59 +282,64 @@ class _Delta:
         self._uri = place
         self._storage = dict(config.storage_options)
 
-    def versions(self) -> list[Version]:
-        history = sorted((commit["version"], commit.get("timestamp", 0)) for commit in self._at(None).history())
+    def list_versions(self) -> list[Version]:
+        history = sorted(
+            (commit["version"], commit.get("timestamp", 0)) for commit in self._open_version(None).history()
+        )
         return [Version(number, at_ms) for number, at_ms in history]
 
     def columns(self, version: Version) -> Columns:
-        schema = pa.schema(self._at(version.number).schema().to_arrow())
-        return {field.name: _plain(field) for field in schema}
+        schema = pa.schema(self._open_version(version.number).schema().to_arrow())
+        return {field.name: _simplify_field(field) for field in schema}
 
-    def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+    def load_inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
         return {}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
         try:
             if before is not None and self._has_feed(version.number):
-                yield from self._feed(version.number)
+                yield from self._read_feed(version.number)
                 return
-            new = self._fragments(version.number)
-            old = {} if before is None else self._fragments(before.number)
+            new = self._list_fragments(version.number)
+            old = {} if before is None else self._list_fragments(before.number)
             for sign, some, excluded in ((-1, old, new), (1, new, old)):
-                yield from ((sign, batch) for batch in _read_rows(_without(some, excluded)))
+                yield from ((sign, batch) for batch in _read_rows(_select_new_tasks(some, excluded)))
         except InvalidUsage:
             raise
         except Exception as error:  # A library may raise anything.
-            raise InvalidUsage(self._reason("read", version.number, error)) from error
+            raise InvalidUsage(self._format_error("read", version.number, error)) from error
 
-    def _at(self, version: int | None) -> Any:
-        """Return the table at a version, or now."""
+    def _open_version(self, version: int | None) -> Any:
+        """Return the table at a version; None is the newest."""
         try:
             return self._library.DeltaTable(self._uri, version=version, storage_options=self._storage)
         except Exception as error:
-            raise InvalidUsage(self._reason("opened", version, error)) from error
+            raise InvalidUsage(self._format_error("opened", version, error)) from error
 
     def _has_feed(self, version: int) -> bool:
-        """Return whether the change feed has a version."""
-        return str(self._at(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower() == "true"
+        """Return whether a version has a change feed."""
+        return (
+            str(self._open_version(version).metadata().configuration.get("delta.enableChangeDataFeed")).lower()
+            == "true"
+        )
 
-    def _feed(self, version: int) -> Signed:
-        for batch in pa.RecordBatchReader.from_stream(self._at(version).load_cdf(version, version)):
-            batch = batch.cast(pa.schema([_plain(field) for field in batch.schema]))
+    def _read_feed(self, version: int) -> Signed:
+        for batch in pa.RecordBatchReader.from_stream(self._open_version(version).load_cdf(version, version)):
+            batch = batch.cast(pa.schema([_simplify_field(field) for field in batch.schema]))
             kind = batch.column("_change_type")
             for sign, kinds in ((-1, ["delete", "update_preimage"]), (1, ["insert", "update_postimage"])):
                 yield sign, batch.filter(pc.is_in(kind, pa.array(kinds)))
 
-    def _fragments(self, version: int) -> dict[str, tuple[Any, Any]]:
-        """Return the files of a version by their paths, each with its dataset."""
+    def _list_fragments(self, version: int) -> dict[str, tuple[Any, Any]]:
+        """Return the files of a version by path, each with its dataset."""
         import pyarrow.dataset as ds
 
         # INT96 moments become microseconds here; nanoseconds cannot hold other centuries.
         options = ds.ParquetReadOptions(coerce_int96_timestamp_unit="us")
-        dataset = self._at(version).to_pyarrow_dataset(parquet_read_options=options)
+        dataset = self._open_version(version).to_pyarrow_dataset(parquet_read_options=options)
         return {fragment.path: (dataset, fragment) for fragment in dataset.get_fragments()}
 
-    def _reason(self, done: str, version: int | None, error: object) -> str:
+    def _format_error(self, done: str, version: int | None, error: object) -> str:
         at = "" if version is None else f" at version {version}"
         error = " ".join(_COLOURS.sub("", str(error)).split()).removesuffix(" .")
         return (
@@ -340,7 +349,7 @@ class _Delta:
 
 
 def _read_rows(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of files of one dataset, with the columns in their paths."""
+    """Yield the rows of files of one dataset, with partition columns."""
     import pyarrow.dataset as ds
 
     if files:
@@ -350,14 +359,14 @@ def _read_rows(files: Sequence[tuple[Any, Any]]) -> Iterator[pa.RecordBatch]:
 
 
 class _Iceberg:
-    """A table of Iceberg, by pyiceberg: all snapshots that were once the newest."""
+    """A table of Iceberg, by pyiceberg, with all snapshots that were current once."""
 
     def __init__(self, place: str, config: TablesConfig) -> None:
         require_package("pyiceberg[pyarrow]>=0.12")
         self._place = place
         self._config = config
 
-    def versions(self) -> list[Version]:
+    def list_versions(self) -> list[Version]:
         metadata = self._load_table().metadata
         snapshot_ids = {snapshot.snapshot_id for snapshot in metadata.snapshots}
         return [
@@ -370,17 +379,17 @@ class _Iceberg:
         """Return the columns of a version, by field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        schema = self._schema(self._load_table(), version)
+        schema = self._get_schema(self._load_table(), version)
         arrow = schema_to_pyarrow(schema, include_field_ids=False)
-        return {id_.field_id: _plain(field) for id_, field in zip(schema.fields, arrow, strict=True)}
+        return {id_.field_id: _simplify_field(field) for id_, field in zip(schema.fields, arrow, strict=True)}
 
-    def inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
+    def load_inner_ids(self, version: Version) -> Mapping[Any, Sequence[int]]:
         """Return the ids of the fields inside of each column, by its field id."""
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        schema = self._schema(self._load_table(), version)
+        schema = self._get_schema(self._load_table(), version)
         arrow = schema_to_pyarrow(schema, include_field_ids=True)
-        return {id_.field_id: [*_ids_inside(field.type)] for id_, field in zip(schema.fields, arrow, strict=True)}
+        return {id_.field_id: [*_read_inner_ids(field.type)] for id_, field in zip(schema.fields, arrow, strict=True)}
 
     def changes(self, before: Version | None, version: Version) -> Signed:
         """Read the rows of changed files between two versions."""
@@ -388,10 +397,10 @@ class _Iceberg:
         from pyiceberg.io.pyarrow import ArrowScan
 
         table = self._load_table()
-        scan = ArrowScan(table.metadata, table.io, self._schema(table, version), AlwaysTrue())
-        new = self._tasks(table, version)
-        old = {} if before is None else self._tasks(table, before)
-        for sign, tasks in ((-1, _without(old, new)), (1, _without(new, old))):
+        scan = ArrowScan(table.metadata, table.io, self._get_schema(table, version), AlwaysTrue())
+        new = self._list_tasks(table, version)
+        old = {} if before is None else self._list_tasks(table, before)
+        for sign, tasks in ((-1, _select_new_tasks(old, new)), (1, _select_new_tasks(new, old))):
             if tasks:
                 try:
                     yield from ((sign, batch) for batch in scan.to_record_batches(tasks))
@@ -416,22 +425,22 @@ class _Iceberg:
                 f"the Iceberg table {without_secrets(self._place)} cannot be opened: {without_secrets(str(error))}"
             ) from None
 
-    def _schema(self, table: Any, version: Version) -> Any:
+    def _get_schema(self, table: Any, version: Version) -> Any:
         snapshot = table.snapshot_by_id(version.number)
         return table.schemas()[snapshot.schema_id] if snapshot.schema_id is not None else table.schema()
 
-    def _tasks(self, table: Any, version: Version) -> dict[Any, Any]:
-        """Return the files of a version, each with its files of deletes."""
+    def _list_tasks(self, table: Any, version: Version) -> dict[Any, Any]:
+        """Return the files of a version, by path and delete files."""
         tasks = table.scan(snapshot_id=version.number).plan_files()
         return {(task.file.file_path, frozenset(f.file_path for f in task.delete_files)): task for task in tasks}
 
 
-def _without(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> list[Any]:
+def _select_new_tasks(some: Mapping[Any, Any], others: Mapping[Any, Any]) -> list[Any]:
     return [task for name, task in some.items() if name not in others]
 
 
-def _last(versions: Collection) -> Version | None:
-    """Return the version that was taken in last; None if none was."""
+def _load_last_version(versions: Collection) -> Version | None:
+    """Return the last ingested version; None without one."""
     if versions.upper.time == 0:
         return None
     with versions.snapshot() as snapshot:
@@ -442,28 +451,28 @@ def _last(versions: Collection) -> Version | None:
     return Version(last["version"], last["at_ms"])
 
 
-def _ids_inside(kind: pa.DataType) -> Iterator[int]:
+def _read_inner_ids(kind: pa.DataType) -> Iterator[int]:
     for child in children(kind) if pt.is_nested(kind) else ():
         yield int(child.metadata[b"PARQUET:field_id"])
-        yield from _ids_inside(child.type)
+        yield from _read_inner_ids(child.type)
 
 
-def _plain(field: pa.Field) -> pa.Field:
-    """Return a column with 32-bit offsets, and without views."""
+def _simplify_field(field: pa.Field) -> pa.Field:
+    """Return a field with 32-bit offsets and without views."""
     kind = field.type
     if pt.is_large_string(kind) or pt.is_string_view(kind):
         kind = pa.string()
     elif pt.is_large_binary(kind) or pt.is_binary_view(kind):
         kind = pa.binary()
     elif pt.is_large_list(kind) or pt.is_list(kind):
-        kind = pa.list_(_plain(kind.value_field))
+        kind = pa.list_(_simplify_field(kind.value_field))
     elif pt.is_struct(kind):
-        kind = pa.struct([_plain(child) for child in kind])
+        kind = pa.struct([_simplify_field(child) for child in kind])
     return pa.field(field.name, kind)
 
 
-def _signed(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
-    """Return rows as updates at a time; a column that they lack is NULL."""
+def _make_updates(batch: pa.RecordBatch, schema: pa.Schema, sign: int, time: int) -> pa.RecordBatch:
+    """Return rows as updates at a time with a diff. Missing columns are NULL."""
     names = {*batch.schema.names}
     columns = [
         cast_column(

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from persist.api.collection import Collection
 from persist.codecs.order.arrays import int64_array
 from persist.connect.ingest.source import Batch, Change, Run, Target, advise_copy
-from persist.connect.ingest.table_copy import Copied
+from persist.connect.ingest.table_copy import CopyProgress
 from persist.connect.ingest.table_rows import Piece, TableRows, Typed
 from persist.core.errors import InvalidUsage
 from persist.core.timeline import Timeline
@@ -71,11 +71,13 @@ class Transactions:
         self._rows: dict[str, TableRows] = {}
         self._count = 0  # Uncommitted changes, approximately.
         self._moments: list[tuple[int, int]] = []  # Moments of transactions that are not committed here yet.
-        self._copied = {table: Copied.from_properties(run.collections[table]) or Copied([0], 0) for table in tables}
+        self._copied = {
+            table: CopyProgress.from_properties(run.collections[table]) or CopyProgress([0], 0) for table in tables
+        }
 
     @property
     def is_full(self) -> bool:
-        """Whether the current transaction fills a piece."""
+        """Whether the current transaction has enough changes for a commit."""
         return self._count >= self._batch_rows
 
     @property
@@ -84,7 +86,7 @@ class Transactions:
         return not self._count
 
     def open_rows(self, name: str, table: str, types: dict[str, pa.DataType], typed: Typed) -> TableRows:
-        """Return the rows that take the changes of a table with these columns.
+        """Return the rows that collect the changes of a table with these columns.
 
         Raises:
             InvalidUsage: the transaction that comes has changed rows of the table when it had others.
@@ -92,7 +94,7 @@ class Transactions:
         rows = self._rows.get(name)
         if rows is not None and [*rows.types.items()] == [*types.items()]:
             return rows
-        if rows is not None and (len(rows) or rows.is_there(self.time)):
+        if rows is not None and (len(rows) or rows.has_part_of_transaction(self.time)):
             raise InvalidUsage(
                 f"{self.place(self.time)}: the table {table} changed its columns within a transaction that had "
                 f"changed its rows: that cannot be followed. {advise_copy([name])}"
@@ -104,64 +106,64 @@ class Transactions:
         return rows
 
     def find_rows(self, name: str) -> TableRows | None:
-        """Return the rows that take the changes of a collection; None if there are none yet."""
+        """Return the rows that collect changes of a collection, or None."""
         return self._rows.get(name)
 
     def begin(self, time: int, moment_us: int) -> Iterator[Batch]:
-        """Begin with the transaction that was committed at a time."""
-        while (reached := self._first_unsealed(time)) is not None:
+        """Begin the transaction of a time. Yields batches that must be sealed before."""
+        while (reached := self._find_first_unsealed(time)) is not None:
             # Rows that were copied again at that time count from there on, so it is sealed first.
             self.done = reached + 1
             if not self._moments or self._moments[-1][0] < reached:
                 self._moments.append((reached, moment_us))
-            yield self.batch(self.done)
+            yield self.make_batch(self.done)
         self.time, self.moment_us = time, moment_us
         self.is_known, self.is_inside = time < self.upper, True
 
     def take(self, rows: TableRows, old: list[object] | None, new: list[object] | None, *, is_key: bool) -> None:
-        """Take a change of a table, if it is new."""
+        """Add a change of a table, unless it is committed already."""
         if not self.is_known and self.time > rows.begin:
             rows.take(old, new, self.time, is_key)
             self._count += 1
 
     def commit(self) -> Iterator[Batch]:
-        """End the transaction; what came becomes a commit if it is enough."""
+        """End the transaction; yield a batch if enough has come."""
         self.is_inside = False
         if not self.is_known:
             self.done = self.time + 1
             self._moments.append((self.time, self.moment_us))
         count = max(self._count, len(self._moments))
         if count >= self._batch_rows or (count and self._run.stop.is_set()):
-            yield self.batch(self.done)
+            yield self.make_batch(self.done)
 
     def seal_earlier(self) -> Iterator[Batch]:
         """Commit and seal all transactions before the current one."""
         if self.done > self.upper:
-            yield self.batch(self.done)
+            yield self.make_batch(self.done)
 
     def piece(self) -> Iterator[Batch]:
-        """Commit the arrived part of the current transaction without a seal, if it is large enough."""
+        """Commit a part of a large transaction, without a seal."""
         yield from self.seal_earlier()
         if self.is_full:
             tables = self._take_tables(self.time + 1)
-            properties = {name: self._rows[name].pieced().to_properties() for name in tables}
+            properties = {name: self._rows[name].mark_piece_committed().to_properties() for name in tables}
             self._count = 0
             if tables:
                 yield self._make_batch(tables, None, (), properties)
 
-    def emptied(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
-        """Remove all rows of truncated tables, also rows that the transaction added before."""
+    def truncate_tables(self, tables: Sequence[TableRows]) -> Iterator[Batch]:
+        """Remove all rows of truncated tables, including earlier ones of the transaction."""
         tables = [rows for rows in tables if not self.is_known and self.time > rows.begin]
         yield from self.seal_earlier()
         names = {id(rows): name for name, rows in self._rows.items()}
         for rows in tables:
-            if rows.truncated(self.time):
+            if rows.truncate(self.time):
                 yield from self._remove_all_rows(names[id(rows)], rows)
         self._count = sum(map(len, self._rows.values()))
 
     def _remove_all_rows(self, name: str, rows: TableRows) -> Iterator[Batch]:
         collection, batch = self._run.collections[name], Batch((), None)
-        removals = rows.removals(collection, self.upper, self.time)
+        removals = rows.make_removals(collection, self.upper, self.time)
 
         def changes() -> Iterator[Change]:
             for table in removals:
@@ -171,21 +173,21 @@ class Transactions:
         if rows.key:  # To remove a key once more changes nothing, so each slice is a commit.
             for table in removals:
                 yield Batch([Change(name, table)], None, len(table))
-            yield Batch((), None, properties={name: rows.pieced().to_properties()})
+            yield Batch((), None, properties={name: rows.mark_piece_committed().to_properties()})
         else:
-            batch.changes, batch.properties = changes(), {name: rows.pieced().to_properties()}
+            batch.changes, batch.properties = changes(), {name: rows.mark_piece_committed().to_properties()}
             yield batch
 
-    def batch(self, upper: int) -> Batch:
-        """Return what has come as a batch. When the loop goes on after it, it is durable."""
+    def make_batch(self, upper: int) -> Batch:
+        """Return all changes before `upper` as a batch, which seals to it."""
         tables = self._take_tables(upper)
         self.upper = upper
         moments, self._moments = self._moments, []
         self._count = sum(map(len, self._rows.values()))
         return self._make_batch(tables, upper, moments, self._position())
 
-    def nothing_before(self, time: int, moment_us: int) -> None:
-        """Take it that nothing more has happened before a time, at a moment."""
+    def note_quiet_until(self, time: int, moment_us: int) -> None:
+        """Note that no transaction happened before a time, as of a moment."""
         if time > self.upper and (not self._moments or self._moments[-1][0] < time - 1):
             self._moments.append((time - 1, moment_us))
         self.done = max(self.done, time)
@@ -209,8 +211,8 @@ class Transactions:
         rows = sum(map(len, taken.values()))
         return Batch(changes, upper, rows, moments, properties=properties, behind=self._behind())
 
-    def _first_unsealed(self, time: int) -> int | None:
-        """Return the first unsealed time of a copy before a time; None if there is none."""
+    def _find_first_unsealed(self, time: int) -> int | None:
+        """Return the first unsealed time of a copy before a time, or None."""
         times = [at for copied in self._copied.values() for at in copied.times if self.upper <= at < time]
         return min(times, default=None)
 
@@ -219,14 +221,14 @@ logger = logging.getLogger(__name__)
 BACK_US_MIN = 1_000_000  # Clocks of several processors and processes differ by less.
 
 
-def moments_target(name: str, source: str) -> Target:
-    """Return the collection that maps moments of a source to times."""
+def make_moments_target(name: str, source: str) -> Target:
+    """Return the target that maps a source's moments to times."""
     comment = f"at which moment each time of {source} was"
     return Target(name, {MOMENT: MOMENT_TYPE, TIME: pa.int64()}, {}, False, None, comment)
 
 
 class Moments:
-    """Makes the rows of a map, each later than those before it."""
+    """Makes rows that map moments to times. Moments never go back."""
 
     def __init__(self, collection: Collection) -> None:
         self._name = collection.name
@@ -236,7 +238,7 @@ class Moments:
                 self._last_us = max(snapshot.to_arrow()[MOMENT].cast(pa.int64()).to_pylist(), default=-1)
 
     def change(self, moments: Sequence[tuple[int, int]]) -> Change:
-        """Return the rows for times, ascending, and their moments in µs since 1970."""
+        """Return the rows for (time, moment in µs since 1970), in ascending order."""
         times, source_us = np.array(moments, np.int64).T
         moments_us = np.maximum.accumulate(source_us.clip(min=self._last_us + 1))
         back_us = int((moments_us - source_us).max())

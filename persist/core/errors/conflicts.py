@@ -75,7 +75,7 @@ class WriterFenced(Conflict):
 
 
 class Superseded(Conflict):
-    """Another compaction has replaced the inputs of this one, whose output is deleted."""
+    """Another client came first, such as a compaction. The output is deleted."""
 
 
 @dataclass(eq=False, repr=False)
@@ -98,7 +98,7 @@ class ViewRedefined(Conflict):
 
 @dataclass(eq=False, repr=False)
 class LeaseExpired(Conflict):
-    """A reader's data is not kept for it any more; it gets this and never a wrong answer (rule 11)."""
+    """The reader's lease has ended, so its data may be gone (rule 11)."""
 
     what: str
 
@@ -106,7 +106,7 @@ class LeaseExpired(Conflict):
 
 
 class SinkMoved(Conflict):
-    """Another process sends the same collections to the same target, and was first."""
+    """Another process sends the same collections to the same target."""
 
 
 class TargetUnavailable(Unavailable):
@@ -115,7 +115,7 @@ class TargetUnavailable(Unavailable):
 
 @dataclass(eq=False, repr=False)
 class SchemaMoved(Conflict):
-    """Somebody else has evolved the collection meanwhile; nothing was changed.
+    """Another client evolved the collection first. Nothing was changed.
 
     Attributes:
         expected, actual: the version that the change was made from, and the newest.
@@ -137,7 +137,7 @@ class SchemaMoved(Conflict):
 
 @dataclass(eq=False, repr=False)
 class DescriptionMoved(Conflict):
-    """Somebody else has changed the comment or the properties meanwhile; nothing was changed."""
+    """Another client changed the description first. Nothing was changed."""
 
     expected: int | None
     actual: int
@@ -150,7 +150,7 @@ class DescriptionMoved(Conflict):
 
 @dataclass(eq=False, repr=False)
 class UploadExpired(Conflict):
-    """Parts were uploaded so long before their commit that they may have been collected; nothing was committed."""
+    """Parts were uploaded too long before their commit. Nothing was committed."""
 
     blob: str
 
@@ -162,7 +162,7 @@ class UploadExpired(Conflict):
 
 @dataclass(eq=False, repr=False)
 class LogReplaced(Corruption):
-    """The log is not the one that this client has read: known records are gone or replaced.
+    """The log is another one: records that this client read are gone or replaced.
 
     The client stops for good, and does not acknowledge its pending operations.
 
@@ -193,7 +193,7 @@ class LogReplaced(Corruption):
 
 @dataclass(eq=False, repr=False)
 class LogInterrupted(Corruption):
-    """Records or a checkpoint lie beyond the end of the log, after missing records; the location cannot be written.
+    """Records are missing before the log's end. The location cannot be written.
 
     Attributes:
         url: of the location.

@@ -14,7 +14,7 @@ from persist.core.timeline import Timeline
 
 
 class AboutTimes:
-    """Mixed into errors that name times of one collection.
+    """A mixin for errors that name times of one collection.
 
     Attributes:
         timeline: the unit of the collection's timeline, so that the times are shown as moments, too; None if they only
@@ -34,7 +34,7 @@ T = TypeVar("T", bound=BaseException)
 
 
 def with_timeline(error: T, unit: str | None) -> T:
-    """Let an error that names times of a collection show them as moments, too, if the collection has a timeline."""
+    """Let an error show times as moments, if the collection has a timeline."""
     if isinstance(error, AboutTimes):
         error.timeline = unit
     return error
@@ -288,7 +288,7 @@ class UpdatesBeyondUpper(AboutTimes, Conflict):
     writes: tuple[UnsealedWrites, ...] = ()
 
     def with_writes(self, writes: Sequence[UnsealedWrites]) -> "UpdatesBeyondUpper":
-        """Return this error, saying whose the updates are."""
+        """Return this error with the writers of the updates."""
         self.writes = tuple(writes)
         return self
 

@@ -48,7 +48,7 @@ class ViewWritten(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class NotOneValue(InvalidUsage):
-    """A collection was to become keyed, and some keys have more than one value at some time, or are NULL.
+    """A collection cannot become keyed: keys have several values at a time, or are NULL.
 
     keys are the first of them, each with a time at which that is so.
     """
@@ -73,7 +73,7 @@ class NotOneValue(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class DuplicateKeys(InvalidUsage):
-    """Rows that were to become contents, or values of keys, repeat keys; nothing was written. keys are the first ten.
+    """Rows repeat keys, and nothing was written. `keys` are the first ten.
 
     action is the requested operation: "overwrite", of a collection that may have several rows for a key or of one that
     is "keyed" and may not, or "upsert".
@@ -118,7 +118,7 @@ class NotKeyed(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class LateEvents(InvalidUsage):
-    """Events are below the late bound by `order_by`; all of what came with them was refused.
+    """Events are below the late bound by `order_by`. Events of the same call were refused, too.
 
     watermark is the least of their values in the first column of `order_by`, as an integer.
     """
@@ -138,7 +138,7 @@ class LateEvents(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class BadMessage(InvalidUsage):
-    """A message of a stream is not what its envelope promises; no events were returned.
+    """A message does not fit its envelope. No events were returned.
 
     Attributes:
         message: its index in the input, from 0.
@@ -160,7 +160,7 @@ class BadMessage(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class BeforeDiffers(InvalidUsage):
-    """An event's old row differs from the row that its key has. Nothing was resolved, and nothing was sealed.
+    """An event's old row differs from the stored row. Nothing was resolved or sealed.
 
     Attributes:
         key: of the event.
@@ -228,7 +228,7 @@ class CollectionNotFound(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class CollectionNeeded(InvalidUsage):
-    """A collection was to be dropped that views read."""
+    """A collection cannot be dropped, because views read it."""
 
     name: str
     views: list[str]
@@ -238,7 +238,7 @@ class CollectionNeeded(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class ColumnsNeeded(InvalidUsage):
-    """A column was to be dropped that views read, or that an index is in the order of."""
+    """A column cannot be dropped: views read it, or an index is in its order."""
 
     name: str
     readers: dict[str, list[str]]
@@ -279,7 +279,7 @@ class ClientClosed(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class TokenReused(InvalidUsage):
-    """The token of a write names another one, of other data, that was done before (rule 7)."""
+    """A write's token was used before for other data (rule 7)."""
 
     token: str
     collection: str
@@ -293,7 +293,7 @@ class TokenReused(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class ClockAhead(InvalidUsage):
-    """The clock of this client is more than a day ahead of the store's, and would date what is written."""
+    """The client's clock is more than a day ahead of the store's."""
 
     clock: str
     store: str
@@ -356,7 +356,7 @@ def _format_known_names(names: Sequence[str]) -> str:
 
 @dataclass(eq=False, repr=False)
 class OperatorFailed(InvalidUsage):
-    """A function or an expression of the program raised, or returned what it must not."""
+    """A function or expression raised, or returned a value that is not allowed."""
 
     operator: str
     record: Any
@@ -372,7 +372,7 @@ class OperatorFailed(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class FunctionNotFound(InvalidUsage):
-    """A view calls a function of Python that this process does not have in that version. Nothing was written.
+    """A view calls a Python function that this process lacks. Nothing was written.
 
     Attributes:
         name, version: of the function.
@@ -398,7 +398,7 @@ class FunctionNotFound(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class WouldRecompute(InvalidUsage):
-    """A refresh that must not recompute would have to read all of an input. Nothing was written."""
+    """A refresh that must not recompute needs a full input. Nothing was written."""
 
     name: str
     problem: str
@@ -424,7 +424,7 @@ class LimitReached(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class NotConsolidated(InvalidUsage):
-    """A cycle has no operator that consolidates, so what cancels out would go round for ever."""
+    """A cycle has no operator that consolidates, so it would never end."""
 
     scope: str
     operators: list[str]
@@ -452,7 +452,7 @@ class NotConverging(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class InputClosed(InvalidUsage):
-    """An update came for a time that its input had declared complete."""
+    """An update came for a time that its input had closed."""
 
     name: str
     time: Any
@@ -477,7 +477,7 @@ class SourceLost(InvalidUsage):
 
 @dataclass(eq=False, repr=False)
 class OutputConflict(Conflict):
-    """Another client wrote a collection that a program maintains, in a way that no copy of the program would."""
+    """Another client wrote to a program's output collection."""
 
     output: str
     problem: str

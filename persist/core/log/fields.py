@@ -19,12 +19,12 @@ Numbers = tuple[int, ...]
 Watermarks = tuple[int, int]  # The least and the greatest of some events, where a NULL counts as -2**63.
 
 
-def frontier_text(times: Frontier, time: TimeText) -> str:
-    """Return how a frontier of a collection reads."""
+def format_frontier(times: Frontier, time: TimeText) -> str:
+    """Return a frontier of a collection as text."""
     return time(times[0]) if times else "for ever"
 
 
-def rows_text(parts: Sequence[Part], noun: str) -> str:
+def format_rows(parts: Sequence[Part], noun: str) -> str:
     """Return the number of rows in parts, with a noun."""
     return format_count(sum(part.rows for part in parts), noun)
 
@@ -55,7 +55,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
 
     @property
     def format_needed(self) -> int:
-        """The least number of a location's format with which a record may hold it; schemas may need a greater one."""
+        """The least format number of a record with this mutation. Schemas may need a greater one."""
         schema, events = getattr(self, "schema", None), getattr(getattr(self, "keyed", None), "fields", None)
         if getattr(getattr(self, "keyed", None), "groups", ()):
             return 14
@@ -66,7 +66,7 @@ class Kind(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_default
         return 12 if isinstance(schema, dict) and "inner" in schema else self.came_with
 
     def sentence(self, name: str, time: TimeText) -> str:
-        """Return a description for people; `time` formats a time of the collection."""
+        """Return the mutation as a sentence; `time` formats times of the collection."""
         return self.in_words.format(self, name=name)
 
 
@@ -91,7 +91,7 @@ class MachineForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
 
 
 class GroupForm(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """Value columns of a keyed collection with an order of their own: the columns of that order, and the others."""
+    """Value columns of a keyed collection with their own order."""
 
     order_by: tuple[str, ...]
     columns: tuple[str, ...]
@@ -131,7 +131,7 @@ class KeyedForm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_de
 
 
 class Keyframe(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The whole consolidated contents as of one time: a run, its parts named by their numbers, in key order."""
+    """The whole consolidated contents as of one time: part numbers in key order."""
 
     as_of: int
     parts: Numbers

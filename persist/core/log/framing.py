@@ -70,13 +70,13 @@ class _Head(msgspec.Struct):
 
 
 def encode_framed(value: Framed) -> bytes:
-    """Return value as one checksummed line of JSON."""
+    """Return value as one line of JSON with a checksum."""
     body = msgspec.json.encode(value)[:-1]
     return b"".join((body, _OPEN, _digest(body), _CLOSE))
 
 
 def decode_framed(data: bytes, kind: type[F], key: str) -> F:
-    """Return the value of that kind in data, which was read from the blob key.
+    """Return the value in data that was read from the blob `key`.
 
     Raises:
         CorruptBlob: data is not a whole, undamaged object of that kind.
@@ -99,8 +99,8 @@ def decode_framed(data: bytes, kind: type[F], key: str) -> F:
         raise CorruptBlob(key, f"it is not a valid {kind.__name__.lower()}: {error}") from error
 
 
-def intact_kind(data: bytes) -> str | None:
-    """Return the kind of an undamaged object of any version; None for other bytes."""
+def read_intact_kind(data: bytes) -> str | None:
+    """Return the kind of an undamaged object of any version; otherwise None."""
     try:
         return msgspec.json.decode(_verify_body(data, "") + b"}", type=_Head).persist
     except (CorruptBlob, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -108,21 +108,21 @@ def intact_kind(data: bytes) -> str | None:
 
 
 def store_framed(blob: Blob, prefix: str, value: Framed) -> BlobRef:
-    """Store value under prefix and its checksum; return the pointer to it."""
+    """Store value under prefix and its checksum; return a pointer."""
     pointer, data = encode_object(prefix, value)
     blob.set(pointer.blob, data)
     return pointer
 
 
 def encode_object(prefix: str, value: Framed) -> tuple[BlobRef, bytes]:
-    """Return the pointer and the bytes of value for `store_framed`."""
+    """Return the pointer and bytes that `store_framed` would store."""
     data = encode_framed(value)
     checksum = xxhash.xxh3_128_hexdigest(data)
     return BlobRef(blob=f"{prefix}{checksum}.json", bytes=len(data), checksum=checksum), data
 
 
 def make_pointer(key: str, data: bytes) -> BlobRef:
-    """Return the pointer to a blob that holds data."""
+    """Return the pointer to a blob with these bytes."""
     return BlobRef(blob=key, bytes=len(data), checksum=xxhash.xxh3_128_hexdigest(data))
 
 
@@ -172,6 +172,7 @@ def get_decoder(kind: type[T]) -> "msgspec.json.Decoder[T]":
 
 
 def _verify_body(data: bytes, key: str) -> bytes:
+    """Return data without its frame, after verifying the checksum."""
     tail = data[-_TAIL_BYTES:]
     if not (len(data) > _TAIL_BYTES and tail.startswith(_OPEN) and tail.endswith(_CLOSE)):
         raise CorruptBlob(key, f"its {len(data)} bytes do not end in a checksum, so it was cut short or overwritten")

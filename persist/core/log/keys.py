@@ -52,36 +52,36 @@ _SEQNO_LAST = 10**20 - 1
 
 
 def check_keys(append: BringsParts) -> list[str]:
-    """Return the keys of all blobs that a mutation brings, after checking that they are its collection's uploads.
+    """Check that a mutation's blobs are uploads of its collection; return their keys.
 
     Shared parts of a clone are not among them.
 
     Raises:
         ValueError: a key is another one, or a part has no bytes, or twice.
     """
-    named = check_parts(append.collection, append.parts, shared_folders(append))
+    named = check_parts(append.collection, append.parts, get_shared_folders(append))
     keys = [key for key in named if collection_part(key) == append.collection]
     if append.parts_in is not None:
         if not is_upload(append.parts_in.blob, append.collection):
-            raise ValueError(_no_upload(append.parts_in.blob, append.collection))
+            raise ValueError(_format_not_upload(append.parts_in.blob, append.collection))
         keys.append(append.parts_in.blob)
     if isinstance(append, Publish):
         keys += append.blobs
     for key in keys:
         if not is_upload(key, append.collection):
-            raise ValueError(_no_upload(key, append.collection))
+            raise ValueError(_format_not_upload(key, append.collection))
     return keys
 
 
 def check_unused(mutation: LeavesUnused, folders: Iterable[str] = ()) -> None:
-    """Raise ValueError unless the unused blobs of a mutation are uploads to its collection or to folders."""
+    """Raise ValueError unless the unused blobs are uploads to the collection's folders."""
     for key in mutation.unused:
         if not is_upload(key, mutation.collection, *folders):
-            raise ValueError(_no_upload(key, mutation.collection))
+            raise ValueError(_format_not_upload(key, mutation.collection))
 
 
-def shared_folders(mutation: BringsParts) -> tuple[str, ...]:
-    """Return the other collections, sorted, whose uploads a new clone shares; none for other mutations."""
+def get_shared_folders(mutation: BringsParts) -> tuple[str, ...]:
+    """Return the other collections, sorted, whose uploads a new clone shares."""
     if not isinstance(mutation, Clone):
         return ()
     matches = (_UPLOAD.fullmatch(part.blob) for part in mutation.parts)
@@ -89,7 +89,7 @@ def shared_folders(mutation: BringsParts) -> tuple[str, ...]:
 
 
 def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] = ()) -> list[str]:
-    """Return the keys of parts that are not inline.
+    """Check that parts are uploads of a collection; return keys of those not inline.
 
     Raises:
         ValueError: a key is not an upload to the collection or to one of folders.
@@ -100,13 +100,13 @@ def check_parts(collection: str, parts: Iterable[Part], folders: Iterable[str] =
             raise ValueError(f"a part of collection {collection} has its bytes in no place or in two")
         if part.blob:
             if not is_upload(part.blob, *uploaded_to):
-                raise ValueError(_no_upload(part.blob, collection))
+                raise ValueError(_format_not_upload(part.blob, collection))
             keys.append(part.blob)
     return keys
 
 
 def is_immutable(key: str) -> bool:
-    """Return whether the blob at key never changes, so that it may be cached.
+    """Return whether the blob at key never changes, and may be cached.
 
     This holds for parts, part lists and state objects, whose names are random or a checksum. Published tables have
     fixed names. The name of a checkpoint returns if a location is emptied and made anew at the same URL, or if a bad
@@ -121,22 +121,22 @@ def is_upload(key: str, *collections: str) -> bool:
     return match is not None and match["collection"] in collections
 
 
-def is_shown(key: str, collection: str) -> bool:
-    """Return whether a table format prescribes key for a table of that collection."""
+def is_table_key(key: str, collection: str) -> bool:
+    """Return whether key is a file by which readers find a collection's table."""
     match = _SHOWN.fullmatch(key)
     return match is not None and match["collection"] == collection
 
 
-def _no_upload(key: str, collection: str) -> str:
+def _format_not_upload(key: str, collection: str) -> str:
     return f"{key[:200]!r} is not the name of an upload to collection {collection}"
 
 
-def uploaded_seqno(key: str) -> int | None:
-    """Return the seqno in the key of a part or a part list; None for other keys."""
-    return _seqno(_UPLOAD, key)
+def get_upload_seqno(key: str) -> int | None:
+    """Return the seqno in the key of an upload; None for other keys."""
+    return _match_seqno(_UPLOAD, key)
 
 
-def _seqno(pattern: re.Pattern[str], key: str) -> int | None:
+def _match_seqno(pattern: re.Pattern[str], key: str) -> int | None:
     match = pattern.fullmatch(key)
     return None if match is None else int(match["seqno"])
 
@@ -152,8 +152,8 @@ def record_seqno(key: str) -> int | None:
     return int(digits) if digits.isdecimal() and record_key(int(digits)) == key else None
 
 
-def listed_records(blob: Blob, after: int = -1) -> Iterator[tuple[int, BlobEntry]]:
-    """Yield the records after a seqno that the store lists, the oldest first."""
+def list_records(blob: Blob, after: int = -1) -> Iterator[tuple[int, BlobEntry]]:
+    """Yield the stored records after a seqno, oldest first."""
     listed = blob.list(LOG, record_key(after) if after >= 0 else None)
     # A seqno of more than 20 digits is listed in another place than it has among numbers.
     return ((seqno, entry) for entry in listed if (seqno := record_seqno(entry.key)) is not None and seqno > after)
@@ -170,8 +170,8 @@ def checkpoint_seqno(key: str) -> int | None:
     return int(digits) if digits.isdecimal() and checkpoint_key(int(digits)) == key else None
 
 
-def listed_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
-    """Yield the checkpoints that the store lists, each with its seqno, the newest first.
+def list_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
+    """Yield the stored checkpoints with their seqnos, newest first.
 
     Other keys there are skipped; they may belong to a location below this one.
     """
@@ -179,12 +179,12 @@ def listed_checkpoints(blob: Blob) -> Iterator[tuple[int, BlobEntry]]:
 
 
 def part_key(collection: str, seqno: int) -> str:
-    """Return a new key for a part; the upload began when seqno was next."""
+    """Return a new key for a part whose upload begins at seqno."""
     return f"{PARTS}{collection}/{seqno:020d}-{uuid.uuid4().hex}.parquet"
 
 
 def vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[str, uuid.UUID]:
-    """Return a new key for the deleted rows of a published table, and the id in it.
+    """Return a new key for deletion vectors, and the id in it.
 
     Args:
         size: of the blob, below 2**32, for `size_of_vectors`; None if nobody asks for it.
@@ -195,8 +195,8 @@ def vectors_key(collection: str, seqno: int, size: int | None = None) -> tuple[s
     return f"{PARTS}{collection}/{seqno:020d}/deletion_vector_{id_}.bin", id_
 
 
-def size_of_vectors(key: str) -> int | None:
-    """Return the bytes of a blob of vectors whose key was made with its size; None for a key of another kind."""
+def get_vectors_size(key: str) -> int | None:
+    """Return the bytes of a vectors blob if its key has the size; otherwise None."""
     return int(key[-12:-4], 16) if key.endswith(".bin") else None
 
 
@@ -211,37 +211,37 @@ def table_root(collection: str) -> str:
 
 
 def list_prefix(collection: str, seqno: int) -> str:
-    """Return the key of a part list, made when seqno was next, up to the checksum."""
+    """Return a part list's key without its checksum. The list is made at seqno."""
     return f"{LISTS}{collection}/{seqno:020d}-"
 
 
 def archive_prefix(collection: str, seqno: int) -> str:
-    """Return the key of an archive of tokens, made when seqno was next, up to the checksum."""
+    """Return a token archive's key without its checksum. The archive is made at seqno."""
     return f"{PARTS}{collection}/{seqno:020d}-"
 
 
 def directory_prefix(seqno: int) -> str:
-    """Return the key of a directory object, made for the checkpoint at seqno, up to the checksum."""
+    """Return a directory object's key without its checksum."""
     return f"{DIRECTORIES}{seqno:020d}-"
 
 
 def directory_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint in the key of a directory object; None for other keys."""
-    return _seqno(_DIRECTORY, key)
+    return _match_seqno(_DIRECTORY, key)
 
 
 def pages_key(seqno: int, data: bytes) -> str:
-    """Return the key of pages of a directory that are data, made for the checkpoint at seqno."""
+    """Return the key of directory pages with these bytes."""
     return f"{directory_prefix(seqno)}{xxhash.xxh3_128_hexdigest(data)}.pages"
 
 
 def pages_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint in the key of directory pages; None for other keys."""
-    return _seqno(_PAGES, key)
+    return _match_seqno(_PAGES, key)
 
 
 def state_prefix(collection: str, seqno: int) -> str:
-    """Return the key of a state object, made for the checkpoint at seqno, up to the checksum."""
+    """Return a state object's key without its checksum."""
     return f"{STATES}{collection}/{seqno:020d}-"
 
 
@@ -253,9 +253,9 @@ def state_collection(key: str) -> str | None:
 
 def state_seqno(key: str) -> int | None:
     """Return the seqno of the checkpoint in the key of a state object; None for other keys."""
-    return _seqno(_STATE, key)
+    return _match_seqno(_STATE, key)
 
 
 def collection_part(key: str) -> str:
-    """Return the second part of a key: the collection, in the key of a part, a part list or a state object."""
+    """Return the second part of a key, which is a collection in some kinds."""
     return key.split("/")[1]

@@ -31,8 +31,8 @@ from persist.core.log.fields import (
     TokenMark,
     Watermarks,
     Words,
-    frontier_text,
-    rows_text,
+    format_frontier,
+    format_rows,
 )
 from persist.core.log.framing import BlobRef
 from persist.core.rendering import format_count
@@ -102,7 +102,7 @@ class Append(CollectionMutation, frozen=True, tag="append"):
         first, last = min(part.time_min for part in self.parts), max(part.time_max for part in self.parts)
         at = f"time {time(first)}" if first == last else f"times {time(first)} to {time(last)}"
         inline = ", in the record itself" if all(part.inline for part in self.parts) else ""
-        return f"wrote {rows_text(self.parts, 'update')} to {name} at {at} ({size:,} bytes{inline})"
+        return f"wrote {format_rows(self.parts, 'update')} to {name} at {at} ({size:,} bytes{inline})"
 
 
 class Replace(CollectionMutation, frozen=True, tag="replace"):
@@ -206,7 +206,7 @@ class Seal(CollectionMutation, frozen=True, tag="seal"):
     upper: Frontier
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"sealed {name} {'to ' if self.upper else ''}{frontier_text(self.upper, time)}"
+        return f"sealed {name} {'to ' if self.upper else ''}{format_frontier(self.upper, time)}"
 
 
 class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
@@ -215,7 +215,7 @@ class AllowCompaction(CollectionMutation, frozen=True, tag="allow_compaction"):
     since: Frontier
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"allowed compaction of {name} up to {frontier_text(self.since, time)}"
+        return f"allowed compaction of {name} up to {format_frontier(self.since, time)}"
 
 
 class Destroy(CollectionMutation, frozen=True, tag="destroy"):
@@ -272,7 +272,7 @@ class Pend(CollectionMutation, frozen=True, tag="pend"):
     watermarks: Watermarks | None = None
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return f"wrote {rows_text(self.parts, 'event')} to {name}, which become updates when their times are sealed"
+        return f"wrote {format_rows(self.parts, 'event')} to {name}, which become updates when their times are sealed"
 
 
 class Resolve(CollectionMutation, frozen=True, tag="resolve"):
@@ -298,9 +298,8 @@ class Resolve(CollectionMutation, frozen=True, tag="resolve"):
     unused: tuple[str, ...] = ()
 
     def sentence(self, name: str, time: TimeText) -> str:
-        return (
-            f"turned the events of {name} before {frontier_text(self.end, time)} into {rows_text(self.parts, 'update')}"
-        )
+        updates = format_rows(self.parts, "update")
+        return f"turned the events of {name} before {format_frontier(self.end, time)} into {updates}"
 
 
 class Publish(CollectionMutation, frozen=True, tag="publish"):

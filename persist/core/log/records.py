@@ -54,7 +54,7 @@ from persist.blob.threads import Backoff, Clock
 from persist.codecs.part.part import Part
 from persist.core.log.fields import Seqno
 from persist.core.log.framing import Framed, decode_framed, encode_framed, get_framed, store_framed
-from persist.core.log.keys import check_keys, list_prefix, listed_records, record_key
+from persist.core.log.keys import check_keys, list_prefix, list_records, record_key
 from persist.core.log.kinds import AnyMutation, BringsParts, Mutation
 
 COMMIT_DEADLINE_S = 30.0  # How long a commit retries a store without a clear answer, before it ends in doubt.
@@ -95,7 +95,7 @@ class Record(Framed, frozen=True, kw_only=True, tag="record"):
 
 
 def read_record(blob: Blob, seqno: int) -> Record | None:
-    """Return the record at seqno with its part lists filled in, or None if there is none yet.
+    """Return the record at seqno with its part lists, or None if there is none.
 
     Cost: one GET, and one for each part list outside.
 
@@ -117,7 +117,7 @@ def read_record(blob: Blob, seqno: int) -> Record | None:
             except ValueError as error:
                 raise CorruptBlob(key, f"it breaks a rule of the log: {error}") from error
     try:
-        mutations = tuple(as_read(blob, record.location, mutation) for mutation in record.mutations)
+        mutations = tuple(load_part_list(blob, record.location, mutation) for mutation in record.mutations)
     except MissingBlob:
         if blob.get(key, range=(0, 0)) is None:
             return None  # The record was truncated in between, and the list after it.
@@ -140,7 +140,7 @@ class RecordReader:
         self._pool = pool
 
     def read_after(self, applied: Callable[[], int], last: float) -> Iterator[Record]:
-        """Yield the next records, up to last; the caller applies each before it takes the next one.
+        """Yield the next records up to `last`. The caller applies each before the next.
 
         Args:
             applied: returns the seqno of the last applied record; another thread may apply some.
@@ -163,7 +163,7 @@ class RecordReader:
                 yielded += 1
 
     def page(self, after: int) -> "LogPage":
-        """Return a page of the log's listing after a seqno; requests to a remote store start at once."""
+        """Return a page of the log's listing. Reads of a remote store start at once."""
         return LogPage(self._blob, after, self._pool if is_remote(self._blob) else None)
 
 
@@ -179,7 +179,7 @@ class LogPage:
         self._pool = pool
         self._asked: deque[Future[Record | None]] = deque()
         self._seqnos: list[int] | None = None
-        self._listing = None if pool is None else pool.submit(self._list_and_ask, pool)
+        self._listing = None if pool is None else pool.submit(self._list_and_request, pool)
 
     @property
     def seqnos(self) -> list[int]:
@@ -190,16 +190,16 @@ class LogPage:
 
     @property
     def is_full(self) -> bool:
-        """Whether the log may have more records than the page."""
+        """Whether the log may have records after this page."""
         return len(self.seqnos) == LISTED_MAX
 
     @property
     def run(self) -> list[int]:
         """The consecutive seqnos after the given one."""
-        return _run(self._after, self.seqnos)
+        return _take_consecutive(self._after, self.seqnos)
 
     def records(self) -> Iterator[Record | None]:
-        """Yield the records of the run, once; None for a record that is gone."""
+        """Yield the records of the run, once; None for a deleted one."""
         run = self.run
         for at, seqno in enumerate(run):
             if self._pool is None:
@@ -210,30 +210,31 @@ class LogPage:
             yield self._asked.popleft().result()
 
     def _list(self) -> list[int]:
-        return [seqno for seqno, _ in islice(listed_records(self._blob, self._after - 1), LISTED_MAX)]
+        return [seqno for seqno, _ in islice(list_records(self._blob, self._after - 1), LISTED_MAX)]
 
-    def _list_and_ask(self, pool: Executor) -> list[int]:
+    def _list_and_request(self, pool: Executor) -> list[int]:
         seqnos = self._list()
         self._asked.extend(
-            pool.submit(read_record, self._blob, seqno) for seqno in _run(self._after, seqnos)[:AHEAD_MAX]
+            pool.submit(read_record, self._blob, seqno) for seqno in _take_consecutive(self._after, seqnos)[:AHEAD_MAX]
         )
         return seqnos
 
 
-def _run(after: int, seqnos: Iterable[int]) -> list[int]:
+def _take_consecutive(after: int, seqnos: Iterable[int]) -> list[int]:
+    """Return the seqnos that follow `after` without a gap."""
     later = (seqno for seqno in seqnos if seqno > after)
     return [n for n, seqno in zip(count(after + 1), later, strict=False) if n == seqno]
 
 
 def read_commit_id(blob: Blob, seqno: int) -> str | None:
-    """Return the commit id of the record at seqno, or None if there is none. Cost: one GET. Raises what that raises."""
+    """Return the commit id of the record at seqno; None without a record. Cost: one GET."""
     key = record_key(seqno)
     data = get_at_most(blob, key, RECORD_BYTES_MAX)
     return None if data is None else decode_framed(data, Record, key).commit
 
 
 def matches_commit(blob: Blob, seqno: int, commit: str) -> bool:
-    """Return whether the first bytes of the record at seqno have a commit id. Cost: a GET of these.
+    """Return whether the record at seqno begins with a commit id. Cost: a small GET.
 
     False does not prove that it is another commit: `read_commit_id` does.
     """
@@ -241,13 +242,13 @@ def matches_commit(blob: Blob, seqno: int, commit: str) -> bool:
     return head is not None and f'"commit":"{commit}"'.encode() in head
 
 
-def record_bytes(record: Record) -> bytes:
-    """Return record as it is stored; the same bytes for the same record."""
-    return encode_framed(msgspec.structs.replace(record, mutations=tuple(map(as_stored, record.mutations))))
+def encode_record(record: Record) -> bytes:
+    """Return the stored bytes of a record. Equal records have equal bytes."""
+    return encode_framed(msgspec.structs.replace(record, mutations=tuple(map(strip_part_list, record.mutations))))
 
 
 def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float = COMMIT_DEADLINE_S) -> Record | None:
-    """Create record at its seqno; return None when it is there, or the record that was there first.
+    """Create record at its seqno; return None, or the record that was there first.
 
     Raises:
         InvalidUsage: the record is larger than readers accept.
@@ -256,7 +257,7 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
         Indeterminate: within deadline_s, no answer showed whether the record is in the log.
         StoreMisconfigured: the store refuses the request, or reports an existing record that it does not have.
     """
-    key, data = record_key(record.seqno), record_bytes(record)
+    key, data = record_key(record.seqno), encode_record(record)
     if len(data) > RECORD_BYTES_MAX:
         raise InvalidUsage(
             f"a commit takes {len(data):,} bytes of the log, and at most {RECORD_BYTES_MAX:,} are allowed; nothing was "
@@ -271,7 +272,7 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
                 return None
             stored = read_record(blob, record.seqno)
             if stored is None and was_gone:
-                raise _has_nothing(blob, key)
+                raise _build_phantom_error(blob, key)
             if stored is None:
                 was_gone = True  # Truncated in between: a client that creates it now finds that out.
                 continue
@@ -286,15 +287,15 @@ def create_record(blob: Blob, record: Record, clock: Clock, *, deadline_s: float
             failure = error
         except Indeterminate as error:
             doubtful, failure = True, error
-            stored = _readable_record(blob, record.seqno)
+            stored = _try_read_record(blob, record.seqno)
             if stored is not None:
                 return None if stored.commit == record.commit else stored
         if not backoff.wait():
-            raise _gave_up(blob, record, deadline_s, doubtful, failure) from failure
+            raise _build_timeout_error(blob, record, deadline_s, doubtful, failure) from failure
 
 
-def _readable_record(blob: Blob, seqno: int) -> Record | None:
-    """Return the record at seqno; None also if the store did not answer."""
+def _try_read_record(blob: Blob, seqno: int) -> Record | None:
+    """Return the record at seqno; None also if the store does not answer."""
     try:
         return read_record(blob, seqno)
     except (Unavailable, StoreMisconfigured):
@@ -309,14 +310,18 @@ def _is_there(blob: Blob, record: Record) -> bool:
     return stored is not None and stored.commit == record.commit
 
 
-def _has_nothing(blob: Blob, key: str) -> StoreMisconfigured:
+def _build_phantom_error(blob: Blob, key: str) -> StoreMisconfigured:
+    """Return the error for a store that reports a record it does not have."""
     return StoreMisconfigured(
         f"the store at {blob.url} says again and again that {key!r} exists, and has no value for it. Look what stands "
         "there; or the server, or a proxy before it, misreads the If-None-Match: * of a PUT: use one that does not."
     )
 
 
-def _gave_up(blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception) -> Exception:
+def _build_timeout_error(
+    blob: Blob, record: Record, deadline_s: float, doubtful: bool, failure: Exception
+) -> Exception:
+    """Return the error for a commit that was not confirmed in time."""
     tried = f"the store at {blob.url} did not confirm the commit at seqno {record.seqno} within {deadline_s:g} s"
     if doubtful:
         return Indeterminate(
@@ -333,28 +338,30 @@ class PartList(Framed, frozen=True, kw_only=True, tag="parts"):
     parts: tuple[Part, ...]
 
 
-def move_out(blob: Blob, location: str, append: A, seqno: int, *, format: int) -> A:
-    """Return append, with its part list also stored as an object if it is long. Cost: one PUT, or nothing.
+def store_part_list(blob: Blob, location: str, mutation: A, seqno: int, *, format: int) -> A:
+    """Store a mutation's long part list as an object. Cost: one PUT, or nothing.
 
     Args:
         seqno: where the record would go now.
         format: the number of the location.
     """
-    if len(append.parts) <= PARTS_INLINE_MAX:
-        return append
-    content = PartList(format=format, location=location, collection=append.collection, parts=append.parts)
-    return msgspec.structs.replace(append, parts_in=store_framed(blob, list_prefix(append.collection, seqno), content))
+    if len(mutation.parts) <= PARTS_INLINE_MAX:
+        return mutation
+    content = PartList(format=format, location=location, collection=mutation.collection, parts=mutation.parts)
+    return msgspec.structs.replace(
+        mutation, parts_in=store_framed(blob, list_prefix(mutation.collection, seqno), content)
+    )
 
 
-def as_stored(mutation: M) -> M:
-    """Return mutation as it is written, without a part list that is stored elsewhere."""
+def strip_part_list(mutation: M) -> M:
+    """Return mutation as the record stores it, without a separate part list."""
     if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
         return msgspec.structs.replace(mutation, parts=())
     return mutation
 
 
-def as_read(blob: Blob, location: str, mutation: M) -> M:
-    """Return mutation with its part list, which costs one GET if it is stored elsewhere."""
+def load_part_list(blob: Blob, location: str, mutation: M) -> M:
+    """Return mutation with its part list. Cost: one GET if it is stored separately."""
     if not isinstance(mutation, BringsParts) or mutation.parts_in is None or mutation.parts:
         return mutation
     content = get_framed(blob, mutation.parts_in, PartList)

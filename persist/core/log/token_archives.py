@@ -42,17 +42,17 @@ class ArchivedTokens:
 
     @classmethod
     def of(cls, marks: Iterable[TokenMark]) -> "ArchivedTokens":
-        """Make one of marks, each of another token."""
+        """Return an archive of marks with distinct tokens."""
         rows = [(_hash(m.token), m.time_min, int(m.digest or "0", 16), m.digest is not None) for m in marks]
         return cls(np.sort(np.array(rows, _ROW), order="hash"))
 
     @classmethod
     def merged(cls, archives: Iterable["ArchivedTokens"]) -> "ArchivedTokens":
-        """Make one of several."""
+        """Return one archive with the tokens of several."""
         return cls(np.sort(np.concatenate([archive.rows for archive in archives]), order="hash"))
 
     def find(self, token: str) -> TokenMark | None:
-        """Return what is stored of a token; None if it is not here."""
+        """Return the mark of a token, or None."""
         token_hash = np.uint64(_hash(token))
         place = int(np.searchsorted(self.rows["hash"], token_hash))
         if place == len(self.rows) or self.rows["hash"][place] != token_hash:
@@ -64,13 +64,13 @@ class ArchivedTokens:
 def store_archive(
     blob: Blob, location: str, collection: str, seqno: int, tokens: ArchivedTokens, *, format: int
 ) -> TokenArchive:
-    """Store tokens for the record at seqno, and return the pointer to them. Cost: a PUT."""
+    """Store an archive for the record at seqno; return the pointer. Cost: a PUT."""
     stored = ArchiveObject(format=format, location=location, collection=collection, rows=tokens.rows.tobytes())
     return TokenArchive(store_framed(blob, archive_prefix(collection, seqno), stored), len(tokens.rows))
 
 
 def read_archive(blob: Blob, location: str | None, collection: str, archive: TokenArchive) -> ArchivedTokens:
-    """Return the tokens of an archive. Cost: a GET.
+    """Return the tokens of a stored archive. Cost: a GET.
 
     Raises:
         MissingBlob, CorruptBlob: it is missing, or not what was stored there.

@@ -28,7 +28,7 @@ from persist.core.errors import Conflict, LeaseExpired, Locked, UploadExpired, W
 from persist.core.log import kinds
 from persist.core.log.fields import Policy
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import check_keys, checkpoint_seqno, uploaded_seqno
+from persist.core.log.keys import check_keys, checkpoint_seqno, get_upload_seqno
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.names import check_holder, is_id
 from persist.core.state_rules.annotations import About, apply_description
@@ -123,7 +123,7 @@ def check_uploaded(control: LocationState, mutation: BringsParts) -> None:
     )
     dropped = {key for blobs in waiting_blobs for key in blobs} if keys else set()
     for key in keys:
-        if (uploaded_seqno(key) or 0) < control.upload_floor or key in dropped:
+        if (get_upload_seqno(key) or 0) < control.upload_floor or key in dropped:
             raise UploadExpired(key)
 
 
@@ -192,10 +192,6 @@ def _open_writer(control: LocationState, mutation: kinds.OpenWriter, seqno: int)
     return msgspec.structs.replace(control, epoch=seqno, writer=writer)
 
 
-def _close_writer(control: LocationState, _: kinds.CloseWriter, __: int) -> LocationState:
-    return msgspec.structs.replace(control, writer=None)
-
-
 def _truncate_log(control: LocationState, mutation: kinds.TruncateLog, seqno: int) -> LocationState:
     """Return control with a higher log floor; older erasures than it are forgotten."""
     floor = max(control.log_floor, min(mutation.floor, seqno))
@@ -254,7 +250,7 @@ LOCATION_RULES: dict[type, Callable[[LocationState, Any, int], LocationState]] =
     kinds.GrantLease: _grant_lease,
     kinds.EndLease: _end_lease,
     kinds.OpenWriter: _open_writer,
-    kinds.CloseWriter: _close_writer,
+    kinds.CloseWriter: lambda control, mutation, seqno: msgspec.structs.replace(control, writer=None),
     kinds.TruncateLog: _truncate_log,
     kinds.VoidUploads: _void_uploads,
     kinds.TakeOver: _take_over,

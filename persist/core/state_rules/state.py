@@ -48,7 +48,7 @@ from persist.core.errors import (
 from persist.core.log import kinds
 from persist.core.log.fields import CollectionMutation, LocationMutation
 from persist.core.log.framing import FORMAT, FORMAT_MIN, BlobRef
-from persist.core.log.keys import check_unused, is_upload, shared_folders
+from persist.core.log.keys import check_unused, get_shared_folders, is_upload
 from persist.core.log.kinds import BringsParts, LeavesUnused, Mutation
 from persist.core.log.records import Record
 from persist.core.names import check_name, find_owner, find_reader, is_id
@@ -324,7 +324,7 @@ class StateChanges:
         The source is among them also if the clone has no part there: what is erased from one is erased from the others.
         A blob that nothing names is never named again. If the contents are not known, see `_check_not_needed`.
         """
-        source, folders = self.entries.now(step.source), shared_folders(step)
+        source, folders = self.entries.now(step.source), get_shared_folders(step)
         if source is None:
             raise CollectionNotFound(step.source, "this location", tuple(n for n, _ in self.ids.in_memory()))
         if not {source.id, *source.folders}.issuperset(folders):

@@ -44,11 +44,11 @@ from persist.core.log.keys import (
     checkpoint_key,
     checkpoint_seqno,
     is_upload,
-    listed_checkpoints,
+    list_checkpoints,
     record_key,
 )
 from persist.core.log.kinds import BringsParts
-from persist.core.log.records import LogPage, Record, as_read, read_commit_id, read_record
+from persist.core.log.records import LogPage, Record, load_part_list, read_commit_id, read_record
 from persist.core.names import is_id
 from persist.core.state_rules.collection_rules import check_contents
 from persist.core.state_rules.contents import CollectionState
@@ -240,14 +240,14 @@ def list_checkpoints_beyond_log(blob: Blob) -> list[int]:
 
     while True:
         beyond: list[int] = []
-        for seqno, _ in listed_checkpoints(blob):
+        for seqno, _ in list_checkpoints(blob):
             if is_there(seqno):
                 break
             beyond.append(seqno)
         else:
             beyond = beyond if blob.get(record_key(0), range=(0, 0)) is not None else []
         # If there is a newer one now, the log may have been truncated beyond the listed ones.
-        if not beyond or beyond[0] == next((seqno for seqno, _ in listed_checkpoints(blob)), None):
+        if not beyond or beyond[0] == next((seqno for seqno, _ in list_checkpoints(blob)), None):
             return beyond
 
 
@@ -315,7 +315,7 @@ def iterate_checkpoints(
     is_any = is_whole = False
     while not is_whole:
         is_whole, page = True, None
-        for seqno, entry in listed_checkpoints(blob):
+        for seqno, entry in list_checkpoints(blob):
             if entry.key in collected:
                 continue
             if page is None and page_of is not None:
@@ -433,7 +433,7 @@ def load_contents(
     if entry.contents is not None:
         return entry
     base = load_base(blob, location, entry, known_levels)
-    pending = tuple(as_read(blob, location, mutation) for mutation in entry.pending)
+    pending = tuple(load_part_list(blob, location, mutation) for mutation in entry.pending)
     for mutation in pending:
         if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
             try:

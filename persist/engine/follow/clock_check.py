@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
 from persist.core.errors import ClockAhead
-from persist.core.log.keys import CLOCK_KEY, listed_records
+from persist.core.log.keys import CLOCK_KEY, list_records
 from persist.core.timeline import AHEAD_S
 
 
@@ -38,7 +38,7 @@ class ClockCheck:
             now_s = self._clock.wall_ms() / 1000
             if now_s - self._dated_s <= AHEAD_S:
                 return None
-            records = (entry.modified_s for _, entry in listed_records(self._blob, seqno - 1))
+            records = (entry.modified_s for _, entry in list_records(self._blob, seqno - 1))
             self._dated_s = max(self._dated_s, next(records, self._dated_s))
             if now_s - self._dated_s <= AHEAD_S or not may_write:
                 return None

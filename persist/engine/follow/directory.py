@@ -49,11 +49,11 @@ from persist.core.log.keys import (
     check_unused,
     directory_prefix,
     directory_seqno,
-    shared_folders,
+    get_shared_folders,
     state_collection,
 )
 from persist.core.log.kinds import AnyCollectionMutation, BringsParts, LeavesUnused
-from persist.core.log.records import as_stored
+from persist.core.log.records import strip_part_list
 from persist.core.names import check_name, is_id
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.frozen_map import FrozenMap, merge_sorted
@@ -348,7 +348,7 @@ def _with_pages(
 
 def _to_directory_entry(entry: CollectionEntry) -> DirectoryEntry:
     assert not isinstance(entry.base, CollectionState), "a base that is not stored has been stored before"
-    pending = tuple(map(as_stored, entry.pending))
+    pending = tuple(map(strip_part_list, entry.pending))
     return DirectoryEntry(entry.id, entry.name, entry.base, pending, entry.leased, entry.folders, entry.levels)
 
 
@@ -436,7 +436,7 @@ def _check_entry(entry: DirectoryEntry) -> None:
             raise ValueError(f"mutation {n} of collection {entry.id} cannot stand there")
         if isinstance(mutation, BringsParts):
             check_keys(mutation)
-            if not set(entry.folders).issuperset(shared_folders(mutation)):
+            if not set(entry.folders).issuperset(get_shared_folders(mutation)):
                 raise ValueError(f"the clone {entry.id} has parts of collections that are not named with it")
         if isinstance(mutation, LeavesUnused):
             check_unused(mutation, entry.folders)

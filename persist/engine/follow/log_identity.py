@@ -25,7 +25,7 @@ from typing import Literal
 from persist.blob.errors import CorruptBlob, Indeterminate, MissingBlob
 from persist.blob.protocol import Blob
 from persist.core.errors import LogInterrupted, LogReplaced
-from persist.core.log.keys import checkpoint_key, listed_records, record_key
+from persist.core.log.keys import checkpoint_key, list_records, record_key
 from persist.core.log.records import Record, matches_commit, read_commit_id, read_record
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import list_checkpoints_beyond_log, read_newest_control
@@ -224,7 +224,7 @@ def load_record(blob: Blob, newest: State) -> Record | None:
 def check_not_beyond(blob: Blob, newest: State) -> None:
     """Raise LogInterrupted if the newest checkpoint lies beyond the end of the log."""
     if newest.seqno in list_checkpoints_beyond_log(blob):
-        seqnos = [seqno for seqno, _ in listed_records(blob)]
+        seqnos = [seqno for seqno, _ in list_records(blob)]
         end = max((seqno for seqno in seqnos if newest.seqno in seqnos or seqno < newest.seqno), default=-1)
         raise LogInterrupted(blob.url, end, newest.seqno, newest.seqno, is_checkpoint=True)
 

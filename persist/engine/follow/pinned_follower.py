@@ -12,7 +12,7 @@ from typing import TypeVar
 from persist.blob.errors import CorruptBlob, InvalidUsage, MissingBlob
 from persist.blob.protocol import Blob
 from persist.blob.threads import Clock
-from persist.core.log.keys import listed_checkpoints, record_key
+from persist.core.log.keys import list_checkpoints, record_key
 from persist.core.log.records import read_record
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import DoesNotFollow, State, apply
@@ -66,7 +66,7 @@ class PinnedFollower(Follower):
 
 def _load_state(blob: Blob, seqno: int) -> State:
     state = State()
-    for at, entry in listed_checkpoints(blob):
+    for at, entry in list_checkpoints(blob):
         if at <= seqno and (checkpoint := read_checkpoint(blob, entry.key)) is not None:
             try:
                 state = checkpoint_state(blob, checkpoint)

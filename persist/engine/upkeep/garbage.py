@@ -66,12 +66,12 @@ from persist.core.log.keys import (
     CLOCK_KEY,
     LOG,
     checkpoint_key,
-    is_shown,
+    get_upload_seqno,
+    is_table_key,
     is_upload,
-    listed_checkpoints,
-    listed_records,
+    list_checkpoints,
+    list_records,
     table_root,
-    uploaded_seqno,
 )
 from persist.core.progress import Done, task
 from persist.core.rendering import Shown, format_count
@@ -306,7 +306,7 @@ class _Round:
         self._with_room(self._checkpoint)
         self._date(self._store_time_s())
         if self._full is not None:
-            records = [Mark(seqno, entry.modified_s) for seqno, entry in listed_records(self._blob)]
+            records = [Mark(seqno, entry.modified_s) for seqno, entry in list_records(self._blob)]
             self._ages = replace(self._ages, records=records)
         self._collect_dropped()
         self._collect_uploads()
@@ -388,7 +388,7 @@ class _Round:
             named = replaced | list_shared(id_)
             unnamed = (entry for entry in self._blob.list(table_root(id_)) if entry.key not in named)
             if dropped.is_destroyed:  # Its published tables are also deleted.
-                garbage = (entry for entry in unnamed if is_upload(entry.key, id_) or is_shown(entry.key, id_))
+                garbage = (entry for entry in unnamed if is_upload(entry.key, id_) or is_table_key(entry.key, id_))
             else:
                 garbage = (entry for entry in unnamed if entry.key in unused)
             self._delete("parts", garbage)
@@ -426,10 +426,10 @@ class _Round:
         self._unnamed, self._shared = find_unnamed(self._blob, state, self._checked, self._names.list_clones(state))
         replaced = {key for dropped in state.control.dropped for key in dropped.blobs}
         unnamed = (entry for entry in self._unnamed if entry.key not in replaced)
-        return state, [(entry, seqno) for entry in unnamed if (seqno := uploaded_seqno(entry.key)) is not None]
+        return state, [(entry, seqno) for entry in unnamed if (seqno := get_upload_seqno(entry.key)) is not None]
 
     def _truncate(self) -> None:
-        floor = self._ages.log_floor(listed_records(self._blob))
+        floor = self._ages.log_floor(list_records(self._blob))
         if floor is not None:
             self._log_floor = floor if self._is_dry else 0
             self._with_room(lambda: self._declare_in_checkpoint(kinds.TruncateLog(floor)))
@@ -454,7 +454,7 @@ class _Round:
 
     def _collect_records(self) -> None:
         floor = self._load_stored_floor()
-        old = takewhile(lambda listed: listed[0] < floor, listed_records(self._blob))
+        old = takewhile(lambda listed: listed[0] < floor, list_records(self._blob))
         self._delete("records", (entry for _, entry in old))
 
     def _collect_checkpoints(self) -> None:
@@ -534,7 +534,7 @@ class _Round:
         basis = self._follower.state.control.taken_over
         if self._is_dry or basis is None:
             return set()
-        seqnos = {seqno for seqno, _ in listed_checkpoints(self._blob) if seqno < basis.seqno}
+        seqnos = {seqno for seqno, _ in list_checkpoints(self._blob) if seqno < basis.seqno}
         newest = self._names.newest()
         if newest is None or seqnos <= {mark.seqno for mark in self._ages.checkpoints}:
             return set()

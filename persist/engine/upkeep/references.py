@@ -31,9 +31,9 @@ from persist.core.log.keys import (
     checkpoint_key,
     collection_part,
     directory_seqno,
+    get_upload_seqno,
     pages_seqno,
     state_seqno,
-    uploaded_seqno,
 )
 from persist.core.log.kinds import BringsParts
 from persist.core.state_rules.frozen_map import FrozenMap
@@ -308,7 +308,7 @@ def list_folders(dropped: Dropped) -> tuple[str, ...]:
 def object_seqno(key: str) -> int | None:
     """Return the seqno in the key of an object or an upload; None for other keys."""
     return next(
-        (n for of in (directory_seqno, pages_seqno, state_seqno, uploaded_seqno) if (n := of(key)) is not None), None
+        (n for of in (directory_seqno, pages_seqno, state_seqno, get_upload_seqno) if (n := of(key)) is not None), None
     )
 
 

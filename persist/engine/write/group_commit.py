@@ -52,7 +52,7 @@ from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import PARTS, is_upload, record_key
 from persist.core.log.kinds import BringsParts, Mutation
-from persist.core.log.records import Record, Submitted, create_record, move_out, read_record
+from persist.core.log.records import Record, Submitted, create_record, read_record, store_part_list
 from persist.core.state_rules.collection_rules import ExpectNothingBeyondUpper
 from persist.core.state_rules.draft import Draft
 from persist.core.state_rules.location import check_uploaded
@@ -444,7 +444,9 @@ class GroupCommit:
             for mutation in change.mutations(contents, encoded):
                 if isinstance(mutation, BringsParts) and state.location is not None:
                     # For every attempt: garbage collection deletes lists whose names are below the log's floor.
-                    mutation = move_out(self._blob, state.location, mutation, state.seqno + 1, format=state.format)
+                    mutation = store_part_list(
+                        self._blob, state.location, mutation, state.seqno + 1, format=state.format
+                    )
                 mutations.append(with_archiving(self._blob, self._follower, state, contents, mutation))
         return (*mutations, *last)
 

@@ -41,7 +41,7 @@ from persist.blob.protocol import Blob, is_remote
 from persist.blob.threads import Backoff, Clock
 from persist.core.errors import LogReplaced
 from persist.core.log.keys import record_key
-from persist.core.log.records import COMMIT_DEADLINE_S, Record, record_bytes
+from persist.core.log.records import COMMIT_DEADLINE_S, Record, encode_record
 from persist.core.state_rules.state import State
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_identity import determine_fate
@@ -70,7 +70,7 @@ class StoreProof:
 
     def begin(self, record: Record, threads: Executor) -> None:
         """Offer a record that was seen a moment ago, once, in another thread; `offered_early` returns the answer."""
-        self.early = record, threads.submit(self._blob.create, record_key(record.seqno), record_bytes(record))
+        self.early = record, threads.submit(self._blob.create, record_key(record.seqno), encode_record(record))
 
     def offered_early(self) -> Record | None:
         """Return the record that was offered by `begin` if the store took it; None if it did not, or did not answer."""
@@ -91,7 +91,7 @@ class StoreProof:
             Unavailable: the store gave no answer in time, or is full. Nothing was changed.
             StoreMisconfigured, ReadOnlyStore: it cannot be written to.
         """
-        key, data = record_key(record.seqno), record_bytes(record)
+        key, data = record_key(record.seqno), encode_record(record)
         backoff = Backoff(self._clock, self._deadline_s)
         while True:
             try:

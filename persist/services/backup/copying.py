@@ -54,7 +54,7 @@ from persist.codecs.part.part import compute_checksum
 from persist.core.closing import note_on_error
 from persist.core.errors import InvalidUsage
 from persist.core.log import kinds
-from persist.core.log.framing import BlobRef, decode_framed, intact_kind
+from persist.core.log.framing import BlobRef, decode_framed, read_intact_kind
 from persist.core.log.keys import (
     CHECKPOINTS,
     CLOCK_KEY,
@@ -65,8 +65,8 @@ from persist.core.log.keys import (
     STATES,
     collection_part,
     is_upload,
-    listed_checkpoints,
-    listed_records,
+    list_checkpoints,
+    list_records,
     pages_key,
     pages_seqno,
     record_key,
@@ -129,7 +129,9 @@ def backup(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Copied:
-    """Make target a copy of a location as it is now, and let it forget what the location has forgotten.
+    """Copy a location to a target, repeatedly. Only new blobs are copied.
+
+    Blobs that the location does not need any more are deleted from the target.
 
     Writers, readers and collectors may go on. The first backup copies everything, later ones what is new. One that is
     interrupted goes on when it is called again. The target can be read at any time. The next backup deletes the leases
@@ -163,7 +165,7 @@ def copy(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Copied:
-    """Copy a location, or a backup of it, to where nothing is yet: to restore it, or to move it to another store.
+    """Copy a location or backup to an empty place, to restore or move it.
 
     Nothing can be written to the target before all has been copied and read again. A copy is the same location as the
     first one: only one of the two may be written to from then on. For arguments, costs and errors see `backup`; the
@@ -201,10 +203,10 @@ def _run(
         pool = Pool(COPIES_AT_ONCE, "persist-copy")
         ends.callback(pool.shutdown)
         done = ends.enter_context(task("copy", source.retried.url, unit="blobs"))
-        return _Copying(source.retried, target_blob.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
+        return _Copier(source.retried, target_blob.retried, pool, clock, done, is_whole=is_whole).run(forgets=forgets)
 
 
-class _Copying:
+class _Copier:
     def __init__(self, source: Blob, target: Blob, pool: Pool, clock: Clock, done: Done, *, is_whole: bool) -> None:
         self._is_whole = is_whole  # Whether damage is an error.
         self._source = source
@@ -228,12 +230,12 @@ class _Copying:
         try:
             if follower.refresh().location is None:
                 raise InvalidUsage(f"there is no location at {self._source.url}, so there is nothing to copy")
-            target_state = self._without_leases(follower.state)
+            target_state = self._delete_reader_records(follower.state)
             for turn in range(PASSES_MAX):
                 state = follower.refresh()
                 self._check_follows(target_state, state)
                 try:
-                    checkpoint = self._pass(state, target_state.seqno)
+                    checkpoint = self._copy_once(state, target_state.seqno)
                     break
                 except MissingBlob as error:
                     is_lost = follower.refresh().seqno == state.seqno and not error.key.startswith(PARTS)
@@ -247,13 +249,15 @@ class _Copying:
         )
         with note_on_error(lambda: f"{copied}. What failed is only the deletion of what the target needs no longer."):
             try:
-                return replace(copied, deleted=self._forget(self._state_of_target(), checkpoint) if forgets else 0)
+                return replace(
+                    copied, deleted=self._delete_unnamed(self._load_checkpointed_state(), checkpoint) if forgets else 0
+                )
             except MissingBlob:
                 self._check_alone()  # A later backup may have deleted it.
                 raise
 
-    def _without_leases(self, state: State) -> State:
-        """Return the target's state, after deleting what its own readers appended to the log.
+    def _delete_reader_records(self, state: State) -> State:
+        """Delete records that the target's readers appended; return its state.
 
         Args:
             state: of the source.
@@ -261,11 +265,11 @@ class _Copying:
         Raises:
             InvalidUsage: it is nothing that may be gone on with.
         """
-        target_state = self._target_before()
+        target_state = self._load_target_state()
         last = target_state.seqno
-        while last >= 0 and target_state.location == state.location and self._is_reading(last, state):
+        while last >= 0 and target_state.location == state.location and self._is_reader_record(last, state):
             last -= 1
-        checkpoints = [(seqno, entry.key) for seqno, entry in listed_checkpoints(self._target)]
+        checkpoints = [(seqno, entry.key) for seqno, entry in list_checkpoints(self._target)]
         begins = last >= target_state.control.log_floor or any(seqno <= last for seqno, _ in checkpoints)
         common = (
             {self._record(blob, last) for blob in (self._source, self._target)}
@@ -279,19 +283,19 @@ class _Copying:
             self._target.delete(key)
         for seqno in range(target_state.seqno, last, -1):
             self._target.delete(record_key(seqno))
-        return self._state_of_target()
+        return self._load_checkpointed_state()
 
-    def _is_reading(self, seqno: int, state: State) -> bool:
-        """Return whether a record of the target is none of the source's, and only has leases and holds of readers."""
+    def _is_reader_record(self, seqno: int, state: State) -> bool:
+        """Return whether a target's record has only its own readers' leases."""
         ours, target_record = (self._record(blob, seqno) for blob in (self._source, self._target))
         if target_record is None or ours == target_record or (ours is None and seqno <= state.seqno):
             return False
         return all(
-            _is_of_a_reader(mutation) for mutation in decode_framed(target_record, Record, record_key(seqno)).mutations
+            _concerns_reader(mutation) for mutation in decode_framed(target_record, Record, record_key(seqno)).mutations
         )
 
-    def _target_before(self) -> State:
-        """Return what the target is so far.
+    def _load_target_state(self) -> State:
+        """Return the present state of the target.
 
         Raises:
             InvalidUsage: it is nothing that may be gone on with.
@@ -309,13 +313,13 @@ class _Copying:
             raise InvalidUsage(f"{self._source.url} cannot be copied to itself: give another target")
         left_out = self._target.get(DAMAGED)
         self._incomplete = frozenset(msgspec.json.decode(left_out, type=list[str])) if left_out else frozenset()
-        first = next((seqno for seqno, _ in listed_records(self._target)), 0)
-        if first and not any(True for _ in listed_checkpoints(self._target)):
+        first = next((seqno for seqno, _ in list_records(self._target)), 0)
+        if first and not any(True for _ in list_checkpoints(self._target)):
             return State()  # A first copy of a log that was truncated stopped before its checkpoint came: it goes on.
-        return self._state_of_target()
+        return self._load_checkpointed_state()
 
-    def _state_of_target(self) -> State:
-        """Return the state that is there. Its entries name objects of its own checkpoint.
+    def _load_checkpointed_state(self) -> State:
+        """Return the target's state, with entries of its own checkpoint.
 
         Those of the state that was read of the source may name objects of an older one, which were not copied.
         """
@@ -343,8 +347,8 @@ class _Copying:
     def _record(blob: Blob, seqno: int) -> bytes | None:
         return blob.get(record_key(seqno))
 
-    def _pass(self, state: State, last: int) -> StoredCheckpoint | None:
-        """Copy what makes the target the location after the last record of a state; return the checkpoint it has.
+    def _copy_once(self, state: State, last: int) -> StoredCheckpoint | None:
+        """Copy all blobs of a state and its records; return the new checkpoint.
 
         Args:
             last: the seqno of the last record that the target had.
@@ -358,7 +362,7 @@ class _Copying:
         self._missing.clear()
         self._left_out.clear()
         objects = set() if newest is None else self._names.list_named(newest.checkpoint)
-        present = {what: self._present(prefix) for what, prefix in OBJECTS.items()}
+        present = {what: self._list_present(prefix) for what, prefix in OBJECTS.items()}
         self._is_any_dropped = any((state_collection(key) or "") not in state.entries for key in present["states"])
         for id_, entry in state.entries.items():
             is_there = entry.stored and all(pointer.blob in present["states"] for pointer in entry.stored)
@@ -375,15 +379,15 @@ class _Copying:
             )
             raise CorruptBlob(first, f"{count} of {self._source.url} cannot be copied", advice)
         self._check_alone()
-        self._remember_damage()
+        self._record_damage()
         floor = state.control.log_floor
-        lists = _lists(self._source, max(floor, last + 1), state.seqno)
+        lists = _find_part_lists(self._source, max(floor, last + 1), state.seqno)
         present_objects = {**present["lists"], **present["states"], **present["directories"]}
         for prefix in (LISTS, STATES, DIRECTORIES):
             missing_keys = sorted(
                 key for key in objects | lists if key.startswith(prefix) and key not in present_objects
             )
-            self._copy((key, partial(_check_framed, key)) for key in missing_keys)
+            self._copy_blobs((key, partial(_check_framed, key)) for key in missing_keys)
         seqnos = range(max(floor, last + 1), state.seqno + 1)
         # A log that is there goes on in order. A new one ends with its first record, so that a partial copy cannot be
         # opened.
@@ -397,38 +401,41 @@ class _Copying:
         return newest
 
     def _check_alone(self) -> None:
-        """Raise Conflict if another backup has begun to change the target."""
+        """Raise Conflict if another backup changes the target."""
         if self._target.get(CLOCK_KEY) != self._mark:
             raise Conflict(
                 f"another backup to {self._target.url}, or a collection of garbage there, has begun meanwhile. Only "
                 "one at a time may go on: wait for it, and back up again"
             )
 
-    def _remember_damage(self) -> None:
-        """Record in the target which collections lack parts, before a state object claims that they are complete."""
+    def _record_damage(self) -> None:
+        """Record in the target which collections lack parts.
+
+        This comes before a state object that claims they are complete.
+        """
         if self._left_out:
             self._target.set(DAMAGED, msgspec.json.encode(sorted(self._left_out)))
         elif self._incomplete:
             self._target.delete(DAMAGED)
 
     def _copy_collection(self, state: State, id_: str, entry: CollectionEntry) -> None:
-        contents = _contents(self._source, state, entry)
+        contents = _load_contents(self._source, state, entry)
         if contents is None:
             return
         self._changed.add(id_)
-        checks = _checks(contents)
+        checks = _make_checks(contents)
         present: dict[str, int] = {}
         for folder in {collection_part(key) for key in checks}:
-            present |= self._present(f"{PARTS}{folder}/")
-        self._copy((key, check) for key, check in sorted(checks.items()) if key not in present)
+            present |= self._list_present(f"{PARTS}{folder}/")
+        self._copy_blobs((key, check) for key, check in sorted(checks.items()) if key not in present)
         if self._damaged & checks.keys():
             self._left_out.add(id_)
 
-    def _present(self, prefix: str) -> dict[str, int]:
+    def _list_present(self, prefix: str) -> dict[str, int]:
         return {entry.key: entry.bytes for entry in self._target.list(prefix)}
 
-    def _copy(self, wanted: Iterable[tuple[str, Check]]) -> None:
-        """Copy blobs, some at once."""
+    def _copy_blobs(self, wanted: Iterable[tuple[str, Check]]) -> None:
+        """Copy blobs, several at once."""
         waiting: deque[Any] = deque()
         try:
             for key, check in wanted:
@@ -451,7 +458,7 @@ class _Copying:
             self._done(1)
 
     def _copy_blob(self, key: str, check: Check) -> int | None:
-        """Copy a blob; return its size, None if it is damaged."""
+        """Copy a blob; return its bytes, or None if damaged."""
         data = self._source.get(key)
         if data is None and key.startswith(PARTS):
             (self._damaged if key in self._gone else self._missing).add(key)
@@ -472,8 +479,8 @@ class _Copying:
             raise CorruptBlob(f"{self._target.url}/{key}", why, "Delete it there, and copy again")
         return len(data) if is_new else None
 
-    def _forget(self, state: State, checkpoint: StoredCheckpoint | None) -> int:
-        """Delete from the target what its state does not name; return how many blobs."""
+    def _delete_unnamed(self, state: State, checkpoint: StoredCheckpoint | None) -> int:
+        """Delete blobs that the target's state does not name; return their number."""
         deleted = 0
         shares = find_sharers(state)
         for folder, entries in groupby(self._target.list(PARTS), lambda entry: collection_part(entry.key)):
@@ -485,11 +492,11 @@ class _Copying:
             deleted += self._delete_extra(unnamed)
         floor, older, named = state.control.log_floor, list[str](), set[str]()
         if checkpoint is not None:
-            older = [e.key for seqno, e in listed_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
+            older = [e.key for seqno, e in list_checkpoints(self._target) if seqno < checkpoint.checkpoint.seqno]
             named = Names(self._target).list_named(checkpoint.checkpoint)
-        records = [entry.key for seqno, entry in listed_records(self._target) if seqno < floor]
-        named |= _lists(self._target, floor, state.seqno)
-        objects = [key for prefix in OBJECTS.values() for key in self._present(prefix) if key not in named]
+        records = [entry.key for seqno, entry in list_records(self._target) if seqno < floor]
+        named |= _find_part_lists(self._target, floor, state.seqno)
+        objects = [key for prefix in OBJECTS.values() for key in self._list_present(prefix) if key not in named]
         return deleted + sum(self._delete_extra(keys) for keys in (older, records, objects))
 
     def _delete_extra(self, keys: Sequence[str]) -> int:
@@ -498,8 +505,8 @@ class _Copying:
         return delete_all(self._target, keys)
 
 
-def _is_of_a_reader(mutation: Mutation) -> bool:
-    """Return whether a mutation concerns nothing but a lease, or a hold that lives by one."""
+def _concerns_reader(mutation: Mutation) -> bool:
+    """Return whether a mutation is about a lease, or a hold with a lease."""
     if isinstance(mutation, kinds.SetHold):
         return mutation.lease is not None
     if isinstance(mutation, kinds.ReleaseHold):
@@ -507,13 +514,13 @@ def _is_of_a_reader(mutation: Mutation) -> bool:
     return isinstance(mutation, kinds.GrantLease | kinds.EndLease) and not getattr(mutation, "consumer", "")
 
 
-def _contents(blob: Blob, state: State, entry: CollectionEntry) -> CollectionState | None:
+def _load_contents(blob: Blob, state: State, entry: CollectionEntry) -> CollectionState | None:
     assert state.location is not None
     return load_contents(blob, state.location, entry).contents
 
 
-def _lists(blob: Blob, first: int, last: int) -> set[str]:
-    """Return the part lists that records name.
+def _find_part_lists(blob: Blob, first: int, last: int) -> set[str]:
+    """Return the part lists that records first to last name.
 
     Raises:
         MissingBlob: a record is not there any more.
@@ -530,8 +537,8 @@ def _lists(blob: Blob, first: int, last: int) -> set[str]:
     return named
 
 
-def _checks(contents: CollectionState) -> dict[str, Check]:
-    """Return all blobs that a collection names, and what each is compared with."""
+def _make_checks(contents: CollectionState) -> dict[str, Check]:
+    """Return all blobs of a collection, each with a function that verifies it."""
     checks: dict[str, Check] = dict.fromkeys(contents.named_blobs, _check_nothing)
     stored = [(part.blob, part.checksum) for part in contents.stored_parts if part.blob]
     archives = () if contents.archives is None else contents.archives.stored
@@ -540,7 +547,7 @@ def _checks(contents: CollectionState) -> dict[str, Check]:
 
 
 def _check_nothing(data: bytes) -> None:
-    """Files of a published table have only their own checksums, which their readers verify."""
+    """Accept any bytes. Readers of published tables verify checksums themselves."""
 
 
 def _check_part(key: str, checksum: str, data: bytes) -> None:
@@ -550,6 +557,6 @@ def _check_part(key: str, checksum: str, data: bytes) -> None:
 
 def _check_framed(key: str, data: bytes) -> None:
     seqno = pages_seqno(key)
-    is_intact = intact_kind(data) is not None if seqno is None else pages_key(seqno, data) == key
+    is_intact = read_intact_kind(data) is not None if seqno is None else pages_key(seqno, data) == key
     if not is_intact:
         raise CorruptBlob(key, "it is not an undamaged object of a log")

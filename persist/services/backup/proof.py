@@ -62,7 +62,7 @@ def verify(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> Verified:
-    """Read a whole location, such as a backup, and compare what its collections hold with another copy of it.
+    """Read a whole location, and compare its contents with another copy.
 
     Args:
         location: what is to be proved; nothing is written there.
@@ -90,8 +90,8 @@ def verify(
                 handle = load_handle(engine, name)
                 time, version = get_last_sealed(handle.contents()), handle.schema.version
                 if time >= 0:
-                    digests[name] = (time, _digest(handle, time, version))
-                    if original is not None and (why := _difference(original, handle, digests[name])):
+                    digests[name] = (time, _compute_digest(handle, time, version))
+                    if original is not None and (why := _describe_difference(original, handle, digests[name])):
                         differences[name] = why
             except Corruption as error:
                 differences[name] = str(error)
@@ -99,17 +99,17 @@ def verify(
         return Verified(engine.seqno, digests, tuple(report.problems), differences)
 
 
-def _digest(handle: CollectionHandle, time: int, version: int) -> str:
+def _compute_digest(handle: CollectionHandle, time: int, version: int) -> str:
     with snapshot(handle, time, schema=version) as contents:
         return contents.digest()
 
 
-def _difference(other: Engine, handle: CollectionHandle, proved: tuple[int, str]) -> str | None:
-    """Return the difference of a collection from another copy; None if equal, or if unknown."""
-    time, digest = proved
+def _describe_difference(other: Engine, handle: CollectionHandle, time_and_digest: tuple[int, str]) -> str | None:
+    """Return how a collection differs from another copy, or None."""
+    time, digest = time_and_digest
     try:
         original = load_handle_by_id(other, handle.id, handle.name)
-        original_digest = _digest(original, time, handle.schema.version)
+        original_digest = _compute_digest(original, time, handle.schema.version)
     except (CollectionNotFound, AsOfCompacted):
         return None
     except AsOfNotSealed:

@@ -29,8 +29,8 @@ WHY = (
 )
 
 
-def related(handle: CollectionHandle) -> list[CollectionHandle]:
-    """Return a collection with all its direct and indirect clones and origins.
+def list_family(handle: CollectionHandle) -> list[CollectionHandle]:
+    """Return a collection with all direct and indirect clones and origins.
 
     Views are not included: their inputs determine their contents.
     """
@@ -47,7 +47,7 @@ def related(handle: CollectionHandle) -> list[CollectionHandle]:
 
 
 def find_relatives(state: State, collection: str) -> Set[str]:
-    """Return the ids of a collection and its relatives that a state has."""
+    """Return the ids of a collection and its relatives in a state."""
     shares = {id_: entry.folders for id_, entry in state.entries.each() if entry.folders}
     ids, new = {collection}, {collection}
     while new:
@@ -57,25 +57,25 @@ def find_relatives(state: State, collection: str) -> Set[str]:
     return {id_ for id_ in ids if state.entries.get(id_) is not None}
 
 
-def unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
-    """Return the collections that hold what a query gave of a collection or its relatives, by name; without views.
+def list_unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
+    """Return collections with query results of the family, by name, except views.
 
     Cost: a GET for each clone of the location.
     """
     engine = handle.engine
-    family = related(handle)
+    family = list_family(handle)
     collections: dict[str, CollectionHandle] = {}
     ids = {relative.id for relative in family}
     for id_ in engine.follower.over_all(lambda state: find_relatives(state, handle.id)) - ids:
         with suppress(CollectionNotFound):
             collections[id_] = load_handle_by_id(engine, id_, id_)  # A view that this is a clone of.
-    sources = ids | _dependents(family)
-    clones = {id_: {*folders, *derived} for id_, folders, derived in _clones(engine)}
+    sources = ids | _list_dependents(family)
+    clones = {id_: {*folders, *derived} for id_, folders, derived in _list_clones(engine)}
     while new := {
         id_ for id_, of in clones.items() if id_ not in ids | collections.keys() and not sources.isdisjoint(of)
     }:
         handles = [load_handle_by_id(engine, id_, id_) for id_ in sorted(new)]
-        views = _dependents(handles)
+        views = _list_dependents(handles)
         collections |= {
             held.id: held for held in (*handles, *(load_handle_by_id(engine, id_, id_) for id_ in sorted(views)))
         }
@@ -84,8 +84,8 @@ def unfollowed(handle: CollectionHandle) -> list[CollectionHandle]:
     return sorted(named, key=lambda held: held.name)
 
 
-def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
-    """Return the names of views that can be read at earlier times than their inputs."""
+def list_longer_views(family: Iterable[CollectionHandle]) -> list[str]:
+    """Return names of views that are readable earlier than their inputs."""
     names = set()
     for relative in family:
         since = relative.contents().since
@@ -96,12 +96,12 @@ def longer_views(family: Iterable[CollectionHandle]) -> list[str]:
     return sorted(names)
 
 
-def _dependents(handles: Iterable[CollectionHandle]) -> set[str]:
+def _list_dependents(handles: Iterable[CollectionHandle]) -> set[str]:
     return {view.id for handle in handles for view in load_dependents(handle.engine, handle, with_groups=True)}
 
 
-def _clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
-    """Return each clone's id, the collections whose parts it may share, and the ids of its origins."""
+def _list_clones(engine: Engine) -> list[tuple[str, tuple[str, ...], list[str]]]:
+    """Return each clone's id, the collections whose parts it shares, and its origins."""
     clones = engine.follower.over_all(lambda state: [(id_, e.folders) for id_, e in state.entries.each() if e.folders])
     derived = []
     for id_, folders in clones:

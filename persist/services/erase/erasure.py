@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from persist.blob.errors import MissingBlob
+from persist.codecs.part.printing import print_filter
 from persist.compute.index import list_indexed_columns
 from persist.compute.sql import load_dependents, recreate_views
 from persist.core.closing import note_on_error
@@ -57,8 +58,8 @@ from persist.engine.read.lookups.requested_keys import distinct_keys
 from persist.engine.read.results.snapshot import build_filter
 from persist.engine.write.operations import Step
 from persist.engine.write.retrying import commit_with_retry
-from persist.services.erase.derived import find_relatives, longer_views, related, unfollowed
-from persist.services.erase.pending_erasures import Owed, OwedTable, settle_all, steps_to_owe
+from persist.services.erase.derived import find_relatives, list_family, list_longer_views, list_unfollowed
+from persist.services.erase.pending_erasures import PendingErasures, PendingTable, make_pending_steps, settle_all
 from persist.services.publish import REPLACES, delete_abandoned
 
 logger = logging.getLogger(__name__)
@@ -101,7 +102,7 @@ class ErasureReport(Shown):
     mentions: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        notes = f". {mentioned(self.mentions)}" if self.mentions else ""
+        notes = f". {format_mentions(self.mentions)}" if self.mentions else ""
         if self.unfollowed:
             listed = ", ".join(map(repr, self.unfollowed))
             notes = f". What a query gave of such records may still be in {listed}: erase there, too, or drop it{notes}"
@@ -122,7 +123,7 @@ class ErasureReport(Shown):
 
 
 def select_records(handle: CollectionHandle, keys: Any, where: Any) -> ErasedRecords:
-    """Return the user's records, which select the rows to erase from a collection.
+    """Return the records that keys or a condition select.
 
     Raises:
         InvalidUsage: not exactly one of both is set, or it does not fit the columns.
@@ -152,11 +153,11 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
     engine.settle()
     records = select_records(handle, keys, where)
     if records.where is not None:  # The result of its events counts as well.
-        for relative in related(handle):
+        for relative in list_family(handle):
             if relative.keyed is not None:
                 writer.resolver.resolve(relative.id, relative.name, relative.machine)
     with task("erase", handle.name, unit="records of the log") as done, ExitStack() as stack:
-        work = _Erasing(handle, records, reason, stack)
+        work = _ErasureAttempts(handle, records, reason, stack)
         attempts = itertools.count()
 
         def plan() -> ErasureReport:
@@ -165,7 +166,7 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
                 prepared = work.planned()
             if prepared is None:
                 return ErasureReport(handle.name)
-            renew = partial(work.renewed, prepared, reads_blobs=reads_blobs)
+            renew = partial(work.renew_steps, prepared, reads_blobs=reads_blobs)
             seqno = engine.submit("erase", prepared.steps, dict(prepared.names), renew).result()
             done(1)
             return _make_report(handle.name, prepared, work.committed(), seqno)
@@ -181,14 +182,16 @@ def erase(handle: CollectionHandle, keys: Any = None, where: Any = None, *, reas
         if report.seqno is not None:
             _write_checkpoint(engine)
         settle_all(engine)
-        for relative in related(handle):
+        for relative in list_family(handle):
             delete_abandoned(relative)
-        unerased = {copied.name for copied in unfollowed(handle)} | {*longer_views(related(handle))} - {*report.views}
-        return replace(report, unfollowed=tuple(sorted(unerased)), mentions=mentions(handle, keys, where))
+        unerased = {copied.name for copied in list_unfollowed(handle)} | {*list_longer_views(list_family(handle))} - {
+            *report.views
+        }
+        return replace(report, unfollowed=tuple(sorted(unerased)), mentions=find_mentions(handle, keys, where))
 
 
 def _write_checkpoint(engine: Engine) -> None:
-    """Write a checkpoint: from its age on, the collector reckons when what is from before the erasure may go.
+    """Write a checkpoint. Its age decides when older blobs may be deleted.
 
     Without it, the next checkpoint of any client counts.
     """
@@ -198,13 +201,13 @@ def _write_checkpoint(engine: Engine) -> None:
         logger.warning("the checkpoint after an erasure was not made: %s", error)
 
 
-def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:
-    """Return the places that hold a text of the keys or the condition, and that no erasure changes.
+def find_mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]:
+    """Return places with texts of the keys or condition. No erasure changes these.
 
     Those are queries, comments and properties of the collection, its relatives, and the views that depend on them.
     """
-    texts = _texts(None if keys is None else distinct_keys(keys, handle.get_known_state().schema), where)
-    family = related(handle) if texts else []
+    texts = _list_texts(None if keys is None else distinct_keys(keys, handle.get_known_state().schema), where)
+    family = list_family(handle) if texts else []
     views = {view.id: view for relative in family for view in load_dependents(handle.engine, relative)}
     places: list[str] = []
     for contents in (collection.get_known_state() for collection in (*family, *views.values())):
@@ -218,8 +221,8 @@ def mentions(handle: CollectionHandle, keys: Any, where: Any) -> tuple[str, ...]
     return tuple(places)
 
 
-def mentioned(places: Sequence[str]) -> str:
-    """Return a sentence that lists these places for users."""
+def format_mentions(places: Sequence[str]) -> str:
+    """Return a sentence that lists places."""
     listed = ", ".join(places)
     has = "have" if len(places) > 1 else "has"
     return (
@@ -227,11 +230,13 @@ def mentioned(places: Sequence[str]) -> str:
     )
 
 
-def _texts(keys: pa.Table | None, where: Any) -> list[str]:
-    """Return the texts that keys or a condition name; shorter ones than `TEXT_CHARS_MIN` are in too many words."""
+def _list_texts(keys: pa.Table | None, where: Any) -> list[str]:
+    """Return the texts in keys or a condition, of at least `TEXT_CHARS_MIN` characters."""
     if keys is None:
         # A condition of Arrow has its texts in double quotes.
-        quoted = re.findall(r"'((?:[^']|'')*)'" if isinstance(where, str) else r'"([^"]*)"', str(where))
+        is_text = isinstance(where, str)
+        written = where if is_text else print_filter(where)
+        quoted = re.findall(r"'((?:[^']|'')*)'" if is_text else r'"([^"]*)"', written)
         texts = [text.replace("''", "'") for text in quoted]
     else:
         columns = [column for column in keys.columns if pa.types.is_string(column.type)]
@@ -240,8 +245,8 @@ def _texts(keys: pa.Table | None, where: Any) -> list[str]:
 
 
 @dataclass(frozen=True)
-class _Made:
-    """One record, and what is to be done after it.
+class _PreparedErasure:
+    """The record of an erasure, and the work after it.
 
     Attributes:
         seqno: of the state that it was made for.
@@ -265,8 +270,8 @@ class _Made:
     views: Mapping[str, bool]
 
 
-class _Erasing:
-    """The state of one erasure between attempts: what is known of the parts of each collection."""
+class _ErasureAttempts:
+    """The state of an erasure between attempts to commit it."""
 
     def __init__(self, handle: CollectionHandle, records: ErasedRecords, reason: str, stack: ExitStack) -> None:
         self._handle = handle
@@ -277,16 +282,16 @@ class _Erasing:
         self._stop = Event()
         self._erased: Mapping[str, kinds.Erase] = {}  # The record's mutation of each collection.
 
-    def planned(self) -> _Made | None:
-        """Return the record that erases what there is now; None if there is nothing."""
+    def planned(self) -> _PreparedErasure | None:
+        """Return the record that erases present values; None without any."""
         engine = self._handle.engine
-        seqno, relatives = engine.follower.refresh().seqno, related(self._handle)
+        seqno, relatives = engine.follower.refresh().seqno, list_family(self._handle)
         ids = engine.follower.over_all(lambda state: find_relatives(state, self._handle.id))
         concerned: list[tuple[CollectionHandle, CollectionState, kinds.Erase]] = []
         steps: list[Step] = []
         names, dropped_names = dict[str, str](), dict[str, str]()
         for handle in relatives:
-            step, contents = self._step(handle)
+            step, contents = self._make_step(handle)
             names[handle.id] = contents.name
             steps.append(ExpectErasures(handle.id, count_erasures(contents)))
             if step is not None:
@@ -309,8 +314,8 @@ class _Erasing:
             indexed[contents.name] = list_indexed_columns(handle)
         creations = [step for step in views.steps if isinstance(step, kinds.Create)]
         by_name = {name: id_ for id_, name in names.items()} | {step.name: step.collection for step in creations}
-        owing, owed_names = steps_to_owe(
-            Owed(
+        owing, owed_names = make_pending_steps(
+            PendingErasures(
                 engine.clock.wall_ms(),
                 tuple(by_name[name] for name, was_refreshed in views.views.items() if was_refreshed),
                 {by_name[name]: tuple(columns) for name, columns in indexed.items() if columns},
@@ -321,7 +326,7 @@ class _Erasing:
                 },
             )
         )
-        return _Made(
+        return _PreparedErasure(
             seqno,
             ids,
             {handle.id for handle in relatives},
@@ -334,7 +339,7 @@ class _Erasing:
             views.views,
         )
 
-    def _step(self, handle: CollectionHandle) -> tuple[kinds.Erase | None, CollectionState]:
+    def _make_step(self, handle: CollectionHandle) -> tuple[kinds.Erase | None, CollectionState]:
         engine = handle.engine
         writer = engine.writer("erase")
         if handle.id not in self._erasers:
@@ -350,8 +355,8 @@ class _Erasing:
                 if handle.needs(error.key):
                     raise
 
-    def renewed(self, made: _Made, state: State, *, reads_blobs: bool) -> Sequence[Step]:
-        """Return the record's steps for the state that it follows: they also erase updates since the plan.
+    def renew_steps(self, made: _PreparedErasure, state: State, *, reads_blobs: bool) -> Sequence[Step]:
+        """Return the steps for a newer state. They also erase updates since the plan.
 
         Args:
             reads_blobs: whether parts may be read that are not inline.
@@ -382,13 +387,13 @@ class _Erasing:
         return [erased[step.collection] if isinstance(step, kinds.Erase) else step for step in made.steps]
 
     def lost(self, error: BaseException) -> None:
-        """Note that a record was refused."""
+        """Note that the record was refused."""
         if isinstance(error, UploadExpired):  # The uploaded parts may be deleted by now.
             for eraser in self._erasers.values():
                 eraser.discard()
 
     def committed(self) -> Mapping[str, kinds.Erase]:
-        """Note that the record is there; return what it erased, by the id of each collection."""
+        """Note the commit; return the erasures by collection id."""
         for id_, eraser in self._erasers.items():
             eraser.note_commit(self._erased.get(id_))
         return self._erased
@@ -399,7 +404,7 @@ class _Erasing:
 
 
 def _move_releases(steps: Sequence[Step]) -> Sequence[Step]:
-    """Return steps of one record in an order in which since stays where it is.
+    """Return steps ordered so that since does not move between them.
 
     If a hold of an index or a view replaces another one, since would advance between the two, beyond the time that the
     new one protects.
@@ -409,15 +414,15 @@ def _move_releases(steps: Sequence[Step]) -> Sequence[Step]:
     return (*(step for step in steps if step not in late), *late)
 
 
-def _find_owed_table(publication: Publication) -> OwedTable:
+def _find_owed_table(publication: Publication) -> PendingTable:
     options = {**publication.options}
     if "identifier" in options:  # The catalog has this table, or one before it that it replaced.
         options[REPLACES] = " ".join([*options.get(REPLACES, "").split(), publication.id][-REPLACED_MAX:])
-    return OwedTable(options, digest=bool(publication.digest))
+    return PendingTable(options, digest=bool(publication.digest))
 
 
-def _make_report(name: str, made: _Made, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
-    """Return the report of an erasure that the record at seqno committed."""
+def _make_report(name: str, made: _PreparedErasure, erased: Mapping[str, kinds.Erase], seqno: int) -> ErasureReport:
+    """Return the report of an erasure that was committed at seqno."""
     relatives = {made.names[id_] for id_ in erased if id_ != made.own}
     options = [table.options for tables in made.tables.values() for table in tables.values()]
     untold = [table["identifier"] for table in options if "identifier" in table and "catalog" not in table]

@@ -2,7 +2,7 @@
 
     a hidden collection, which the record of the erasure creates and which its last commit drops
         name                .owed.<an id>
-        properties["owed"]  an `Owed` as JSON
+        properties["owed"]  a `PendingErasures` as JSON
 
 Views that began anew are empty until a refresh; indexes are dropped, and published tables are given up. Once the record
 exists, only this note knows their previous definitions. All steps of `settle` can be repeated, even concurrently: an
@@ -34,15 +34,15 @@ AT_ONCE = 200  # Collections in one note: their names may be long, and the prope
 PATIENCE_S = 60.0  # For so long, others leave an erasure to the process that made it.
 
 
-class OwedTable(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A table that is to be published again."""
+class PendingTable(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A table to publish again after an erasure."""
 
     options: dict[str, str] = {}
     digest: bool = False
 
 
-class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Pending work, by the ids of collections.
+class PendingErasures(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Pending work after erasures, by collection ids.
 
     Attributes:
         at_ms: the time of the record, by its writer's clock.
@@ -54,16 +54,16 @@ class Owed(msgspec.Struct, frozen=True, omit_defaults=True):
     at_ms: int
     views: tuple[str, ...] = ()
     indexes: dict[str, tuple[tuple[str, ...], ...]] = {}
-    tables: dict[str, dict[str, OwedTable]] = {}
+    tables: dict[str, dict[str, PendingTable]] = {}
 
 
-def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
-    """Return the steps that store the pending work in the erasure's record, and the names that they create, by id."""
+def make_pending_steps(owed: PendingErasures) -> tuple[list[Step], dict[str, str]]:
+    """Return the steps that store pending work, and the names that they create."""
     steps, names = list[Step](), dict[str, str]()
     ids = list(dict.fromkeys((*owed.indexes, *owed.tables)))
     for start in range(0, max(len(owed.views), len(ids)), AT_ONCE):
         some = ids[start : start + AT_ONCE]
-        piece = Owed(
+        piece = PendingErasures(
             owed.at_ms,
             owed.views[start : start + AT_ONCE],
             {id_: owed.indexes[id_] for id_ in some if id_ in owed.indexes},
@@ -78,8 +78,8 @@ def steps_to_owe(owed: Owed) -> tuple[list[Step], dict[str, str]]:
 
 
 def settle_all(engine: Engine) -> None:
-    """Do all that erasures of a location still owe; if some of it fails, raise the first error after all the rest."""
-    with refreshes() as attempt:
+    """Do all pending work of erasures; raise the first error at the end."""
+    with collect_errors() as attempt:
         engine.follower.refresh()
         for name, id_ in engine.follower.over_all(lambda state: [*state.ids.iterate_prefix(OWED_PREFIX)]):
             with attempt(), suppress(CollectionNotFound):  # Another one has done it.
@@ -87,8 +87,8 @@ def settle_all(engine: Engine) -> None:
 
 
 @contextmanager
-def refreshes() -> Iterator[Callable[[], AbstractContextManager[None]]]:
-    """Give a context in which an attempt may fail; raise the first error at the end, when all were tried."""
+def collect_errors() -> Iterator[Callable[[], AbstractContextManager[None]]]:
+    """Yield a context for attempts that may fail; raise the first error at the end."""
     errors: list[PersistError] = []
 
     @contextmanager
@@ -104,17 +104,17 @@ def refreshes() -> Iterator[Callable[[], AbstractContextManager[None]]]:
 
 
 def settle_old(engine: Engine, contents: CollectionState) -> None:
-    """Do the pending work in a hidden collection, unless its creator is probably doing it."""
+    """Do a hidden collection's pending work, unless its creator probably does."""
     owed = _decode_owed(contents)
     if engine.clock.wall_ms() - owed.at_ms >= 1000 * PATIENCE_S:
         settle(engine, contents)
 
 
 def settle(engine: Engine, contents: CollectionState) -> None:
-    """Do the pending work in a hidden collection, then drop it; if some of it fails, continue, and keep it."""
+    """Do a hidden collection's pending work and drop it; keep it on failure."""
     owed = _decode_owed(contents)
-    with refreshes() as attempt:
-        views = _not_dropped(engine, owed.views)
+    with collect_errors() as attempt:
+        views = _load_existing(engine, owed.views)
         if views:
             # A query that fails on some rows raises at the next refresh.
             with (
@@ -123,11 +123,11 @@ def settle(engine: Engine, contents: CollectionState) -> None:
                 ViewsTogether([load_view_by_name(engine, view.name) for view in views], {}) as together,
             ):
                 together.refresh()
-        for handle in _not_dropped(engine, [*owed.indexes]):
+        for handle in _load_existing(engine, [*owed.indexes]):
             for columns in owed.indexes[handle.id]:
                 with attempt():
                     create_index(handle, columns)
-        for handle in _not_dropped(engine, [*owed.tables]):
+        for handle in _load_existing(engine, [*owed.tables]):
             with attempt():
                 delete_abandoned(handle)
             for table, publication in owed.tables[handle.id].items():
@@ -138,12 +138,12 @@ def settle(engine: Engine, contents: CollectionState) -> None:
         engine.submit("erase", [kinds.Destroy(contents.id)], {contents.id: contents.name}).result()
 
 
-def _decode_owed(contents: CollectionState) -> Owed:
-    return msgspec.json.decode(contents.about.properties["owed"], type=Owed)
+def _decode_owed(contents: CollectionState) -> PendingErasures:
+    return msgspec.json.decode(contents.about.properties["owed"], type=PendingErasures)
 
 
-def _not_dropped(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]:
-    """Return the collections of some ids that have not been dropped meanwhile."""
+def _load_existing(engine: Engine, ids: Sequence[str]) -> list[CollectionHandle]:
+    """Return the collections of ids that still exist."""
     handles = []
     for id_ in ids:
         with suppress(CollectionNotFound):

@@ -48,12 +48,12 @@ from persist.core.log.keys import (
     checkpoint_seqno,
     collection_part,
     directory_seqno,
-    is_shown,
+    get_upload_seqno,
+    is_table_key,
     pages_seqno,
     record_seqno,
     state_collection,
     state_seqno,
-    uploaded_seqno,
 )
 from persist.core.rendering import Shown, align_columns, format_count, moment_text, plain
 from persist.core.state_rules.contents import CollectionState, Erasure
@@ -64,7 +64,7 @@ from persist.engine.compact import ErasedRecords, load_events_schema, without_de
 from persist.engine.follow.checkpoint import iterate_checkpoints, list_directory_blobs
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.upkeep import Ages, checkpoint_marks
-from persist.services.erase.derived import WHY, related, unfollowed
+from persist.services.erase.derived import WHY, list_family, list_unfollowed
 from persist.services.erase.erasure import select_records
 
 BEYOND = (
@@ -80,7 +80,7 @@ OLD = "it is from before the erasure; gc deletes it when no client can need it f
 
 @dataclass(frozen=True)
 class Trace:
-    """An object that holds what was erased, or may.
+    """An object that has erased values, or may have them.
 
     Attributes:
         key: of the object.
@@ -118,7 +118,7 @@ class Traces(Shown):
         return not self.found
 
     def receipt(self) -> dict[str, Any]:
-        """Return a receipt that nothing is left, to be kept as JSON; `receipt_digest` shows whether it is unchanged.
+        """Return a receipt as JSON that nothing was found. `compute_receipt_digest` verifies it.
 
         Raises:
             InvalidUsage: something is left.
@@ -152,14 +152,14 @@ class Traces(Shown):
 
 
 def receipt_digest(receipt: dict[str, Any]) -> str:
-    """Return the digest of a receipt: SHA-256 of its JSON without the digest, members sorted, no white space."""
+    """Return SHA-256 of a receipt's sorted, compact JSON without the digest."""
     signed = {name: value for name, value in receipt.items() if name != "digest"}
     text = json.dumps(signed, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
 
-def traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, texts: Sequence[str] = ()) -> Traces:
-    """Search the store for what was erased from a collection; see `Collection.traces`."""
+def find_traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, texts: Sequence[str] = ()) -> Traces:
+    """Search the store for erased values; see `Collection.traces`."""
     if isinstance(texts, str) or not all(isinstance(text, str) and text for text in texts):
         raise InvalidUsage(f'texts={texts!r:.100} is not a list of texts: give texts=["ada@example.com"]')
     records = None if keys is None and where is None else select_records(handle, keys, where)
@@ -167,7 +167,7 @@ def traces(handle: CollectionHandle, keys: Any = None, where: Any = None, *, tex
 
 
 class _Search:
-    """One look at all objects of a store."""
+    """A search through all objects of a store."""
 
     def __init__(self, handle: CollectionHandle, records: ErasedRecords | None, texts: tuple[str, ...]) -> None:
         self._handle = handle
@@ -175,14 +175,14 @@ class _Search:
         self._blob: Blob = handle.engine.blob
         self._texts = texts
         self._state: State = self._engine.follower.refresh()
-        self._family = {relative.id: relative.get_known_state() for relative in related(handle)}
+        self._family = {relative.id: relative.get_known_state() for relative in list_family(handle)}
         self._records = {
             id_: None if records is None else records.of(contents.schema) for id_, contents in self._family.items()
         }
         if records is not None:
             for contents in self._family.values():
                 records.check(contents.schema, repr(contents.name))
-        self._erased_at = self._last_erasure()
+        self._erased_at = self._find_last_erasure()
         self._dropped = {key: dropped for dropped in self._state.control.dropped for key in dropped.blobs}
         self._gone = {dropped.collection: dropped for dropped in self._state.control.dropped if dropped.is_destroyed}
         self._named = {key for contents in self._family.values() for key in contents.named_blobs}
@@ -193,37 +193,39 @@ class _Search:
         self._pages = {key for key in named if pages_seqno(key) is not None}
 
     def run(self) -> Traces:
-        traces: list[Trace] = []
+        found_traces: list[Trace] = []
         objects = size = 0
         entries = [*self._blob.list("")]
         now_s = self._engine.clock.wall_ms() / 1000
         self._ages = replace(self._ages, now_s=now_s, checkpoints=checkpoint_marks(entries))
         for entry in entries:
             objects, size = objects + 1, size + entry.bytes
-            trace = self._look(entry)
+            trace = self._search_blob(entry)
             if trace is not None:
-                traces.append(trace)
+                found_traces.append(trace)
         if not self._texts:  # They are searched for texts, like everything, and for nothing else.
-            traces += [Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in unfollowed(self._handle)]
-        return Traces(self._handle.get_known_state().name, objects, size, tuple(traces), self._facts())
+            found_traces += [
+                Trace(f"{PARTS}{copied.id}/", f"{copied.name!r}: {WHY}") for copied in list_unfollowed(self._handle)
+            ]
+        return Traces(self._handle.get_known_state().name, objects, size, tuple(found_traces), self._make_facts())
 
-    def _facts(self) -> dict[str, Any]:
+    def _make_facts(self) -> dict[str, Any]:
         state = self._handle.get_known_state()
         return {
             "location": self._blob.url,
             "location_id": self._state.location,
             "seqno": self._state.seqno,
-            "at": _moment(self._engine.clock.wall_ms() / 1000).isoformat(),
+            "at": _to_datetime(self._engine.clock.wall_ms() / 1000).isoformat(),
             "collection": state.name,
             "collection_id": state.id,
             "erasures": [
-                {**msgspec.to_builtins(erasure), "at": _moment(erasure.at_ms / 1000).isoformat()}
+                {**msgspec.to_builtins(erasure), "at": _to_datetime(erasure.at_ms / 1000).isoformat()}
                 for erasure in state.erasures
             ],
         }
 
-    def _last_erasure(self) -> int:
-        """Return the seqno of the last record that erased something from the family; 0 if there was none."""
+    def _find_last_erasure(self) -> int:
+        """Return the seqno of the family's last erasure; 0 without one."""
         if not any(contents.erasures for contents in self._family.values()):
             return 0
         control = self._state.control
@@ -231,37 +233,37 @@ class _Search:
         # If unknown, it was before the last erasure that the log no longer covers.
         return max(seqnos, default=control.erasures[0][0] if control.erasures else control.log_floor)
 
-    def _look(self, entry: BlobEntry) -> Trace | None:
-        """Search one blob for erased values; return the trace, if there is one."""
+    def _search_blob(self, entry: BlobEntry) -> Trace | None:
+        """Search a blob for erased values; return a trace or None."""
         key = entry.key
         if key.startswith(PARTS):
-            return self._part(entry)
+            return self._search_part(entry)
         if key.startswith("lost/"):
             return Trace(key, "a repair of the log put it aside, and no command deletes it: read it, then delete it")
-        seqno, collection = _place(key)
-        is_since = self._is_state_since(key, collection) or key in self._pages
+        seqno, collection = _parse_key(key)
+        is_since = self._knows_all_erasures(key, collection) or key in self._pages
         if seqno is not None and seqno < self._erased_at and not is_since:
             is_ours = collection is None or collection in self._family or collection not in self._state.entries
             if is_ours:
-                return Trace(key, OLD, _moment(self._ages.old_at_s(self._erased_at, self._ages.erase_after_s)))
+                return Trace(key, OLD, _to_datetime(self._ages.old_at_s(self._erased_at, self._ages.erase_after_s)))
         if seqno is None and not self._texts:
             return None
         data = self._blob.get(key)
         rows = 0 if data is None else self._count_rows(data)
         return Trace(key, "it has such rows, written after the erasure or never erased", None, rows) if rows else None
 
-    def _is_state_since(self, key: str, collection: str | None) -> bool:
-        """Return whether an object has the state of a collection that knows of all erasures that there were."""
+    def _knows_all_erasures(self, key: str, collection: str | None) -> bool:
+        """Return whether an object's state includes all erasures of its collection."""
         contents = self._family.get(collection or "")
         if contents is None or not key.startswith(STATES):
             return False
         state = msgspec.json.decode(self._blob.get(key) or b"{}", type=_StateObject)
         return bool(state.collection.erasures) and state.collection.erasures[-1].number == count_erasures(contents)
 
-    def _part(self, entry: BlobEntry) -> Trace | None:
+    def _search_part(self, entry: BlobEntry) -> Trace | None:
         key, collection = entry.key, collection_part(entry.key)
         is_named = key in self._named
-        if is_shown(key, collection or ""):
+        if is_table_key(key, collection or ""):
             contents = self._family.get(collection or "")
             if contents is not None and self._erased_at and not contents.published:
                 return Trace(key, "it belongs to a published table that was given up: erase again")
@@ -286,7 +288,7 @@ class _Search:
         return Trace(key, "it has such texts", None, rows) if rows else None
 
     def _find_texts(self, entry: BlobEntry) -> Trace | None:
-        """Return whether a file that is not a part contains one of the texts."""
+        """Search a file that is not a part for texts; return a trace or None."""
         data = self._blob.get(entry.key) if self._texts else None
         rows = 0 if data is None else self._count_rows(_unpack_avro(data))
         return Trace(entry.key, "it has such texts", None, rows) if rows else None
@@ -296,8 +298,8 @@ class _Search:
         control = self._state.control
         dropped: Dropped | None = self._dropped.get(entry.key) or self._gone.get(collection_part(entry.key) or "")
         if dropped is None:
-            until_s = entry.modified_s + self._ages.policies.orphan_grace_s(uploaded_seqno(entry.key) or 0)
-            return Trace(entry.key, "nothing names it; gc deletes it then", _moment(until_s), rows)
+            until_s = entry.modified_s + self._ages.policies.orphan_grace_s(get_upload_seqno(entry.key) or 0)
+            return Trace(entry.key, "nothing names it; gc deletes it then", _to_datetime(until_s), rows)
         until_s = self._ages.old_at_s(dropped.seqno, self._ages.policy.grace_s)
         why = "the erasure, or a compaction, replaced it; gc deletes it then"
         if is_still_readable(control, dropped):
@@ -305,36 +307,36 @@ class _Search:
             holders = sorted({lease.holder for lease in leases if lease.reads_from < dropped.seqno})
             until_s = max([until_s, *(lease.expires_ms / 1000 for lease in leases)])
             why = f"{', '.join(holders)} may still read it: close these clients, or let them read anew; then gc"
-        return Trace(entry.key, why, _moment(until_s), rows)
+        return Trace(entry.key, why, _to_datetime(until_s), rows)
 
     def _count_rows(self, data: bytes) -> int:
-        """Return the number of erased rows, or texts, in an object that is not a part."""
+        """Return the number of erased rows or texts in an object."""
         count = sum(text.encode() in data or _escape_value(text) in data for text in self._texts)
-        for inline in _inline(data):
+        for inline in _find_inline_parts(data):
             count += self._count_batch_rows(inline.data, inline.collection, inline)
         return count
 
     def _count_batch_rows(self, data: bytes, collection: str | None, inline: "_Inline | None" = None) -> int:
-        """Return how many rows of a part are of what was erased, or have one of the texts."""
+        """Return the number of a part's rows that were erased or have a text."""
         contents = self._family.get(collection or "")
         records = self._records.get(collection or "")
         rows = 0
-        for table in _tables(data, contents, inline):
+        for table in _read_tables(data, contents, inline):
             if records is not None and contents is not None:
                 rows += _count_matching(table, records, contents)
             if self._texts:
-                rows += sum(_mentions(table, text) for text in self._texts)
+                rows += sum(_count_mentions(table, text) for text in self._texts)
         if self._texts and not data.startswith(b"PAR1"):
             rows += sum(text.encode() in data for text in self._texts)
         return rows
 
 
-def _moment(seconds: float) -> datetime:
+def _to_datetime(seconds: float) -> datetime:
     return datetime.fromtimestamp(int(seconds) + 1, UTC)
 
 
-def _place(key: str) -> tuple[int | None, str | None]:
-    """Return the seqno that an object is of, and the collection; None where it is of none, or of all."""
+def _parse_key(key: str) -> tuple[int | None, str | None]:
+    """Return the seqno and collection of an object's key, or None for each."""
     if key.startswith(LOG):
         return record_seqno(key), None
     if key.startswith(CHECKPOINTS):
@@ -344,11 +346,11 @@ def _place(key: str) -> tuple[int | None, str | None]:
         return directory_seqno(key) if pages is None else pages, None
     if key.startswith(STATES):
         return state_seqno(key), state_collection(key)
-    return (uploaded_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
+    return (get_upload_seqno(key), key.split("/")[1]) if key.startswith(LISTS) else (None, None)
 
 
 def _unpack_avro(data: bytes) -> bytes:
-    """Return the contents of the blocks of an Avro file, which are deflated; other bytes as they are.
+    """Return the inflated blocks of an Avro file; other bytes unchanged.
 
     Such a file ends with the sixteen bytes that stand between its blocks. A block begins with two numbers, each as long
     as its bytes have the highest bit.
@@ -389,8 +391,8 @@ class _Inline:
     is_of_events: bool | None
 
 
-def _inline(data: bytes) -> Iterator[_Inline]:
-    """Yield the parts inside of an object of JSON."""
+def _find_inline_parts(data: bytes) -> Iterator[_Inline]:
+    """Yield the inline parts in an object of JSON."""
     try:  # Pages of a directory are one line each.
         walked: Any = msgspec.json.Decoder().decode_lines(data) if data.startswith(b'{"') else None
     except msgspec.DecodeError:
@@ -407,11 +409,11 @@ def _inline(data: bytes) -> Iterator[_Inline]:
             collection = named if isinstance(named, str) else collection
             if isinstance(value.get("inline"), str) and value["inline"]:
                 yield _Inline(base64.b64decode(value["inline"]), collection, value.get("schema", 1), is_of_events)
-            waiting += [(collection, *inner) for name in value for inner in _members(value, name, is_of_events)]
+            waiting += [(collection, *inner) for name in value for inner in _split_member(value, name, is_of_events)]
 
 
-def _members(value: dict[str, Any], name: str, is_of_events: bool | None) -> list[tuple[bool | None, Any]]:
-    """Return a member of an object in pieces, each with whether the parts in it have events."""
+def _split_member(value: dict[str, Any], name: str, is_of_events: bool | None) -> list[tuple[bool | None, Any]]:
+    """Return a member's pieces, each with whether its parts have events."""
     inner = value[name]
     if name == "pending" or (name == "parts" and value.get("kind") == "pend"):
         return [(True, inner)]
@@ -420,18 +422,18 @@ def _members(value: dict[str, Any], name: str, is_of_events: bool | None) -> lis
     return [(is_of_events, inner)]
 
 
-def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | None) -> Iterator[pa.Table]:
-    """Yield the rows of a part in pieces, its columns under the names that they have by now, if they are known."""
+def _read_tables(data: bytes, contents: CollectionState | None, inline: _Inline | None) -> Iterator[pa.Table]:
+    """Yield a part's rows in pieces, with the columns' present names if known."""
     if data.startswith(b"PAR1"):
         file = pq.ParquetFile(io.BytesIO(data))
-        names = _names_now(file.schema_arrow, contents)
+        names = _get_present_names(file.schema_arrow, contents)
         for group in range(file.num_row_groups):
             yield file.read_row_group(group).rename_columns(names)
         values = read_entry(file.metadata.metadata or {}, file.num_row_groups)
         for start, size in () if values is None else values.files:
             yield pq.read_table(io.BytesIO(data[start : start + size]))
         return
-    for schema, newest in () if contents is None or inline is None else _schemas(contents, inline):
+    for schema, newest in () if contents is None or inline is None else _list_schemas(contents, inline):
         stored = pa.schema([*(schema.arrow.field(name) for name in schema.names), *STORED])
         try:
             batch = pa.ipc.read_record_batch(pa.ipc.read_message(pa.py_buffer(data)), stored)
@@ -443,7 +445,7 @@ def _tables(data: bytes, contents: CollectionState | None, inline: _Inline | Non
         yield pa.Table.from_batches([batch]).rename_columns([*renamed, "_time", "_diff"])
 
 
-def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
+def _get_present_names(schema: pa.Schema, contents: CollectionState | None) -> list[str]:
     names_by_id: dict[int, str] = {}
     if contents is not None:
         newest = (
@@ -457,8 +459,10 @@ def _names_now(schema: pa.Schema, contents: CollectionState | None) -> list[str]
     return names
 
 
-def _schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[CollectionSchema, CollectionSchema]]:
-    """Yield the schema that a batch was written with, and its newest version; of updates and events if it may be both.
+def _list_schemas(contents: CollectionState, inline: _Inline) -> Iterator[tuple[CollectionSchema, CollectionSchema]]:
+    """Yield (written schema, newest version) of an inline part.
+
+    It is both of updates and of events if the part may have either.
 
     The columns of events have ids of their own.
     """
@@ -483,8 +487,8 @@ def _count_matching(table: pa.Table, records: ErasedRecords, contents: Collectio
     return len(records.split(rows)[0])
 
 
-def _mentions(table: pa.Table, text: str) -> int:
-    """Return the number of cells that contain a text, including nested columns."""
+def _count_mentions(table: pa.Table, text: str) -> int:
+    """Return the number of cells that contain a text, nested ones included."""
     cells = 0
     waiting = [chunk for column in table.columns for chunk in column.chunks]
     while waiting:

@@ -48,7 +48,7 @@ from persist.services.fsck.report import Problem, Repair
 _BLOCKING = ("rule", "disagrees", "incompatible")
 
 
-class Renewal:
+class CheckpointRepair:
     """The pending repair of a location's checkpoints."""
 
     def __init__(self, blob: Blob, state: State, bad: Sequence[str], *, makes_one: bool) -> None:
@@ -60,8 +60,8 @@ class Renewal:
         self._directory: NewDirectory | None = None
 
     @classmethod
-    def of(cls, blob: Blob, log: LogExamination, problems: Sequence[Problem]) -> "Renewal | None":
-        """Return what is to be done; None if there is nothing, or not enough is known to do it."""
+    def of(cls, blob: Blob, log: LogExamination, problems: Sequence[Problem]) -> "CheckpointRepair | None":
+        """Return the necessary repair; None if unnecessary or impossible."""
         bad = sorted(key for key in log.bad_checkpoints if _is_bad(blob, key))
         newest_bad = max((checkpoint_seqno(key) or 0 for key in bad), default=-1)
         makes_one = log.newest < newest_bad or any(problem.kind == "overdue" for problem in problems)
@@ -72,10 +72,10 @@ class Renewal:
         return cls(blob, log.state, bad, makes_one=makes_one)
 
     def plan(self) -> Iterator[Repair]:
-        """Yield what `run` will do."""
+        """Yield the steps of `run`."""
         if self._makes_one:
-            for pointer, data in self._objects():
-                present = _present(self._blob, pointer)
+            for pointer, data in self._make_objects():
+                present = _read_object(self._blob, pointer)
                 if present != data:
                     yield self._report(pointer.blob, present is not None)
             yield self._report(self._key, self._key in self._bad)
@@ -84,9 +84,9 @@ class Renewal:
                 yield self._delete_checkpoints(key)
 
     def run(self) -> Iterator[Repair]:
-        """Do it; yield each thing that was done."""
+        """Repair the checkpoints; yield each step after it."""
         if self._makes_one:
-            yield from self._make()
+            yield from self._make_checkpoint()
             checkpoint = read_checkpoint(self._blob, self._key)
             if checkpoint is None or _is_bad(self._blob, self._key):
                 return  # The new checkpoint cannot be read back: then nothing may be deleted.
@@ -95,11 +95,11 @@ class Renewal:
                 self._blob.delete(key)
                 yield self._delete_checkpoints(key)
 
-    def _make(self) -> Iterator[Repair]:
+    def _make_checkpoint(self) -> Iterator[Repair]:
         state = self._state
         was_bad = _is_bad(self._blob, self._key)  # It may only lack a state object, which is made again here.
-        for pointer, data in self._objects():
-            present = _present(self._blob, pointer)
+        for pointer, data in self._make_objects():
+            present = _read_object(self._blob, pointer)
             if present != data:
                 self._blob.set(pointer.blob, data)
                 yield self._report(pointer.blob, present is not None)
@@ -111,8 +111,8 @@ class Renewal:
             self._blob.set(self._key, data)
             yield self._report(self._key, True)
 
-    def _objects(self) -> Iterator[tuple[BlobRef, bytes]]:
-        """Yield what the new checkpoint needs besides itself, and set `_directory`."""
+    def _make_objects(self) -> Iterator[tuple[BlobRef, bytes]]:
+        """Yield the objects of the new checkpoint, and set `_directory`."""
         state = self._state
         entries: dict[str, CollectionEntry | None] = {}
         assert state.location is not None
@@ -139,7 +139,7 @@ class Renewal:
 
 
 def _is_bad(blob: Blob, key: str) -> bool:
-    """Whether there is a checkpoint from which not everything can be read, though its version is known."""
+    """Return whether a checkpoint of a known version is partly unreadable."""
     try:
         checkpoint = read_checkpoint(blob, key)
         if checkpoint is not None:
@@ -152,8 +152,8 @@ def _is_bad(blob: Blob, key: str) -> bool:
     return False
 
 
-def _present(blob: Blob, pointer: BlobRef) -> bytes | None:
-    """Return the object at pointer, as far as it can belong there; None if it does not exist."""
+def _read_object(blob: Blob, pointer: BlobRef) -> bytes | None:
+    """Return the bytes at a pointer if they may belong there, or None."""
     try:
         return get_at_most(blob, pointer.blob, pointer.bytes)
     except CorruptBlob:
@@ -163,8 +163,8 @@ def _present(blob: Blob, pointer: BlobRef) -> bytes | None:
 LOST = "lost/"
 
 
-class SettingAside:
-    """The records and checkpoints beyond the end of a location's log, to be moved."""
+class MoveToLost:
+    """The pending move of records and checkpoints beyond the log's end."""
 
     def __init__(
         self, blob: Blob, state: State, beyond: Iterable[int], named: Iterable[str], checkpoints: Iterable[int] = ()
@@ -176,8 +176,8 @@ class SettingAside:
         self._copied = sorted(named)
 
     @classmethod
-    def of(cls, blob: Blob, log: LogExamination, inventory: Iterable[str]) -> "SettingAside | None":
-        """Return the objects to move, from the keys of all blobs; None if nothing lies beyond the end."""
+    def of(cls, blob: Blob, log: LogExamination, inventory: Iterable[str]) -> "MoveToLost | None":
+        """Return the objects to move; None if nothing is beyond the end."""
         if not (log.beyond or log.beyond_checkpoints) or log.state is None:
             return None
         still_named = log.state.list_blobs()
@@ -186,25 +186,25 @@ class SettingAside:
         return cls(blob, log.state, log.beyond, named.intersection(inventory) - still_named, log.beyond_checkpoints)
 
     def plan(self) -> Iterator[Repair]:
-        """Yield what `run` will do."""
-        yield from map(_copied, self._copied)
-        yield from map(_moved, self._moved)
+        """Yield the steps of `run`."""
+        yield from map(_report_copied, self._copied)
+        yield from map(_report_moved, self._moved)
 
     def run(self) -> Iterator[Repair]:
-        """Do it; yield each thing that was done."""
+        """Move the objects; yield each step after it."""
         following = read_record(self._blob, self._state.seqno + 1)
         if following is not None and following.previous == self._state.commit:
             return  # The log continues: a missing record has been restored.
         for key in self._copied:
             if self._copy(key):
-                yield _copied(key)
+                yield _report_copied(key)
         for key in self._moved:
             if self._copy(key):
                 self._blob.delete(key)
-                yield _moved(key)
+                yield _report_moved(key)
 
     def _copy(self, key: str) -> bool:
-        """Copy a blob to where lost ones go; return False if it is not there any more."""
+        """Copy a blob to lost/; return False if it is gone."""
         data = self._blob.get(key)
         if data is None:
             return False
@@ -217,7 +217,7 @@ class SettingAside:
 
 
 def _list_checkpoint_names(blob: Blob, seqno: int) -> Iterator[str]:
-    """Yield the keys of all that a checkpoint refers to, as far as that can be read."""
+    """Yield the keys that a checkpoint refers to, as far as readable."""
     with suppress(Corruption):
         checkpoint = read_checkpoint(blob, checkpoint_key(seqno))
         if checkpoint is None:
@@ -234,7 +234,7 @@ def _list_checkpoint_names(blob: Blob, seqno: int) -> Iterator[str]:
 
 
 def _list_record_names(blob: Blob, seqno: int) -> Iterator[str]:
-    """Yield the keys of the parts and lists that a record brings, as far as it can be read."""
+    """Yield the keys of a record's parts and lists, as far as readable."""
     try:
         record = read_record(blob, seqno)
     except Corruption:
@@ -248,9 +248,9 @@ def _list_record_names(blob: Blob, seqno: int) -> Iterator[str]:
             yield from mutation.blobs
 
 
-def _copied(key: str) -> Repair:
+def _report_copied(key: str) -> Repair:
     return Repair("copy", key, f"to {LOST}{key}: only what lies beyond the end of the log names it")
 
 
-def _moved(key: str) -> Repair:
+def _report_moved(key: str) -> Repair:
     return Repair("move", key, f"to {LOST}{key}: it lies beyond the end of the log")

@@ -42,11 +42,11 @@ from persist.core.log.keys import (
     checkpoint_key,
     checkpoint_seqno,
     collection_part,
-    is_shown,
+    get_upload_seqno,
+    is_table_key,
     is_upload,
     record_key,
     record_seqno,
-    uploaded_seqno,
 )
 from persist.core.names import OWED_PREFIX
 from persist.core.progress import task
@@ -58,7 +58,7 @@ from persist.engine.follow.checkpoint import INTERVAL
 from persist.engine.follow.follower import Follower
 from persist.engine.upkeep import OBJECTS, Ages, Deleted, Garbage, checkpoint_marks, object_seqno
 from persist.engine.write.committer import Committer
-from persist.services.fsck.checkpoint import LOST, Renewal, SettingAside
+from persist.services.fsck.checkpoint import LOST, CheckpointRepair, MoveToLost
 from persist.services.fsck.log import LogExamination
 from persist.services.fsck.parts import PartExamination, examine_keyframes, examine_values
 from persist.services.fsck.report import (
@@ -94,7 +94,9 @@ def fsck(
     settings: Settings | None = None,
     clock: Clock | None = None,
 ) -> FsckReport:
-    """Examine a location, even if it is too damaged to be opened. Safe while others read, write and collect.
+    """Examine a location, even one that cannot be opened.
+
+    It is safe while others read, write and collect.
 
     Args:
         location, storage_options, settings, clock: as for `persist.open`.
@@ -142,7 +144,7 @@ def examine(
     set_aside: bool,
     deep: bool,
 ) -> FsckReport:
-    """Do the work of `fsck`; collect: also delete leaked blobs.
+    """Do the work of `fsck`; `collect` deletes leaked blobs.
 
     After a repair, examine everything again to find the remaining problems.
     """
@@ -165,18 +167,18 @@ def _repair_and_report(
     blob: Blob, examination: "_Examination", collect: Collect, *, repair: bool, dry_run: bool, set_aside: bool
 ) -> FsckReport:
     report = examination.run()
-    renewal = Renewal.of(blob, examination.log, report.problems)
+    renewal = CheckpointRepair.of(blob, examination.log, report.problems)
     if renewal is not None or not examination.log.is_complete:
         advice = AGAIN if renewal is not None else NOT_AGAIN
         report = replace(report, problems=tuple(_add_advice(problem, advice) for problem in report.problems))
     if not repair:
         return report
-    aside = SettingAside.of(blob, examination.log, examination.inventory) if set_aside else None
+    aside = MoveToLost.of(blob, examination.log, examination.inventory) if set_aside else None
     if aside is not None:
         report = replace(report, repairs_planned=tuple(aside.plan()))
         return report if dry_run else replace(report, repairs_done=tuple(aside.run()))
-    doomed = examination.doomed() if examination.knows_references() else []
-    planned = tuple(renewal.plan()) if renewal is not None else examination.deletions(doomed)
+    doomed = examination.list_doomed() if examination.knows_references() else []
+    planned = tuple(renewal.plan()) if renewal is not None else examination.list_deletions(doomed)
     report = replace(report, repairs_planned=planned)
     if dry_run or not planned:
         return report
@@ -231,7 +233,7 @@ class _Examination:
         parts.finish(log.state)
         self._check_overdue()
         if log.at or self.findings.problems:
-            self.unreferenced = list(self._unreferenced())
+            self.unreferenced = list(self._list_unreferenced())
         else:  # Without a log, the purpose of objects is unknown.
             self._check_empty()
         return FsckReport(
@@ -245,30 +247,33 @@ class _Examination:
         )
 
     def knows_references(self) -> bool:
-        """Whether all that refers to blobs could be read and believed."""
+        """Return whether all references to blobs could be read."""
         about_parts = all(problem.blob.startswith((PARTS, "inline part")) for problem in self.findings.problems)
         return self.log.is_complete and about_parts
 
-    def doomed(self) -> list[str]:
-        """Return the keys of what `persist.engine.upkeep.garbage` will delete."""
+    def list_doomed(self) -> list[str]:
+        """Return the keys that garbage collection will delete."""
         state = self.log.state
         assert state is not None
-        ages, floor = self._ages(), max(state.control.upload_floor, min(self._upload_floor(), state.seqno + 1))
+        ages, floor = (
+            self._load_ages(),
+            max(state.control.upload_floor, min(self._compute_upload_floor(), state.seqno + 1)),
+        )
         return [leak.blob for leak in self.unreferenced if self._is_doomed(leak, state, ages, floor)]
 
-    def deletions(self, doomed: list[str]) -> tuple[Repair, ...]:
-        """Return what is done to delete these keys, in order."""
+    def list_deletions(self, doomed: list[str]) -> tuple[Repair, ...]:
+        """Return the steps that delete these keys, in order."""
         if not doomed:
             return ()
         state = self.log.state
         assert state is not None
         has_clock = CLOCK_KEY in self.inventory
         steps = [Repair("replace" if has_clock else "create", CLOCK_KEY, "to ask the store what time it is")]
-        if any(key.startswith(PARTS) for key in doomed) and self._upload_floor() > state.control.upload_floor:
-            steps.append(_declaration(state.seqno + 1, "old uploads void"))
+        if any(key.startswith(PARTS) for key in doomed) and self._compute_upload_floor() > state.control.upload_floor:
+            steps.append(_report_declaration(state.seqno + 1, "old uploads void"))
         if any(key.startswith(tuple(OBJECTS.values())) for key in doomed):
             seqno = state.seqno + len(steps)
-            steps.append(_declaration(seqno, "of what checkpoints are made from then on"))
+            steps.append(_report_declaration(seqno, "of what checkpoints are made from then on"))
             steps.append(Repair("create", checkpoint_key(seqno), "the first one made so"))
         return (*steps, *(Repair("delete", key, "nothing refers to it") for key in doomed))
 
@@ -315,7 +320,7 @@ class _Examination:
             self.findings.add("overdue", CHECKPOINTS, what)
 
     def _check_empty(self) -> None:
-        """Add a problem if there is no log, but other objects exist."""
+        """Add a problem if objects exist without a log."""
         keys = [key for key in self.inventory if key != CLOCK_KEY]
         data = [key for key in keys if _KINDS.get(key.partition("/")[0]) is not None or key.startswith(LOST)]
         if data:
@@ -324,12 +329,12 @@ class _Examination:
                 "restore the log from a copy; if a backup, copy or restore to here was interrupted, give it again and "
                 "it goes on"
             )
-            self.findings.no_log(what, advice)
+            self.findings.add_missing_log(what, advice)
         elif keys:
             what = f"this is not a location: nothing is there but what persist did not write, such as {keys[0]}"
-            self.findings.no_log(what, "check the path")
+            self.findings.add_missing_log(what, "check the path")
 
-    def _unreferenced(self) -> Iterator[Unreferenced]:
+    def _list_unreferenced(self) -> Iterator[Unreferenced]:
         log, state = self.log, self.log.state
         if state is None:
             return
@@ -342,50 +347,52 @@ class _Examination:
             seqno = record_seqno(key)
             if seqno is not None:
                 if seqno < log.floor:
-                    yield self._leak(blob, "record", "repair, or gc, deletes it: it is below the log's floor")
+                    yield self._make_leak(blob, "record", "repair, or gc, deletes it: it is below the log's floor")
                 continue
             if checkpoint_seqno(key) is not None:
                 continue
             if key.startswith(LOST):
-                yield self._leak(blob, "lost", "a repair has set it aside: delete it when you do not miss its contents")
+                yield self._make_leak(
+                    blob, "lost", "a repair has set it aside: delete it when you do not miss its contents"
+                )
                 continue
             kind, id_ = _KINDS.get(key.partition("/")[0]), collection_part(key) if "/" in key else ""
-            if is_shown(key, id_) and _is_published(state, id_, key):
+            if is_table_key(key, id_) and _is_published(state, id_, key):
                 continue
-            if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_shown(key, id_)):
+            if kind is not None and (_UNNAMED.fullmatch(key) or is_upload(key, id_) or is_table_key(key, id_)):
                 if key in replaced:
-                    yield self._leak(blob, kind, "gc deletes it: compaction has replaced it")
+                    yield self._make_leak(blob, kind, "gc deletes it: compaction has replaced it")
                 elif kind != "directory" and collection_part(key) in destroyed:
-                    yield self._leak(blob, kind, "gc deletes it: its collection was destroyed")
-                elif is_shown(key, id_):
+                    yield self._make_leak(blob, kind, "gc deletes it: its collection was destroyed")
+                elif is_table_key(key, id_):
                     advice = "the collection has no such table: publishing it again, or destroying it, deletes this"
-                    yield self._leak(blob, "table", advice)
+                    yield self._make_leak(blob, "table", advice)
                 else:
-                    yield self._leak(blob, kind, "repair, or gc, deletes it when it is old enough")
+                    yield self._make_leak(blob, kind, "repair, or gc, deletes it when it is old enough")
             else:
-                yield self._leak(blob, "foreign", "this library did not write it: see whose it is")
+                yield self._make_leak(blob, "foreign", "this library did not write it: see whose it is")
 
-    def _leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
+    def _make_leak(self, entry: BlobEntry, kind: UnreferencedKind, advice: str) -> Unreferenced:
         return Unreferenced(entry.key, kind, entry.bytes, self._now_s - entry.modified_s, advice)
 
-    def _ages(self) -> Ages:
+    def _load_ages(self) -> Ages:
         state = self.log.state
         assert state is not None
         policies = state.control.policies or Policies(self._settings.tuning.policy)
         return Ages(state, policies, self._now_s, checkpoint_marks(self.inventory.values()))
 
-    def _upload_floor(self) -> int:
+    def _compute_upload_floor(self) -> int:
         state = self.log.state
         assert state is not None
         unnamed = (
-            (uploaded_seqno(leak.blob), leak.age_s)
+            (get_upload_seqno(leak.blob), leak.age_s)
             for leak in self.unreferenced
             if leak.kind == "part" and not _is_dropped(leak.blob, state)
         )
-        return self._ages().upload_floor((seqno, age_s) for seqno, age_s in unnamed if seqno is not None)
+        return self._load_ages().upload_floor((seqno, age_s) for seqno, age_s in unnamed if seqno is not None)
 
     def _is_doomed(self, leak: Unreferenced, state: State, ages: Ages, upload_floor: int) -> bool:
-        """Return whether `persist.engine.upkeep.garbage` deletes a blob under its rules and this upload_floor."""
+        """Return whether garbage collection deletes a leaked blob."""
         if leak.kind == "record":
             return True
         seqno = object_seqno(leak.blob)
@@ -397,7 +404,7 @@ class _Examination:
 
 
 def _is_dropped(key: str, state: State) -> bool:
-    """Return whether a part waits to be deleted for what the log has dropped."""
+    """Return whether a part waits for deletion in the log's state."""
     folder = collection_part(key)
     return any(
         key in dropped.blobs or (dropped.is_destroyed and folder in (dropped.collection, *dropped.folders))
@@ -406,7 +413,7 @@ def _is_dropped(key: str, state: State) -> bool:
 
 
 def _is_published(state: State, collection: str, key: str) -> bool:
-    """Return whether a name by which a published table is found is one of a table that there is."""
+    """Return whether a table's file belongs to a published table."""
     entry = state.entries.get(collection)
     if entry is None or entry.contents is None:
         return entry is not None  # Nobody knows.
@@ -414,7 +421,7 @@ def _is_published(state: State, collection: str, key: str) -> bool:
 
 
 def _list_pending_erasures(state: State | None) -> Iterator[str]:
-    """Yield the pending work of erasures, which hidden collections store."""
+    """Yield descriptions of pending erasures in hidden collections."""
     for entry in () if state is None else state.entries.values():
         if entry.contents is not None and entry.name.startswith(OWED_PREFIX):
             owed = msgspec.json.decode(entry.contents.about.properties["owed"])
@@ -423,11 +430,11 @@ def _list_pending_erasures(state: State | None) -> Iterator[str]:
             yield f"an erasure has still to {steps or 'end'}: client.maintain() does it, or the next erase()"
 
 
-def _declaration(seqno: int, what: str) -> Repair:
+def _report_declaration(seqno: int, what: str) -> Repair:
     return Repair("commit", record_key(seqno), f"to declare {what}; as after any commit, a checkpoint may follow")
 
 
 def _add_advice(problem: Problem, advice: str) -> Problem:
-    """Return problem with what to do about it where checkpoints are concerned."""
+    """Return problem with advice if it is about checkpoints."""
     is_derived = problem.blob.startswith((CHECKPOINTS, DIRECTORIES, STATES)) and problem.kind in REMADE
     return replace(problem, advice=advice) if is_derived else problem

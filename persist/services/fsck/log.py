@@ -22,9 +22,9 @@ from persist.blob.protocol import Blob
 from persist.codecs.part.part import Part
 from persist.core.log import kinds
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import checkpoint_key, listed_checkpoints, listed_records, record_key
+from persist.core.log.keys import checkpoint_key, list_checkpoints, list_records, record_key
 from persist.core.log.kinds import BringsParts, Mutation
-from persist.core.log.records import as_read, read_record
+from persist.core.log.records import load_part_list, read_record
 from persist.core.state_rules.collection_rules import check_contents
 from persist.core.state_rules.contents import CollectionState
 from persist.core.state_rules.state import CollectionEntry, DoesNotFollow, State, apply
@@ -41,8 +41,8 @@ from persist.services.fsck.report import Findings
 
 
 @dataclass(frozen=True, slots=True)
-class Loose:
-    """A part that a record or a checkpoint names; is_events: whether it holds events."""
+class LoosePart:
+    """A part that only a record or an old checkpoint names. `is_events` tells whether it has events."""
 
     collection: str
     part: Part
@@ -77,7 +77,7 @@ class LogExamination:
         self.newest = -1
         self.bad_checkpoints: set[str] = set()
         self.named: set[str] = set()
-        self.loose: list[Loose] = []
+        self.loose: list[LoosePart] = []
         self.created: dict[str, kinds.Makes] = {}
         self.evolved: dict[str, list[dict[str, Any]]] = {}
         self.beyond: tuple[int, ...] = ()
@@ -104,7 +104,7 @@ class LogExamination:
         )
 
     def run(self) -> None:
-        """Read everything there is."""
+        """Read the whole log and all checkpoints."""
         self._list_checkpoints()
         self.floor = self.at = self._read_floor()
         if self.floor == 0:
@@ -112,13 +112,13 @@ class LogExamination:
         self.follow()
 
     def follow(self) -> None:
-        """Read on to the end of the log as it is now. Cost: a GET for each record, a LIST, and two GETs."""
+        """Read new records up to the log's end. Cost: a GET for each, a LIST, two GETs."""
         while True:
             self._examine_checkpoints()
             if self._examine_record():
                 self.at += 1
                 continue
-            following = self._following()
+            following = self._find_next_seqno()
             # The record was created since, or a concurrent listing skipped it.
             if following is not None and self._examine_record():
                 self.at += 1
@@ -130,7 +130,7 @@ class LogExamination:
                 return
 
     def finish(self) -> None:
-        """Add the problems that only the end of the log decides about."""
+        """Add problems that depend on where the log ends."""
         floor = self.floor if self.state is None else max(self.floor, self.state.control.log_floor)
         for start, end in self._gaps:
             if (start := max(start, floor)) < end:
@@ -138,7 +138,7 @@ class LogExamination:
                 self._findings.add("missing", record_key(start), what)
         for seqno, error in self._missing_lists:
             if seqno >= floor:
-                self._findings.corruption(error)
+                self._findings.add_corruption(error)
         end = -1 if self.state is None else self.state.seqno
         for seqno, why in self._strange.items():
             if seqno <= end or end + 1 in self._broken:
@@ -149,7 +149,7 @@ class LogExamination:
             _examine_state(self.state, self._findings)
 
     def _find_beyond(self, end: int) -> None:
-        """Note what lies beyond the end of the log, where the replay stopped although nothing there is damaged."""
+        """Note records beyond the log's end, after a gap."""
         self.beyond = tuple(seqno for seqno in self._unapplied if seqno > end)
         still = list_checkpoints_beyond_log(self._blob) if self._doubtful else []
         self.beyond_checkpoints = tuple(seqno for seqno in self._doubtful if seqno in still)
@@ -171,7 +171,7 @@ class LogExamination:
     # Records.
 
     def _examine_record(self) -> bool:
-        """Read the record at `at` and apply it; return whether there is one."""
+        """Read and apply the record at `at`; return whether there is one."""
         seqno, key = self.at, record_key(self.at)
         try:
             record = read_record(self._blob, seqno)
@@ -181,13 +181,13 @@ class LogExamination:
             if isinstance(error, MissingBlob):
                 self._missing_lists.append((seqno, error))
             else:
-                self._findings.corruption(error)
+                self._findings.add_corruption(error)
             self._broken.add(seqno)
             self._unapplied.append(seqno)
             return True
         if record is None:
             return False
-        self._note(record.mutations)
+        self._note_mutations(record.mutations)
         is_applied = False
         if self.state is not None and self.state.seqno == seqno - 1:
             try:
@@ -204,7 +204,7 @@ class LogExamination:
         return True
 
     def _note_loose(self, mutations: Iterable[Mutation], state: State | None) -> None:
-        """Note the parts of appends which state, if they were applied to it, has no contents for."""
+        """Note parts of appends to collections whose contents are unknown."""
         for mutation in mutations:
             if isinstance(mutation, BringsParts):
                 entry = state.entries.get(mutation.collection) if state is not None else None
@@ -212,17 +212,17 @@ class LogExamination:
                     first_event = 0 if isinstance(mutation, kinds.Pend) else len(mutation.parts)
                     first_event -= mutation.events if isinstance(mutation, kinds.Erase) else 0
                     self.loose += [
-                        Loose(mutation.collection, part, n >= first_event) for n, part in enumerate(mutation.parts)
+                        LoosePart(mutation.collection, part, n >= first_event) for n, part in enumerate(mutation.parts)
                     ]
 
-    def _following(self) -> int | None:
-        """Return the least seqno after `at` that has a record, or could have one because all before it had."""
+    def _find_next_seqno(self) -> int | None:
+        """Return the next seqno with a record, or that could have one."""
         self._list_checkpoints()
-        later = [seqno for seqno, _ in islice(listed_records(self._blob, self.at), 1)]
+        later = [seqno for seqno, _ in islice(list_records(self._blob, self.at), 1)]
         later += [seqno + 1 for seqno in self._waiting if seqno >= self.at][:1]
         return min(later, default=None)
 
-    def _note(self, mutations: Iterable[Mutation]) -> None:
+    def _note_mutations(self, mutations: Iterable[Mutation]) -> None:
         for mutation in mutations:
             if isinstance(mutation, BringsParts) and mutation.parts_in is not None:
                 self.named.add(mutation.parts_in.blob)
@@ -234,8 +234,8 @@ class LogExamination:
     # Checkpoints.
 
     def _list_checkpoints(self) -> None:
-        """Find checkpoints that were not examined yet."""
-        listed = {seqno for seqno, _ in listed_checkpoints(self._blob)}
+        """Find checkpoints that are not examined yet."""
+        listed = {seqno for seqno, _ in list_checkpoints(self._blob)}
         self._doubtful = list_checkpoints_beyond_log(self._blob)
         self._waiting = sorted(listed - self._examined - {*self._doubtful})
 
@@ -259,7 +259,7 @@ class LogExamination:
                 checkpoint = read_checkpoint(self._blob, key)
             except Corruption as error:
                 self.bad_checkpoints.add(key)
-                self._findings.corruption(error)
+                self._findings.add_corruption(error)
                 continue
             if checkpoint is not None:  # Or else it was collected meanwhile.
                 self._examine_checkpoint(checkpoint)
@@ -274,15 +274,15 @@ class LogExamination:
             # Perhaps the checkpoint was collected meanwhile, and its directory after it.
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
                 self.bad_checkpoints.add(key)
-                self._findings.corruption(error)
+                self._findings.add_corruption(error)
             return
         if {entry.name: id_ for id_, entry in checkpointed.entries.each()} != dict(checkpointed.ids.each()):
             self._findings.add("rule", key, "its collections have other names than those by which they are found")
             self.bad_checkpoints.add(key)
         for _, entry in checkpointed.entries.each():
-            self._note(entry.pending)
+            self._note_mutations(entry.pending)
             self.named.update(pointer.blob for pointer in entry.stored)
-            contents = self._contents(checkpointed, entry)
+            contents = self._load_contents(checkpointed, entry)
             if contents is not None:
                 # Like a state that was replayed: so that records are applied to the contents, and checked.
                 checkpointed = checkpointed.with_entry(
@@ -294,7 +294,7 @@ class LogExamination:
         if key not in self.bad_checkpoints:
             self.newest = max(self.newest, seqno)
         if self.state is not None and self.state.seqno == seqno:
-            self._compare(checkpoint, checkpointed)
+            self._compare_checkpoint(checkpoint, checkpointed)
         elif self.state is None or self.state.seqno < seqno:
             for id_, previous in self.state.entries.items() if self.state is not None else ():
                 if (
@@ -302,25 +302,25 @@ class LogExamination:
                     and id_ in checkpointed.entries
                     and checkpointed.entries[id_].contents is None
                 ):
-                    self.loose += [Loose(id_, part, False) for part in previous.contents.parts]
-                    self.loose += [Loose(id_, part, True) for part in previous.contents.pending.values()]
+                    self.loose += [LoosePart(id_, part, False) for part in previous.contents.parts]
+                    self.loose += [LoosePart(id_, part, True) for part in previous.contents.pending.values()]
             self.state = checkpointed
 
-    def _contents(self, checkpointed: State, entry: CollectionEntry) -> CollectionState | None:
-        """Return a collection's contents in a checkpoint, None if they cannot be read."""
+    def _load_contents(self, checkpointed: State, entry: CollectionEntry) -> CollectionState | None:
+        """Return a collection's contents in a checkpoint; None if unreadable."""
         assert checkpointed.location is not None
         key = checkpoint_key(checkpointed.seqno)
         try:
             base = None
             if entry.stored:
-                base = self._base(checkpointed.location, entry)
+                base = self._load_base(checkpointed.location, entry)
                 if base is None:
                     return None
-            pending = tuple(as_read(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
+            pending = tuple(load_part_list(self._blob, checkpointed.location, mutation) for mutation in entry.pending)
             contents = msgspec.structs.replace(entry, pending=pending).with_contents(base).contents
         except Corruption as error:
             if not isinstance(error, MissingBlob) or self._blob.get(key) is not None:
-                self._findings.corruption(error, collection=entry.name)
+                self._findings.add_corruption(error, collection=entry.name)
             return None
         except (ValueError, Conflict, AssertionError) as error:
             self._findings.add(
@@ -332,7 +332,7 @@ class LogExamination:
             return None
         return contents
 
-    def _base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
+    def _load_base(self, location: str, entry: CollectionEntry) -> CollectionState | None:
         previous = self._bases.get(entry.id)
         if previous is None or previous[0] != entry.stored:
             self._bases[entry.id] = (entry.stored, None)
@@ -340,42 +340,44 @@ class LogExamination:
             self._bases[entry.id] = (entry.stored, base)
         return self._bases[entry.id][1]
 
-    def _compare(self, checkpoint: Checkpoint, checkpointed: State) -> None:
-        """Add how a checkpoint differs from the replay."""
+    def _compare_checkpoint(self, checkpoint: Checkpoint, checkpointed: State) -> None:
+        """Add the differences between a checkpoint and the replayed state."""
         state, key = self.state, checkpoint_key(checkpoint.seqno)
         assert state is not None
 
-        def disagrees(what: str, collection: str | None = None) -> None:
+        def add_difference(what: str, collection: str | None = None) -> None:
             self._findings.add("disagrees", key, f"{what} than the log up to it", collection=collection)
 
         if checkpointed.location != state.location:
-            disagrees("it names another location")
+            add_difference("it names another location")
         if checkpointed.commit != state.commit:
-            disagrees("it was made after another commit")
+            add_difference("it was made after another commit")
         if checkpointed.control != state.control:
-            disagrees(f"it says something else of {_differences(checkpointed.control, state.control)}")
+            add_difference(f"it says something else of {_list_differences(checkpointed.control, state.control)}")
         if checkpointed.ids != state.ids or len(checkpointed.entries) != len(state.entries):
-            disagrees("it has other collections")
+            add_difference("it has other collections")
         for id_, entry in checkpointed.entries.items():
             current = state.entries.get(id_)
             if current is not None and current.leased != entry.leased:
-                disagrees("it says something else of the leases of its holds", entry.name)
+                add_difference("it says something else of the leases of its holds", entry.name)
             # Before format 6, a source of which a clone has no part was left out.
             if current is not None and not set(current.folders).issuperset(entry.folders):
-                disagrees("it says something else of where its parts lie", entry.name)
+                add_difference("it says something else of where its parts lie", entry.name)
             if current is None or entry.contents is None:
                 continue
             if current.contents is None:  # It could not be read before, and now it can.
                 self.state = state = state.with_entry(entry)
                 continue
             if entry.contents != current.contents:
-                disagrees(f"it says something else of {_differences(entry.contents, current.contents)}", entry.name)
+                add_difference(
+                    f"it says something else of {_list_differences(entry.contents, current.contents)}", entry.name
+                )
             elif entry.id in self._bases and self._bases[id_][1] == current.contents:
                 self._bases[id_] = (self._bases[id_][0], current.contents)  # So that there is one of them in memory.
 
 
 def _examine_state(state: State, findings: Findings) -> None:
-    """Add what breaks an invariant of a state: it may come from a checkpoint, whose records are gone."""
+    """Add invariants that a state breaks. It may come from a checkpoint alone."""
     key = record_key(state.seqno)
     for entry in state.entries.values():
         if not state.control.leases.keys() >= set(entry.readers):
@@ -400,6 +402,6 @@ def _examine_state(state: State, findings: Findings) -> None:
             findings.add("rule", key, str(error), collection=entry.name)
 
 
-def _differences(one: msgspec.Struct, other: msgspec.Struct) -> str:
+def _list_differences(one: msgspec.Struct, other: msgspec.Struct) -> str:
     names = [name for name in one.__struct_fields__ if getattr(one, name) != getattr(other, name)]
     return ", ".join(names)

@@ -37,7 +37,7 @@ from persist.core.state_rules.state import State
 from persist.engine.read.keyed.key_history import keys_with_several
 from persist.engine.read.parts.reader import PartReader
 from persist.engine.read.planning.scan import Scan, negate
-from persist.services.fsck.log import Loose
+from persist.services.fsck.log import LoosePart
 from persist.services.fsck.report import Findings
 
 _REFUSED = "until it is back, a write with a token that is not among the newest is refused"
@@ -45,7 +45,7 @@ _REFUSED = "until it is back, a write with a token that is not among the newest 
 
 @dataclass(frozen=True, slots=True)
 class _Owner:
-    """The collection that a part belongs to."""
+    """The collection of a part."""
 
     id: str
     name: str
@@ -71,9 +71,9 @@ class PartExamination:
 
     def examine(self, contents: CollectionState) -> None:
         """Examine all parts of one collection."""
-        owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
+        owner = self._make_owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
         if owner is not None and contents.keyed is not None:
-            events = _of_events(owner, contents.keyed)
+            events = _make_event_owner(owner, contents.keyed)
             for part in contents.pending.values():
                 self._examine_part(part, events)
         if owner is not None:
@@ -84,14 +84,14 @@ class PartExamination:
                 self._examine_run([(contents.numbered[n], bounds[n]) for n in numbers], owner)
 
     def examine_tables(self, contents: CollectionState) -> None:
-        """Examine whether the blobs are there that published tables need besides parts."""
+        """Check that published tables' other blobs exist."""
         for key in sorted({key for publication in contents.published.values() for key in publication.blobs}):
             if not self._has(key):
                 why = "a published table needs it: unpublish it, and publish again"
                 self._gone.append((contents.id, contents.name, key, why))
 
     def examine_archives(self, contents: CollectionState) -> None:
-        """Examine whether the archives of older tokens are there, and hold what they should."""
+        """Check that token archives exist and have the right content."""
         for archive in () if contents.archives is None else contents.archives.stored:
             key = archive.stored.blob
             if not self._has(key):
@@ -108,25 +108,25 @@ class PartExamination:
     def _has(self, key: str) -> bool:
         return self._blob.get(key, (0, 0)) is not None if self._sizes is None else key in self._sizes
 
-    def examine_alone(self, loose: Loose, contents: CollectionState) -> None:
-        """Examine a part that the collection does not, or does no longer, contain."""
-        owner = self._owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
+    def examine_alone(self, loose: LoosePart, contents: CollectionState) -> None:
+        """Examine a part that the collection does not contain now."""
+        owner = self._make_owner(contents.id, contents.name, [*contents.earlier, contents.schema_json])
         self._examine_loose(loose, owner, contents.keyed)
 
-    def examine_created(self, loose: Loose, created: kinds.Makes, evolved: Sequence[dict[str, Any]]) -> None:
-        """Examine a part of a collection whose contents are not known, but all versions of its schema."""
+    def examine_created(self, loose: LoosePart, created: kinds.Makes, evolved: Sequence[dict[str, Any]]) -> None:
+        """Examine a part of a collection of which only schemas are known."""
         earlier = created.earlier if isinstance(created, kinds.Clone) else ()
-        owner = self._owner(created.collection, created.name, [*earlier, created.schema, *evolved])
+        owner = self._make_owner(created.collection, created.name, [*earlier, created.schema, *evolved])
         self._examine_loose(loose, owner, created.keyed)
 
-    def _examine_loose(self, loose: Loose, owner: "_Owner | None", form: KeyedForm | None) -> None:
+    def _examine_loose(self, loose: LoosePart, owner: "_Owner | None", form: KeyedForm | None) -> None:
         if owner is not None and loose.is_events and form is not None:
-            owner = _of_events(owner, form)
+            owner = _make_event_owner(owner, form)
         if owner is not None:
             self._examine_part(loose.part, owner)
 
     def finish(self, state: State | None) -> None:
-        """Add the problems that the newest state decides about."""
+        """Add the problems that depend on the newest state."""
         for id_, name, part in self._missing:
             entry = state.entries.get(id_) if state is not None else None
             is_needed = state is None or (
@@ -149,9 +149,11 @@ class PartExamination:
             owner_id = _find_owner(state, checksum)
             if owner_id is not None:
                 what += f": it holds what belongs to {owner_id}"
-            self._findings.add("damaged" if owner_id is None else "exchanged", _name(part), what, collection=name)
+            self._findings.add(
+                "damaged" if owner_id is None else "exchanged", _format_name(part), what, collection=name
+            )
 
-    def _owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
+    def _make_owner(self, id_: str, name: str, known: list[dict[str, Any]]) -> "_Owner | None":
         try:
             return _Owner(id_, name, versions([msgspec.json.encode(version) for version in known]))
         except InvalidUsage as error:
@@ -166,16 +168,16 @@ class PartExamination:
             if part_bounds is not None:
                 bounds.append((part, part_bounds))
         for first, second in overlaps([table for _, table in bounds], owner.schema):
-            what = f"it overlaps in key with {_name(bounds[first][0])}, and both are in one run"
-            self._findings.add("overlap", _name(bounds[second][0]), what, collection=owner.name)
+            what = f"it overlaps in key with {_format_name(bounds[first][0])}, and both are in one run"
+            self._findings.add("overlap", _format_name(bounds[second][0]), what, collection=owner.name)
 
     def _examine_part(self, part: Part, owner: "_Owner") -> pa.Table | None:
-        """Return the least and greatest key, None if they are not known."""
+        """Return the least and greatest key of a part, or None."""
         if bool(part.blob) == bool(part.inline):
             what = "its descriptor must have either the key of a blob or the bytes themselves"
-            self._findings.add("rule", _name(part), what, collection=owner.name)
+            self._findings.add("rule", _format_name(part), what, collection=owner.name)
             return None
-        data = self._data(part, owner)
+        data = self._read_part(part, owner)
         if data is None:
             return None
         if (len(data), checksum := compute_checksum(data)) != (part.bytes, part.checksum):
@@ -184,15 +186,15 @@ class PartExamination:
         try:
             lifted = part.lift(owner.schema)
         except CorruptBlob as error:
-            self._findings.add("descriptor", _name(part), error.reason, collection=owner.name)
+            self._findings.add("descriptor", _format_name(part), error.reason, collection=owner.name)
             return None
         findings, bounds = check_part(data, part, owner.schema if lifted is None else lifted.stored)
         for finding in findings:
-            self._findings.add(finding.kind, _name(part), finding.what, collection=owner.name)
+            self._findings.add(finding.kind, _format_name(part), finding.what, collection=owner.name)
         return bounds if lifted is None or bounds is None else lifted.table(bounds, owner.schema.key_names)
 
-    def _data(self, part: Part, owner: "_Owner") -> bytes | None:
-        """Return the bytes of a part; None if they are not there, or not to be read."""
+    def _read_part(self, part: Part, owner: "_Owner") -> bytes | None:
+        """Return the bytes of a part; None if missing or not to be read."""
         if part.inline:
             self._findings.count("inline", len(part.inline))
             return part.inline if self._sizes is None else None
@@ -216,18 +218,18 @@ class PartExamination:
         return None
 
 
-def _of_events(owner: _Owner, form: KeyedForm) -> _Owner:
-    """Return the owner of the parts with events of a collection: they have a schema of their own."""
+def _make_event_owner(owner: _Owner, form: KeyedForm) -> _Owner:
+    """Return an owner with the schema of a collection's events."""
     return replace(owner, schema=events_schema(owner.schema, event_fields(owner.schema, form)))
 
 
 def _find_owner(state: State | None, checksum: str) -> str | None:
-    """Return the part that has these bytes, if one has."""
+    """Return the name of the part with a checksum, or None."""
     parts = state.stored_parts() if state is not None else ()
-    return next((_name(part) for part in parts if part.checksum == checksum), None)
+    return next((_format_name(part) for part in parts if part.checksum == checksum), None)
 
 
-def _name(part: Part) -> str:
+def _format_name(part: Part) -> str:
     return part.blob or f"inline part {part.checksum}"
 
 
@@ -235,18 +237,18 @@ SLICE_BYTES = 32 << 20
 
 
 def examine_keyframes(blob: Blob, contents: CollectionState, findings: Findings) -> None:
-    """Add a problem for each wrong keyframe; other checks report unreadable ones."""
+    """Add a problem for each wrong keyframe. Unreadable ones are reported elsewhere."""
     reader, previous = PartReader(blob), None
     for keyframe in contents.keyframes:
         try:
             if previous is not None or contents.history_from == 0:
-                _compare(reader, contents, previous, keyframe, findings)
+                _compare_keyframe(reader, contents, previous, keyframe, findings)
         except (CorruptBlob, DiffOverflow):
             pass
         previous = keyframe
 
 
-def _compare(
+def _compare_keyframe(
     reader: PartReader, contents: CollectionState, before: Keyframe | None, keyframe: Keyframe, findings: Findings
 ) -> None:
     schema = contents.schema
@@ -272,7 +274,7 @@ def _compare(
 
 
 def examine_values(blob: Blob, contents: CollectionState, findings: Findings) -> None:
-    """Add a problem if a key has more than one value, or less than none, at some time."""
+    """Add a problem if a key has several values, or a negative one."""
     if contents.keyed is None:
         return
     machine = find_machine(contents.keyed, None, contents.name)

@@ -30,7 +30,7 @@ from persist.blob.errors import (
     StoreMisconfigured,
 )
 from persist.blob.protocol import Blob, BlobEntry, get_at_most
-from persist.core.log.framing import intact_kind
+from persist.core.log.framing import read_intact_kind
 from persist.core.log.keys import LOG
 from persist.core.rendering import Shown, align_columns, format_count
 
@@ -76,7 +76,7 @@ ADVICE: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """A problem of a location.
 
     Attributes:
         kind: see the table above.
@@ -96,7 +96,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Unreferenced:
-    """A blob that nothing refers to. This is not yet a problem: an upload may be about to enter the log.
+    """A blob without a reference. An upload may still use it.
 
     Attributes:
         age_s: since its last change.
@@ -114,7 +114,7 @@ class Unreferenced:
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """One thing that a repair does.
+    """One step of a repair.
 
     It creates, replaces or deletes a blob, copies or moves it to `lost/`, or commits a record (at that key, or later).
     """
@@ -126,7 +126,7 @@ class Repair:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """How much of one kind was examined."""
+    """The number and bytes of examined objects of a kind."""
 
     blobs: int = 0
     bytes: int = 0
@@ -162,12 +162,12 @@ class FsckReport(Shown):
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found to be wrong. Blobs that nothing refers to are not wrong, see `unreferenced`."""
+        """Whether there is no problem. Unreferenced blobs are none."""
         return not self.problems
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing at all is stored there."""
+        """Whether nothing is stored there."""
         return not (self.problems or self.unreferenced or self.checked)
 
     def __str__(self) -> str:
@@ -175,32 +175,36 @@ class FsckReport(Shown):
         count = format_count(len(self.problems), "problem") if self.problems else "no problem"
         lines = [f"{self.url} up to seqno {self.seqno}{depth}: {count}"]
         checked = [(kind, f"{c.blobs:,}", f"{c.bytes:,}") for kind, c in self.checked.items()]
-        lines += _section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))
-        lines += _problems("problems", self.problems)
-        leaked = [(u.kind, u.blob, f"{u.bytes:,}", _age(u.age_s), u.advice) for u in self.unreferenced]
-        lines += _section("nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3))
+        lines += _format_section("checked", ("kind", "blobs", "bytes"), checked, right=(1, 2))
+        lines += _format_problems("problems", self.problems)
+        leaked = [(u.kind, u.blob, f"{u.bytes:,}", _format_age(u.age_s), u.advice) for u in self.unreferenced]
+        lines += _format_section(
+            "nothing refers to", ("kind", "blob", "bytes", "age", "what to do"), leaked, right=(2, 3)
+        )
         lines += ["", "unfinished", *(f"  {sentence}" for sentence in self.unfinished)] if self.unfinished else []
         planned = [(r.action, r.blob, r.why) for r in self.repairs_planned]
-        lines += _section("repairs planned", ("action", "blob", "why"), planned)
+        lines += _format_section("repairs planned", ("action", "blob", "why"), planned)
         done = [(r.action, r.blob, r.why) for r in self.repairs_done]
-        lines += _section("repairs done", ("action", "blob", "why"), done)
+        lines += _format_section("repairs done", ("action", "blob", "why"), done)
         if done and self.problems:
-            lines += _problems("problems left", self.problems_left) or ["", "no problem is left"]
+            lines += _format_problems("problems left", self.problems_left) or ["", "no problem is left"]
         return "\n".join(lines)
 
 
-def _problems(title: str, problems: Sequence[Problem]) -> list[str]:
+def _format_problems(title: str, problems: Sequence[Problem]) -> list[str]:
     rows = [(p.kind, p.blob, p.collection or "", p.what, p.advice) for p in problems]
-    return _section(title, ("kind", "blob", "collection", "what is wrong", "what to do"), rows)
+    return _format_section(title, ("kind", "blob", "collection", "what is wrong", "what to do"), rows)
 
 
-def _section(title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
-    """Return the lines of a table under a title; none without rows."""
+def _format_section(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> list[str]:
+    """Return a titled table as lines; [] without rows."""
     cells = [[" ".join(cell.split()) for cell in row] for row in (head, *rows)]
     return ["", title, *(f"  {line}" for line in align_columns(cells, right))] if rows else []
 
 
-def _age(age_s: float) -> str:
+def _format_age(age_s: float) -> str:
     for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
         if age_s >= seconds:
             return f"{age_s / seconds:.1f} {unit}"
@@ -220,7 +224,7 @@ KINDS = {
 
 
 class Findings:
-    """Problems as they are found, and how much was examined. Problems that were found before are not added again."""
+    """Problems, each once, and counts of examined objects."""
 
     def __init__(self, blob: Blob) -> None:
         self._blob = blob
@@ -235,30 +239,30 @@ class Findings:
         problem = Problem(kind, blob, what, ADVICE[kind], collection)
         self._problems.setdefault((kind, blob, what), problem)
 
-    def no_log(self, what: str, advice: str) -> None:
+    def add_missing_log(self, what: str, advice: str) -> None:
         """Add the problem that there is no log."""
         self._problems[LOG] = Problem("missing", LOG, what, advice)
 
-    def corruption(self, error: Corruption, *, collection: str | None = None) -> None:
-        """Add what a reader of JSON objects raised."""
+    def add_corruption(self, error: Corruption, *, collection: str | None = None) -> None:
+        """Add the problem that a reader raised."""
         if isinstance(error, IncompatibleVersion):
             what = f"it has format version {error.found}, and versions up to {error.supported} are known here"
             self.add("incompatible", error.key, what, collection=collection)
             return
         assert isinstance(error, CorruptBlob), "there are no other kinds"
-        kind: ProblemKind = "missing" if isinstance(error, MissingBlob) else self._kind_of_damage(error)
+        kind: ProblemKind = "missing" if isinstance(error, MissingBlob) else self._classify_damage(error)
         self.add(kind, error.key, error.reason, collection=collection)
 
     def count(self, kind: str, size: int) -> None:
         checked = self.checked.get(kind, Checked())
         self.checked[kind] = Checked(checked.blobs + 1, checked.bytes + size)
 
-    def _kind_of_damage(self, error: CorruptBlob) -> ProblemKind:
+    def _classify_damage(self, error: CorruptBlob) -> ProblemKind:
         try:
             data = get_at_most(self._blob, error.key, OBJECT_BYTES_MAX)
         except CorruptBlob:
             return "damaged"  # It is not a plain file, or larger than any object of a location.
-        kind_of_object = None if data is None else intact_kind(data)
+        kind_of_object = None if data is None else read_intact_kind(data)
         if kind_of_object is None:
             return "damaged"
         is_its_place = kind_of_object == KINDS.get(error.key.partition("/")[0])
@@ -266,7 +270,7 @@ class Findings:
 
 
 class CountedBlob:
-    """A store as an examination reads it: every blob that is read is counted, and none can be written."""
+    """A read-only store that counts every blob that is read."""
 
     def __init__(self, inner: Blob, findings: Findings) -> None:
         self._inner = inner
@@ -278,7 +282,7 @@ class CountedBlob:
         return self._inner.url
 
     def get(self, key: str, range: tuple[int, int] | None = None) -> bytes | None:
-        """Return the value at key; an invalid key counts as missing."""
+        """Return the value at key; None for an invalid key."""
         try:
             data = self._inner.get(key, range)
         except StoreMisconfigured:
@@ -288,7 +292,7 @@ class CountedBlob:
         return data if range is not None else self._count(key, data)
 
     def get_at_most(self, key: str, bytes_max: int) -> bytes | None:
-        """Like `get`, for a value of at most so many bytes."""
+        """Return the value at key, which has at most `bytes_max` bytes."""
         try:
             data = get_at_most(self._inner, key, bytes_max)
         except StoreMisconfigured:

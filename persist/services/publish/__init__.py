@@ -9,11 +9,11 @@ from persist.services.publish.planning import REPLACES
 from persist.services.publish.publication import (
     Published,
     delete_abandoned,
-    keep_tables_current,
+    list_published,
     make_format,
-    parse_every,
+    parse_schedule,
     publish,
     publish_together,
-    published_tables,
+    register_publishing,
     unpublish,
 )

@@ -28,14 +28,14 @@ def _bitmap64() -> Any:
     return require_package("pyroaring>=1.0").BitMap64
 
 
-def encoded_rows(rows: Rows) -> bytes:
-    """Return row numbers as a vector."""
+def encode_rows(rows: Rows) -> bytes:
+    """Return row numbers as a deletion vector."""
     bitmap: bytes = _bitmap64()(array("Q", rows.tobytes()), optimize=False).serialize()
     return MAGIC + bitmap
 
 
-def decoded_rows(vector: bytes, name: str) -> Rows:
-    """Return the row numbers of a vector.
+def decode_rows(vector: bytes, name: str) -> Rows:
+    """Return the row numbers of a deletion vector.
 
     Raises:
         CorruptBlob: it is none.
@@ -49,12 +49,12 @@ def decoded_rows(vector: bytes, name: str) -> Rows:
 
 
 def frame_vector(vector: bytes) -> bytes:
-    """Return a vector with its length and checksum, as a blob of vectors contains it."""
+    """Return a vector with length and checksum, as blobs have it."""
     return struct.pack(">I", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))
 
 
 def unframe_vector(data: bytes, name: str) -> bytes:
-    """Return the vector at the beginning of frame_vector data.
+    """Return the first vector of a blob.
 
     Raises:
         CorruptBlob: the checksum differs.

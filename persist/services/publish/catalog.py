@@ -35,8 +35,14 @@ from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.location.engine import Engine
 from persist.engine.read.results.result import require_package
-from persist.services.publish.iceberg import IcebergTable, moment_ms
-from persist.services.publish.iceberg_files import DataFiles, schema_json, snapshot_id, snapshot_json, table_json
+from persist.services.publish.iceberg import IcebergTable, get_moment_ms
+from persist.services.publish.iceberg_files import (
+    DataFiles,
+    compute_snapshot_id,
+    make_schema,
+    make_snapshot,
+    make_table_metadata,
+)
 from persist.services.publish.planning import FORMAT_VERSION, read_format_version
 from persist.services.publish.publication import pin, publish, unpin
 
@@ -55,11 +61,11 @@ MALFORMED = (ValueError, TypeError, AttributeError, ArithmeticError, RecursionEr
 
 
 class NotListed(LookupError):
-    """The catalog has no such namespace or table."""
+    """The catalog lacks this namespace or table."""
 
 
 class CatalogReader(Protocol):
-    """What a catalog needs of a client."""
+    """The part of a client that a catalog needs."""
 
     engine: Engine
 
@@ -82,8 +88,8 @@ class LoadedTable:
 
 
 @dataclass
-class _Slot:
-    """What one catalog remembers of one table: when it last published, and the stored metadata of that version."""
+class _TableCache:
+    """A catalog's cache of one table: its last publication and metadata."""
 
     lock: threading.Lock = field(default_factory=threading.Lock)
     published_s: float = float("-inf")
@@ -105,7 +111,7 @@ class IcebergCatalog:
         self._options = {FORMAT_VERSION: str(format_version)} if format_version > 2 else {}
         self._clock = client.engine.clock
         self._lock = threading.Lock()
-        self._slots: dict[str, _Slot] = {}
+        self._slots: dict[str, _TableCache] = {}
 
     @property
     def url(self) -> str:
@@ -113,12 +119,12 @@ class IcebergCatalog:
         return self._client.engine.blob.url
 
     def namespaces(self, parent: Namespace = ()) -> list[Namespace]:
-        """Return the namespaces right below one, in order.
+        """Return the child namespaces of one, sorted.
 
         Raises:
             NotListed: there is no such parent.
         """
-        spaces = {space[:depth] for space, _ in self._identifiers() for depth in range(1, len(space) + 1)}
+        spaces = {space[:depth] for space, _ in self._list_identifiers() for depth in range(1, len(space) + 1)}
         spaces.add((MAIN,))
         if parent and parent not in spaces:
             raise NotListed(f"there is no namespace {'.'.join(parent)[:200]!r}")
@@ -126,12 +132,12 @@ class IcebergCatalog:
         return sorted(space for space in spaces if len(space) == depth + 1 and space[:depth] == parent)
 
     def tables(self, space: Namespace) -> list[str]:
-        """Return the names of the tables of a namespace, in order."""
+        """Return the table names of a namespace, sorted."""
         self.namespaces(space)
-        return sorted(table for above, table in self._identifiers() if above == space)
+        return sorted(table for above, table in self._list_identifiers() if above == space)
 
     def properties(self, space: Namespace) -> dict[str, str]:
-        """Return the properties of a namespace: for each table that cannot be published, why.
+        """Return, for each table that cannot be published, the reason.
 
         Of more than `CHECKED_MAX` tables, the first ones are checked.
         """
@@ -147,11 +153,11 @@ class IcebergCatalog:
         return properties
 
     def check(self, space: Namespace, table: str) -> None:
-        """Raise NotListed if there is no such table; a requested time is not checked. Cost: one GET."""
-        self._collection(space, self._split(space, table)[0])
+        """Raise NotListed if a table does not exist. Cost: one GET."""
+        self._get_collection_name(space, self._split(space, table)[0])
 
     def load(self, space: Namespace, table: str) -> LoadedTable:
-        """Publish the newest sealed time of a table if it is not published; return its metadata.
+        """Publish a table's newest sealed time if necessary; return its metadata.
 
         Raises:
             NotListed: there is no such table.
@@ -159,9 +165,9 @@ class IcebergCatalog:
             AsOfCompacted, AsOfNotSealed: the requested time cannot be read.
         """
         table, as_of = self._split(space, table)
-        name = self._collection(space, table)
+        name = self._get_collection_name(space, table)
         with self._lock:
-            slot = self._slots.setdefault(name, _Slot())
+            slot = self._slots.setdefault(name, _TableCache())
         handle: CollectionHandle = self._client.load(name).handle
         self._check(handle)
         if handle.contents().upper == 0:
@@ -177,7 +183,7 @@ class IcebergCatalog:
             slot.lock.release()
 
     def plan(self, space: Namespace, table: str, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the files that a scan has to read, for a client that lets the catalog plan.
+        """Return the files that a scan must read.
 
         Args:
             request: a `PlanTableScanRequest` of the protocol, decoded from JSON.
@@ -198,7 +204,7 @@ class IcebergCatalog:
         if asked.start_snapshot_id is not None or asked.end_snapshot_id is not None:
             raise InvalidUsage("plans of the changes between two snapshots are not served: read one snapshot")
         table, as_of = self._split(space, table)
-        handle: CollectionHandle = self._client.load(self._collection(space, table)).handle
+        handle: CollectionHandle = self._client.load(self._get_collection_name(space, table)).handle
         contents = handle.contents()
         chosen = contents.published.get("iceberg")
         if asked.snapshot_id is not None:
@@ -214,7 +220,7 @@ class IcebergCatalog:
         files = DataFiles(schema, IcebergTable(handle, {}).format_url, read_format_version(chosen.options))
         try:
             matches = _InclusiveMetricsEvaluator(
-                Schema.model_validate(schema_json(schema)), filter, asked.case_sensitive
+                Schema.model_validate(make_schema(schema)), filter, asked.case_sensitive
             ).eval
             described = [(number, contents.part(number), file) for number, file in chosen.files.items()]
             scanned = [(*file, entry) for file in described if matches(entry := files.data_file(*file[:2]))]
@@ -225,19 +231,19 @@ class IcebergCatalog:
         if asked.filter is not None and len(json.dumps(request["filter"])) * len(scanned) > RESIDUAL_BYTES_MAX:
             raise InvalidUsage("the filter is too long for so many files: plan the scan in the client")
         for number, part, file, entry in scanned:
-            task: dict[str, Any] = {"data-file": _content_file(entry, "data")}
+            task: dict[str, Any] = {"data-file": _encode_content_file(entry, "data")}
             if asked.filter is not None:
                 task["residual-filter"] = request["filter"]
             if file.deletes is not None:
                 task["delete-file-references"] = [len(deletes)]
-                deletes.append(_content_file(files.delete_file(number, part, file.deletes), "position-deletes"))
+                deletes.append(_encode_content_file(files.delete_file(number, part, file.deletes), "position-deletes"))
             tasks.append(task)
         return {"status": "completed", "delete-files": deletes, "file-scan-tasks": tasks}
 
     def _publish(
-        self, slot: _Slot, handle: CollectionHandle, contents: CollectionState, requested: int | None
+        self, slot: _TableCache, handle: CollectionHandle, contents: CollectionState, requested: int | None
     ) -> CollectionState:
-        """Publish the newest sealed time, unless that is done, or was done a moment ago and serves the request."""
+        """Publish the newest sealed time, unless the request needs no newer one."""
         known = contents.published.get("iceberg")
         is_current = known is not None and known.as_of >= get_last_sealed(contents)
         is_current = is_current and known is not None and known.schema == handle.load_schema(contents, None).version
@@ -256,7 +262,7 @@ class IcebergCatalog:
         return handle.get_known_state()
 
     def _pin(self, handle: CollectionHandle, contents: CollectionState, requested: int | None) -> CollectionState:
-        """Pin tagged times and the requested one, and give up pins that nobody needs; return the contents then."""
+        """Pin tagged and requested times, and drop unneeded pins; return the contents."""
         newest, now_ms = _find_newest(contents).as_of, self._clock.wall_ms()
         tagged = {time for time in contents.tags.values() if time < newest}
         for time_, publication in contents.pins.items():
@@ -270,7 +276,7 @@ class IcebergCatalog:
             if time.monotonic() > until_s:
                 break
             try:
-                pin(handle, time_, self._format(handle.get_known_state()))
+                pin(handle, time_, self._get_version_option(handle.get_known_state()))
             except AsOfCompacted:  # The tag was deleted meanwhile.
                 continue
         if requested is not None and requested != newest and requested not in handle.get_known_state().pins:
@@ -281,11 +287,11 @@ class IcebergCatalog:
             if len(pins) >= PINS_MAX or requests >= REQUESTED_MAX:
                 raise InvalidUsage(f"{len(pins)} times of {handle.name!r} are pinned already: read one of these")
             until = {"until_ms": str(now_ms + int(PIN_S * 1000))}
-            pin(handle, requested, {**until, **self._format(handle.get_known_state())})
+            pin(handle, requested, {**until, **self._get_version_option(handle.get_known_state())})
         return handle.get_known_state()
 
     def _describe_table(
-        self, slot: _Slot, handle: CollectionHandle, contents: CollectionState, requested: int | None
+        self, slot: _TableCache, handle: CollectionHandle, contents: CollectionState, requested: int | None
     ) -> LoadedTable:
         table = IcebergTable(handle, {})
         known = _find_newest(contents)
@@ -295,7 +301,7 @@ class IcebergCatalog:
         metadata = dict(slot.metadata[version])
         current = metadata["snapshots"][0]
         end_ms = current["timestamp-ms"]
-        pins = {at: _snapshot_of_pin(handle, contents, known_, table, end_ms) for at, known_ in contents.pins.items()}
+        pins = {at: _make_pin_snapshot(handle, contents, known_, table, end_ms) for at, known_ in contents.pins.items()}
         newest = known.as_of if requested is None else requested
         by_time = {at: snapshot for at, snapshot in {**pins, known.as_of: current}.items() if at <= newest}
         snapshots = [*by_time.values()]  # In order of time. Some readers take the last one, whatever is said elsewhere.
@@ -307,7 +313,7 @@ class IcebergCatalog:
         chosen = by_time[newest]
         tags = {name: by_time[at] for name, at in contents.tags.items() if at in by_time and name != MAIN}
         metadata |= {
-            "schemas": [schema_json(schema) for schema in versions.values()],
+            "schemas": [make_schema(schema) for schema in versions.values()],
             "current-schema-id": chosen["schema-id"],
             "current-snapshot-id": chosen["snapshot-id"],
             "snapshots": snapshots,
@@ -319,37 +325,37 @@ class IcebergCatalog:
 
     def _check(self, handle: CollectionHandle) -> None:
         contents = handle.get_known_state()
-        IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._format(contents))
+        IcebergTable(handle, {}).check(handle.load_schema(contents, None), self._get_version_option(contents))
 
-    def _format(self, contents: CollectionState) -> dict[str, str]:
-        """Return the option of the greater format version: that of this catalog, or of the published table."""
+    def _get_version_option(self, contents: CollectionState) -> dict[str, str]:
+        """Return the greater format version: the catalog's, or the published table's."""
         known = contents.published.get("iceberg")
         version = max(read_format_version(self._options), read_format_version({} if known is None else known.options))
         return {FORMAT_VERSION: str(version)} if version > 2 else {}
 
     def _has(self, space: Namespace, table: str) -> bool:
-        return (space, table) in {*self._identifiers()}
+        return (space, table) in {*self._list_identifiers()}
 
     def _split(self, space: Namespace, table: str) -> tuple[str, str | int | None]:
-        """Return the table of an identifier, and the time that it requests, if it does."""
+        """Return a table's name, and the time after its `@`, if any."""
         name, at, as_of = table.rpartition("@")
         if not at or self._has(space, table):
             return table, None
         return name, int(as_of) if as_of.isdecimal() and len(as_of) < 20 else as_of
 
-    def _collection(self, space: Namespace, table: str) -> str:
-        """Return the name of the collection behind an identifier."""
+    def _get_collection_name(self, space: Namespace, table: str) -> str:
+        """Return the collection behind a table identifier."""
         for name in (table, ".".join((*space, table))):
             if to_identifier(name) == (space, table) and name in {*self._client.collections()}:
                 return name
         raise NotListed(f"there is no table {'.'.join((*space, table))[:200]!r}")
 
-    def _identifiers(self) -> Iterator[tuple[Namespace, str]]:
+    def _list_identifiers(self) -> Iterator[tuple[Namespace, str]]:
         return map(to_identifier, self._client.collections())
 
 
 def to_identifier(name: str) -> tuple[Namespace, str]:
-    """Return the namespace and the table name of a collection: no two collections have the same.
+    """Return a collection's namespace and table name. They are unique.
 
     A name whose parts Iceberg cannot tell apart, such as "a..b", is a table of "main" as a whole.
     """
@@ -367,25 +373,25 @@ def _find_newest(contents: CollectionState) -> Publication:
 
 
 def _find_publication(contents: CollectionState, snapshot: int) -> Publication | None:
-    """Return the publication that a snapshot of the table shows; None if there is none."""
+    """Return the publication of a snapshot id, or None."""
     publications = (table for name, table in contents.published.items() if name != "delta")
-    return next((table for table in publications if snapshot_id(table.id, table.version) == snapshot), None)
+    return next((table for table in publications if compute_snapshot_id(table.id, table.version) == snapshot), None)
 
 
-def _snapshot_of_pin(
+def _make_pin_snapshot(
     handle: CollectionHandle, contents: CollectionState, publication: Publication, table: IcebergTable, end_ms: int
 ) -> dict[str, Any]:
-    moment = moment_ms(handle, publication.as_of)
+    moment = get_moment_ms(handle, publication.as_of)
     at_ms = publication.as_of if moment is None else moment
-    snapshot = snapshot_json(contents, publication, table.format_url, min(at_ms, end_ms - 1))
+    snapshot = make_snapshot(contents, publication, table.format_url, min(at_ms, end_ms - 1))
     # Its files name the rows that they begin with, so that it takes no range of new ones.
     return snapshot | ({"first-row-id": 0, "added-rows": 0} if "added-rows" in snapshot else {})
 
 
 def _make_empty_table(handle: CollectionHandle, contents: CollectionState, version: int) -> LoadedTable:
-    """Return a table without snapshots, for a collection of which no time is sealed."""
+    """Return a table without snapshots, for a collection without sealed times."""
     schema, location = handle.load_schema(contents, None), IcebergTable(handle, {}).location(contents)
-    metadata = table_json(contents, schema, location, version)
+    metadata = make_table_metadata(contents, schema, location, version)
     metadata |= {"table-uuid": str(uuid.UUID(contents.id)), "last-updated-ms": 0}
     return LoadedTable(None, metadata, _compute_tag(metadata))
 
@@ -394,8 +400,8 @@ def _compute_tag(metadata: Mapping[str, Any]) -> str:
     return hashlib.blake2b(json.dumps(metadata).encode(), digest_size=12).hexdigest()
 
 
-def _content_file(described: Any, content: str) -> dict[str, Any]:
-    """Return a file as the protocol writes it, without statistics: the plan has used them."""
+def _encode_content_file(described: Any, content: str) -> dict[str, Any]:
+    """Return a file in the REST protocol's form, without statistics."""
     names = ("first_row_id", "referenced_data_file", "content_offset", "content_size_in_bytes")
     values = (described[at] for at in range(16, len(described)))  # They came with version 3.
     newer = dict(zip((name.replace("_", "-") for name in names), values, strict=False))

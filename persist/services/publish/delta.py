@@ -42,14 +42,20 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import AsOfCompacted, InvalidUsage
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
-from persist.core.log.keys import is_shown, part_key, table_root, vectors_key
+from persist.core.log.keys import is_table_key, part_key, table_root, vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.collection.reads import difference
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.following.changes import CHANGE, OLD
-from persist.services.publish.bitmaps import VERSION, Rows, decoded_rows, encoded_rows, frame_vector, unframe_vector
-from persist.services.publish.planning import COMMON_NAMES, PlannedFile, check_columns, foreign, rows_left_out
+from persist.services.publish.bitmaps import VERSION, Rows, decode_rows, encode_rows, frame_vector, unframe_vector
+from persist.services.publish.planning import (
+    COMMON_NAMES,
+    PlannedFile,
+    check_columns,
+    compute_omitted_rows,
+    make_foreign_error,
+)
 
 CHECKPOINT_EVERY = 10
 VERSIONS_SHOWN = 3 * CHECKPOINT_EVERY  # At most: then those before a checkpoint that has a later one go.
@@ -66,8 +72,8 @@ HAS = (
 )
 
 
-def delta_type(kind: pa.DataType) -> Any:
-    """Return the type of a column as Delta writes it; None if it has none that keeps all values."""
+def to_delta_type(kind: pa.DataType) -> Any:
+    """Return the Delta type of a column; None if values would be lost."""
     if kind in NAMES:
         return NAMES[kind]
     if pt.is_decimal128(kind):
@@ -76,12 +82,12 @@ def delta_type(kind: pa.DataType) -> Any:
         return "timestamp_ntz" if kind.tz is None else "timestamp"
     if not pt.is_nested(kind):
         return None
-    inner = [delta_type(child.type) for child in children(kind)]
+    inner = [to_delta_type(child.type) for child in children(kind)]
     if None in inner:
         return None
     if pt.is_struct(kind):
         named = zip(children(kind), inner, strict=True)
-        return {"type": "struct", "fields": [_field(child.name, written) for child, written in named]}
+        return {"type": "struct", "fields": [_make_field(child.name, written) for child, written in named]}
     if pt.is_map(kind):
         return {"type": "map", "keyType": inner[0], "valueType": inner[1], "valueContainsNull": True}
     return {"type": "array", "elementType": inner[0], "containsNull": True}
@@ -97,8 +103,8 @@ class DeltaTable:
         self._blob = handle.engine.blob
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
-        """Raise InvalidUsage if a table cannot have such columns."""
-        check_columns(schema, self.name, delta_type, HAS)
+        """Raise InvalidUsage if a table cannot have these columns."""
+        check_columns(schema, self.name, to_delta_type, HAS)
         clash = [name for name in schema.names if name in FEED_COLUMNS or name.startswith(OLD)]
         if has_feed(options) and clash:
             raise InvalidUsage(
@@ -109,26 +115,26 @@ class DeltaTable:
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
-        """Store vectors of the rows that are left out, all in one blob, as far as they are not what was before."""
+        """Store deletion vectors that changed, in one blob; return their places."""
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno())
         blob, deletes = bytearray(VERSION), list[Deletes | None]()
-        rows_by_deletes = self._read_rows([previous for _, previous in pieces if previous is not None])
+        rows_by_deletes = self._read_omitted_rows([previous for _, previous in pieces if previous is not None])
         for file, previous in pieces:
-            rows = rows_left_out(file, None if previous is None else rows_by_deletes[previous], is_anew)
+            rows = compute_omitted_rows(file, None if previous is None else rows_by_deletes[previous], is_anew)
             if rows is None:
                 deletes.append(previous)
             elif not len(rows):
                 deletes.append(None)
             else:
-                vector = encoded_rows(rows)
+                vector = encode_rows(rows)
                 deletes.append(Deletes(key, len(blob), len(vector), len(rows)))
                 blob += frame_vector(vector)
         if len(blob) > len(VERSION):
             self._blob.set(key, bytes(blob))
         return deletes
 
-    def _read_rows(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
-        """Return the rows that vectors leave out. Cost: a GET for each blob of vectors, from the first to the last."""
+    def _read_omitted_rows(self, wanted: Sequence[Deletes]) -> dict[Deletes, Rows]:
+        """Return the rows that vectors omit. Cost: a GET for each blob."""
         rows: dict[Deletes, Rows] = {}
         for name in {deletes.blob for deletes in wanted}:
             inside = [deletes for deletes in wanted if deletes.blob == name]
@@ -137,12 +143,12 @@ class DeltaTable:
             if data is None:
                 raise MissingBlob(name, "it is missing, and a published table leaves rows out by it", "unpublish it")
             rows |= {
-                deletes: decoded_rows(unframe_vector(data[deletes.start - first :], name), name) for deletes in inside
+                deletes: decode_rows(unframe_vector(data[deletes.start - first :], name), name) for deletes in inside
             }
         return rows
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
-        """Store the changes since the version before, if the table has a feed; return its files.
+        """Store the change feed of a version, if enabled; return its files.
 
         Only the log has the paths of the table's own files.
         """
@@ -150,7 +156,7 @@ class DeltaTable:
         if publication is None or not has_feed(step.options) or not has_feed(publication.options):
             return ()
         earlier = publication.metadata[: VERSIONS_SHOWN - 1]
-        rows = change_rows(self._handle, publication.as_of, step.as_of, step.schema)
+        rows = read_change_rows(self._handle, publication.as_of, step.as_of, step.schema)
         if rows is None:
             return earlier
         key, sink = part_key(self._handle.id, self._handle.engine.follower.next_seqno()), io.BytesIO()
@@ -159,65 +165,67 @@ class DeltaTable:
         return (key, *earlier)
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
-        """Create the present version in the log, unless it is there.
+        """Write the present version to the Delta log, unless it is there.
 
         Raises:
             InvalidUsage: a version of that number is there that is not of this table.
         """
         key, now_ms = log_key(contents.id, publication.version), self._handle.engine.clock.wall_ms()
         head = None if is_new else self._blob.get(key, (0, HEAD_BYTES))
-        changes = [] if head is not None else [*map(self._change_file, publication.metadata[:1])]
+        changes = [] if head is not None else [*map(self._make_change_file, publication.metadata[:1])]
         changes = [] if publication.metadata[:1] == publication.metadata_before[:1] else changes
-        if head is None and not self._blob.create(key, version_bytes(contents, publication, now_ms, changes)):
+        if head is None and not self._blob.create(key, encode_version(contents, publication, now_ms, changes)):
             head = self._blob.get(key, (0, HEAD_BYTES))
         if head is not None and self.mark(publication.id) not in head:
-            raise foreign(f"{self._blob.url}/{key}", contents.name)
+            raise make_foreign_error(f"{self._blob.url}/{key}", contents.name)
         if head is None and publication.version and publication.version % CHECKPOINT_EVERY == 0:
             checkpoint, last = checkpoint_keys(contents.id, publication.version)
-            for name, data in zip((checkpoint, last), checkpoint_bytes(contents, publication, now_ms), strict=True):
+            for name, data in zip((checkpoint, last), encode_checkpoint(contents, publication, now_ms), strict=True):
                 self._blob.set(name, data)
-            self._shorten(publication.version - 2 * CHECKPOINT_EVERY)
+            self._delete_old_versions(publication.version - 2 * CHECKPOINT_EVERY)
 
     def mark(self, table: str) -> bytes:
-        """Return the marker in the first line of each version of this table."""
+        """Return the marker in the first line of each version."""
         return f'"persist.table":"{table}"'.encode()
 
     def visible_since_s(self, publication: Publication) -> float | None:
-        """Return since when the present version is in the log."""
+        """Return when the present version was written, or None."""
         listed = self._blob.list(log_key(self._handle.id, publication.version))
         return next((entry.modified_s for entry in listed), None)
 
-    def _change_file(self, key: str) -> dict[str, Any]:
+    def _make_change_file(self, key: str) -> dict[str, Any]:
         size = next((entry.bytes for entry in self._blob.list(key) if entry.key == key), 0)
         path = key.removeprefix(table_root(self._handle.id))
         return {"cdc": {"path": path, "partitionValues": {}, "size": size, "dataChange": False}}
 
-    def _shorten(self, version: int) -> None:
-        """Delete the versions before a checkpoint, if there is a later checkpoint as well."""
+    def _delete_old_versions(self, version: int) -> None:
+        """Delete the log's files before the checkpoint at `version`."""
         end, _ = checkpoint_keys(self._handle.id, max(0, version))
         listed = (entry.key for entry in self._blob.list(f"{table_root(self._handle.id)}_delta_log/"))
-        delete_all(self._blob, [key for key in listed if is_shown(key, self._handle.id) and key < end and version > 0])
+        delete_all(
+            self._blob, [key for key in listed if is_table_key(key, self._handle.id) and key < end and version > 0]
+        )
 
     def url(self, contents: CollectionState, publication: Publication) -> str:
-        """Return the root of the table."""
+        """Return the table's root."""
         return f"{self._blob.url.rstrip('/')}/{table_root(contents.id).rstrip('/')}"
 
 
 def log_key(collection: str, version: int) -> str:
-    """Return where a version of the table is written."""
+    """Return the key of a table's version."""
     return f"{table_root(collection)}_delta_log/{version:020d}.json"
 
 
 def checkpoint_keys(collection: str, version: int) -> tuple[str, str]:
-    """Return where a checkpoint is written, and where readers learn of it."""
+    """Return the keys of a checkpoint, and of the pointer to it."""
     folder = f"{table_root(collection)}_delta_log/"
     return f"{folder}{version:020d}.checkpoint.parquet", f"{folder}_last_checkpoint"
 
 
-def version_bytes(
+def encode_version(
     contents: CollectionState, publication: Publication, now_ms: int, changes: Sequence[dict[str, Any]] = ()
 ) -> bytes:
-    """Return the present version as the log describes it; changes names the file of its change feed."""
+    """Return the present version as lines of actions."""
     description = {
         "persist.as_of": str(publication.as_of),
         "persist.collection": contents.id,
@@ -241,7 +249,7 @@ def version_bytes(
     return "".join(json.dumps(action, separators=(",", ":")) + "\n" for action in actions).encode()
 
 
-def checkpoint_bytes(contents: CollectionState, publication: Publication, now_ms: int) -> tuple[bytes, bytes]:
+def encode_checkpoint(contents: CollectionState, publication: Publication, now_ms: int) -> tuple[bytes, bytes]:
     """Return a checkpoint of the present version, and the pointer to it."""
     rows = _make_header_actions(contents, publication, now_ms)
     rows += [
@@ -253,8 +261,8 @@ def checkpoint_bytes(contents: CollectionState, publication: Publication, now_ms
     return sink.getvalue(), json.dumps({"version": publication.version, "size": len(rows)}).encode()
 
 
-def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) -> pa.Table | None:
-    """Return the rows that came and went from one time to another, as a change feed has them.
+def read_change_rows(handle: CollectionHandle, first: int, second: int, schema: int) -> pa.Table | None:
+    """Return the changes between two times as a change feed has them.
 
     A key of which a row went and another came was updated: both rows follow each other. None if what happened between
     cannot be read any more. Memory: the updates between the two times.
@@ -275,18 +283,19 @@ def change_rows(handle: CollectionHandle, first: int, second: int, schema: int) 
 
 
 def has_feed(options: Mapping[str, str]) -> bool:
-    """Return whether a table that is published with some options has a change feed."""
+    """Return whether options enable a change feed."""
     return options.get("feed") == "true"
 
 
 def has_vectors(publication: Publication) -> bool:
-    """Return whether the table may leave out rows of files."""
+    """Return whether the table may omit rows of files."""
     return publication.options.get("deletes", "vectors") == "vectors"
 
 
 def _make_header_actions(contents: CollectionState, publication: Publication, now_ms: int) -> list[dict[str, Any]]:
+    """Return the protocol and metadata actions of a table."""
     schema = load_schema_version(contents, publication.schema)
-    fields = [_field(name, delta_type(schema.arrow.field(name).type)) for name in schema.columns]
+    fields = [_make_field(name, to_delta_type(schema.arrow.field(name).type)) for name in schema.columns]
     has_ntz = any('"timestamp_ntz"' in json.dumps(field) for field in fields)
     features = ["deletionVectors"] * has_vectors(publication) + ["timestampNtz"] * has_ntz
     written = [*features, *["changeDataFeed"] * has_feed(publication.options), GUARD]
@@ -305,64 +314,66 @@ def _make_header_actions(contents: CollectionState, publication: Publication, no
     return [{"protocol": protocol}, {"metaData": metadata}]
 
 
-def _field(name: str, written: Any) -> dict[str, Any]:
+def _make_field(name: str, written: Any) -> dict[str, Any]:
     return {"name": name, "type": written, "nullable": True, "metadata": {}}
 
 
 def _make_add_action(
     contents: CollectionState, schema: int, number: int, file: PublishedFile, now_ms: int
 ) -> dict[str, Any]:
+    """Return the action that adds a part to the table."""
     part = contents.part(number)
     add = {
-        "path": _path(contents, part),
+        "path": _get_path(contents, part),
         "partitionValues": {},
         "size": part.bytes,
         "modificationTime": now_ms,
         "dataChange": True,
-        "stats": json.dumps(_stats(part, load_schema_version(contents, schema), is_whole=file.deletes is None)),
+        "stats": json.dumps(_make_stats(part, load_schema_version(contents, schema), is_whole=file.deletes is None)),
     }
-    return add if file.deletes is None else {**add, "deletionVector": _vector(file.deletes)}
+    return add if file.deletes is None else {**add, "deletionVector": _make_vector_descriptor(file.deletes)}
 
 
 def _make_remove_action(contents: CollectionState, number: int, file: PublishedFile, now_ms: int) -> dict[str, Any]:
+    """Return the action that removes a part from the table."""
     part = contents.part(number)
     remove = {
-        "path": _path(contents, part),
+        "path": _get_path(contents, part),
         "deletionTimestamp": now_ms,
         "dataChange": True,
         "extendedFileMetadata": True,
         "partitionValues": {},
         "size": part.bytes,
     }
-    return remove if file.deletes is None else {**remove, "deletionVector": _vector(file.deletes)}
+    return remove if file.deletes is None else {**remove, "deletionVector": _make_vector_descriptor(file.deletes)}
 
 
-def _path(contents: CollectionState, part: Part) -> str:
+def _get_path(contents: CollectionState, part: Part) -> str:
     return part.blob.removeprefix(table_root(contents.id))
 
 
-def _vector(deletes: Deletes) -> dict[str, Any]:
-    """Return where a deletion vector is: in `<seqno>/deletion_vector_<id>.bin`, of which the id is written in Z85."""
+def _make_vector_descriptor(deletes: Deletes) -> dict[str, Any]:
+    """Return a deletion vector's descriptor. Its blob is `<seqno>/deletion_vector_<id>.bin`."""
     *_, folder, name = deletes.blob.split("/")
     id_ = bytes.fromhex(name.removeprefix("deletion_vector_").removesuffix(".bin").replace("-", ""))
     return {
         "storageType": "u",
-        "pathOrInlineDv": folder + _z85(id_),
+        "pathOrInlineDv": folder + _encode_z85(id_),
         "offset": deletes.start,
         "sizeInBytes": deletes.bytes,
         "cardinality": deletes.rows,
     }
 
 
-def _z85(data: bytes) -> str:
-    """Return bytes, a multiple of four, in ZeroMQ's base 85, as Delta writes ids."""
+def _encode_z85(data: bytes) -> str:
+    """Return bytes in ZeroMQ's base 85; their number is a multiple of four."""
     digits = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
     words = struct.unpack(f">{len(data) // 4}I", data)
     return "".join(digits[word // 85**power % 85] for word in words for power in (4, 3, 2, 1, 0))
 
 
-def _stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str, Any]:
-    """Return the statistics with which readers skip a part: bounds that JSON represents exactly."""
+def _make_stats(part: Part, schema: CollectionSchema, *, is_whole: bool) -> dict[str, Any]:
+    """Return statistics for skipping a part: only bounds that JSON has exactly."""
     stats = {name: bounds for name, bounds in part.stats.items() if name in schema.names}
     least = _format_bounds(((name, bounds[0]) for name, bounds in stats.items()), schema)
     greatest = _format_bounds(((name, bounds[1]) for name, bounds in stats.items()), schema)

@@ -37,32 +37,32 @@ from persist.codecs.types.schema import CollectionSchema
 from persist.core.errors import InvalidUsage, Superseded, Unavailable
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes
-from persist.core.log.keys import part_key, size_of_vectors, table_root, vectors_key
+from persist.core.log.keys import get_vectors_size, part_key, table_root, vectors_key
 from persist.core.state_rules.contents import CollectionState, Publication
 from persist.core.state_rules.schemas import load_schema_version
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.read.results.result import require_package
-from persist.services.publish.bitmaps import Rows, decoded_rows, encoded_rows, unframe_vector
+from persist.services.publish.bitmaps import Rows, decode_rows, encode_rows, unframe_vector
 from persist.services.publish.iceberg_files import (
     FIELD_ID,
     FILE_PATH,
     HAS,
     POSITION,
     Manifests,
-    iceberg_type,
-    properties,
-    puffin_file,
-    schema_json,
-    snapshot_json,
-    table_json,
+    encode_puffin,
+    make_properties,
+    make_schema,
+    make_snapshot,
+    make_table_metadata,
+    to_iceberg_type,
 )
 from persist.services.publish.planning import (
     REPLACES,
     PlannedFile,
     check_columns,
-    foreign,
+    compute_omitted_rows,
+    make_foreign_error,
     read_format_version,
-    rows_left_out,
 )
 
 
@@ -86,7 +86,7 @@ class IcebergTable:
         self._catalog_name = options.get("catalog", "")
 
     def check(self, schema: CollectionSchema, options: Mapping[str, str]) -> None:
-        """Raise InvalidUsage if a table cannot have such columns, or if other programs could not read it."""
+        """Raise InvalidUsage if a table, or other programs, cannot have these columns."""
         url = self._blob.url
         if url.startswith("memory://"):
             raise InvalidUsage(f"{url} is in this process alone, so no other process could read a table there")
@@ -99,16 +99,16 @@ class IcebergTable:
                 "catalogs of pyiceberg take no new versions of tables of Iceberg's format 3: publish without catalog=, "
                 "or serve the location as a catalog by serve(iceberg=)"
             )
-        check_columns(schema, "iceberg", partial(iceberg_type, version=read_format_version(options)), HAS)
+        check_columns(schema, "iceberg", partial(to_iceberg_type, version=read_format_version(options)), HAS)
 
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
-        """Store the rows that are left out, as far as they are not what was before."""
+        """Store omitted rows that changed; return their places."""
         deletes: list[Deletes | None] = []
         changed: dict[int, tuple[Part, Rows]] = {}
         for at, (file, previous) in enumerate(pieces):
-            rows = rows_left_out(file, None if previous is None else self._read_rows(previous), is_anew)
+            rows = compute_omitted_rows(file, None if previous is None else self._read_omitted_rows(previous), is_anew)
             deletes.append(previous if rows is None else None)
             if rows is not None and len(rows):
                 changed[at] = (file.part, rows)
@@ -121,12 +121,12 @@ class IcebergTable:
         return deletes
 
     def _store_deletion_vectors(self, changed: Sequence[tuple[Part, Rows]]) -> list[Deletes]:
-        """Store deletion vectors, all in one Puffin file."""
+        """Store deletion vectors in one Puffin file."""
         if not changed:
             return []
-        vectors = [encoded_rows(rows) for _, rows in changed]
+        vectors = [encode_rows(rows) for _, rows in changed]
         paths = [self.format_url(part.blob) for part, _ in changed]
-        data, starts = puffin_file([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
+        data, starts = encode_puffin([*zip(paths, vectors, (len(rows) for _, rows in changed), strict=True)])
         key, _ = vectors_key(self._handle.id, self._handle.engine.follower.next_seqno(), len(data))
         self._blob.set(key, data)
         places = zip(starts, vectors, changed, strict=True)
@@ -142,27 +142,28 @@ class IcebergTable:
         self._blob.set(key, sink.getvalue())
         return Deletes(key, 0, len(sink.getvalue()), len(rows))
 
-    def _read_rows(self, deletes: Deletes) -> Rows:
+    def _read_omitted_rows(self, deletes: Deletes) -> Rows:
+        """Return the rows that a blob of deletes omits. Cost: a GET."""
         data = self._blob.get(deletes.blob)
         if data is None:
             raise MissingBlob(
                 deletes.blob, "it is missing, and a published table leaves rows out by it", "unpublish it"
             )
-        if size_of_vectors(deletes.blob) is not None:
-            return decoded_rows(unframe_vector(data[deletes.start :], deletes.blob), deletes.blob)
+        if get_vectors_size(deletes.blob) is not None:
+            return decode_rows(unframe_vector(data[deletes.start :], deletes.blob), deletes.blob)
         rows: Rows = pq.read_table(pa.BufferReader(data), columns=["pos"])["pos"].to_numpy()
         return rows
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
-        """Store the manifests of a version and the list of them, which comes first in the result."""
+        """Store a version's manifest list and manifests; return their keys, the list first."""
         return Manifests(self._handle, contents, step, self.format_url).stored()
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
-        """Write the metadata of the present version, unless it exists, and point to it as the newest."""
+        """Write the present version's metadata unless it exists, and point to it."""
         root, number = f"{table_root(contents.id)}metadata/", publication.version + 1
         key, hint = f"{root}v{number}.metadata.json", f"{root}version-hint.text"
         current = None if is_new else self._blob.get(key)
-        if current is None and not self._blob.create(key, self._table_bytes(contents, publication)):
+        if current is None and not self._blob.create(key, self._encode_table(contents, publication)):
             current = self._blob.get(key)
         pointer = self._blob.get(hint)
         newest = int(pointer) if pointer is not None and pointer.strip().isdigit() else 0
@@ -170,7 +171,7 @@ class IcebergTable:
             key = f"{root}v{newest}.metadata.json"
             current = self._blob.get(key)
         if current is not None and self.mark(publication.id) not in current.replace(b" ", b""):
-            raise foreign(f"{self._blob.url}/{key}", contents.name)
+            raise make_foreign_error(f"{self._blob.url}/{key}", contents.name)
         if current is not None and (below := json.loads(current)["location"]) != self.location(contents):
             raise InvalidUsage(
                 f"the iceberg table of {contents.name!r} names its files below {below}, and they lie below "
@@ -186,20 +187,20 @@ class IcebergTable:
             catalog_table.take(contents, publication, self.format_url, self.url(contents, publication), now_ms)
 
     def mark(self, table: str) -> bytes:
-        """Return the marker in each metadata file of this table."""
+        """Return the marker in each metadata file."""
         return f'"table-uuid":"{UUID(table)}"'.encode()
 
     def visible_since_s(self, publication: Publication) -> float | None:
-        """Return since when the metadata of the present version is there."""
+        """Return when the present version's metadata was written, or None."""
         listed = self._blob.list(f"{table_root(self._handle.id)}metadata/v{publication.version + 1}.metadata.json")
         return next((entry.modified_s for entry in listed), None)
 
     def url(self, contents: CollectionState, publication: Publication) -> str:
-        """Return the newest metadata of the table."""
+        """Return the URL of the newest metadata."""
         return self.format_url(f"{table_root(contents.id)}metadata/v{publication.version + 1}.metadata.json")
 
     def stored_metadata(self, contents: CollectionState, publication: Publication) -> dict[str, Any]:
-        """Return the metadata of the present version as it is stored, after storing it if it is not.
+        """Return the present version's metadata; store it if missing.
 
         Raises:
             Superseded: the table was given up meanwhile.
@@ -215,27 +216,29 @@ class IcebergTable:
         return metadata
 
     def format_url(self, key: str) -> str:
-        """Return what a blob is called in the table: not percent-encoded, because readers take names as they are."""
+        """Return a blob's URL, not percent-encoded, as readers expect."""
         url = f"{self._blob.url.rstrip('/')}/{key}".removeprefix("fsspec+")
         # pyiceberg drops these and the following characters from a URL; it uses a path as a whole.
         is_sure = url.startswith("/") and not {"?", "#"} & {*url}
         return f"file://{url}" if is_sure else url
 
     def location(self, contents: CollectionState) -> str:
-        """Return the URL of the folder with the files of the table."""
+        """Return the URL of the table's folder."""
         return self.format_url(table_root(contents.id).rstrip("/"))
 
-    def _table_bytes(self, contents: CollectionState, publication: Publication) -> bytes:
+    def _encode_table(self, contents: CollectionState, publication: Publication) -> bytes:
         schema, now_ms = load_schema_version(contents, publication.schema), self._handle.engine.clock.wall_ms()
-        moment = moment_ms(self._handle, publication.as_of)
+        moment = get_moment_ms(self._handle, publication.as_of)
         if moment is None or moment > now_ms:
             moment = min(publication.as_of, now_ms - READER_BEGAN_MS)
-        snapshot = snapshot_json(contents, publication, self.format_url, moment)
-        table = table_json(contents, schema, self.location(contents), read_format_version(publication.options)) | {
+        snapshot = make_snapshot(contents, publication, self.format_url, moment)
+        table = make_table_metadata(
+            contents, schema, self.location(contents), read_format_version(publication.options)
+        ) | {
             "table-uuid": str(UUID(publication.id)),
             "last-sequence-number": publication.version + 1,
             "last-updated-ms": now_ms,
-            "properties": properties(contents, publication),
+            "properties": make_properties(contents, publication),
             **({"next-row-id": snapshot["first-row-id"] + snapshot["added-rows"]} if "added-rows" in snapshot else {}),
             "current-snapshot-id": snapshot["snapshot-id"],
             "refs": {"main": {"snapshot-id": snapshot["snapshot-id"], "type": "branch"}},
@@ -248,8 +251,8 @@ class IcebergTable:
 READER_BEGAN_MS = 60_000  # A load publishes no later than this after the transaction of its reader has begun.
 
 
-def moment_ms(handle: CollectionHandle, time: int) -> int | None:
-    """Return the moment of a time in milliseconds since 1970; None if it has none that Iceberg can store."""
+def get_moment_ms(handle: CollectionHandle, time: int) -> int | None:
+    """Return the moment of a time in ms since 1970; None if it has none that Iceberg can store."""
     try:
         moment = handle.find_moment(time)
     except InvalidUsage:  # It is after the year 9999.
@@ -258,7 +261,7 @@ def moment_ms(handle: CollectionHandle, time: int) -> int | None:
 
 
 class CatalogTable:
-    """A published table as a catalog of pyiceberg knows it, with metadata of the catalog's own.
+    """A published table in a catalog of pyiceberg.
 
     Args:
         catalog: the catalog; None to load it by its name, from where pyiceberg is configured.
@@ -270,7 +273,7 @@ class CatalogTable:
         self._identifier = identifier
 
     def take(self, contents: CollectionState, publication: Publication, format_url: Any, url: str, now_ms: int) -> None:
-        """Let the catalog have the present version, unless it has.
+        """Register the present version with the catalog, if it lacks it.
 
         If an erasure gave up the table that the catalog has, this one takes its place. That one may have no metadata
         any more, so the catalog cannot load it.
@@ -299,7 +302,7 @@ class CatalogTable:
                 return
             if table.properties.get("persist.table") == publication.id:
                 self._update(
-                    catalog, table, contents, publication, snapshot_json(contents, publication, format_url, now_ms)
+                    catalog, table, contents, publication, make_snapshot(contents, publication, format_url, now_ms)
                 )
                 return
         except Exception as error:  # The exception depends on the kind of catalog.
@@ -325,7 +328,7 @@ class CatalogTable:
             return
         changes: list[Any] = []
         if publication.schema not in {schema.schema_id for schema in table.metadata.schemas}:
-            schema = Schema.model_validate(schema_json(load_schema_version(contents, publication.schema)))
+            schema = Schema.model_validate(make_schema(load_schema_version(contents, publication.schema)))
             changes.append(updates.AddSchemaUpdate(schema=schema))
         if publication.schema != table.metadata.current_schema_id:
             changes.append(updates.SetCurrentSchemaUpdate(schema_id=publication.schema))
@@ -335,7 +338,7 @@ class CatalogTable:
         changes += [
             updates.AddSnapshotUpdate(snapshot=Snapshot.model_validate(snapshot)),
             updates.SetSnapshotRefUpdate(ref_name="main", type="branch", snapshot_id=id_),
-            updates.SetPropertiesUpdate(updates=properties(contents, publication)),
+            updates.SetPropertiesUpdate(updates=make_properties(contents, publication)),
             *([updates.RemoveSnapshotsUpdate(snapshot_ids=snapshot_ids)] if snapshot_ids else []),
         ]
         required_state = (
@@ -346,7 +349,7 @@ class CatalogTable:
 
 
 class CatalogTransaction:
-    """Collects updates of several tables for a catalog of pyiceberg; `CatalogTable` uses it like a catalog.
+    """Collects updates of several tables for one request to a catalog.
 
     A REST catalog that has the endpoint takes all of it at once, or nothing. Other catalogs are updated table by table,
     in order. Tables that a catalog does not know yet, or whose rows were erased, are registered at once, because no
@@ -376,7 +379,7 @@ class CatalogTransaction:
         self._asked.append((table, requirements, changes))
 
     def commit(self) -> None:
-        """Tell the catalog.
+        """Send all collected updates to the catalog.
 
         Raises:
             Unavailable: it did not take all of it, or none where it takes all at once. That can be tried again.

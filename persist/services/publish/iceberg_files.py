@@ -24,7 +24,7 @@ from persist.codecs.types.arrow_types import children
 from persist.codecs.types.schema import CollectionSchema
 from persist.core.log import kinds
 from persist.core.log.fields import Deletes
-from persist.core.log.keys import manifest_key, size_of_vectors
+from persist.core.log.keys import get_vectors_size, manifest_key
 from persist.core.state_rules.contents import CollectionState, Publication, PublishedFile
 from persist.core.state_rules.publications import resolve_numbers
 from persist.core.state_rules.schemas import load_schema_version
@@ -49,8 +49,8 @@ NAMES = COMMON_NAMES | {
 }
 
 
-def iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
-    """Return the type of a column as Iceberg writes it, with the ids of fields inside; None if it has none."""
+def to_iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
+    """Return the Iceberg type of a column with its inner field ids, or None."""
     if kind in NAMES:
         return NAMES[kind]
     if pt.is_decimal128(kind):
@@ -62,11 +62,11 @@ def iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
         return {"us": name, "ns": f"{name}_ns" if version > 2 else None}.get(kind.unit)
     if not pt.is_nested(kind):
         return None
-    inside = [(_field_id(child), child.name, iceberg_type(child.type, version)) for child in children(kind)]
+    inside = [(_get_field_id(child), child.name, to_iceberg_type(child.type, version)) for child in children(kind)]
     if any(written is None for _, _, written in inside):
         return None
     if pt.is_struct(kind):
-        return {"type": "struct", "fields": [_field(*child) for child in inside]}
+        return {"type": "struct", "fields": [_make_field(*child) for child in inside]}
     (first_id, _, first), *_ = inside
     if pt.is_map(kind):
         (_, (second_id, _, second)) = inside
@@ -75,24 +75,26 @@ def iceberg_type(kind: pa.DataType, version: int = 3) -> Any:
     return {"type": "list", "element-id": first_id, "element": first, "element-required": False}
 
 
-def _field_id(field: pa.Field) -> int:
+def _get_field_id(field: pa.Field) -> int:
     return int((field.metadata or {}).get(FIELD_ID, -1))
 
 
-def _field(id_: int, name: str, written: Any) -> dict[str, Any]:
+def _make_field(id_: int, name: str, written: Any) -> dict[str, Any]:
     return {"id": id_, "name": name, "required": False, "type": written}
 
 
-def table_json(contents: CollectionState, schema: CollectionSchema, location: str, version: int) -> dict[str, Any]:
-    """Return the metadata of a table that has no snapshot yet."""
+def make_table_metadata(
+    contents: CollectionState, schema: CollectionSchema, location: str, version: int
+) -> dict[str, Any]:
+    """Return the metadata of a table without snapshots."""
     return {
         "format-version": version,
         **({"next-row-id": 0} if version > 2 else {}),
         "location": location,
         "last-sequence-number": 0,
-        "last-column-id": max((id_ for id_, *_ in all_fields(schema)), default=0),
+        "last-column-id": max((id_ for id_, *_ in iterate_fields(schema)), default=0),
         "current-schema-id": schema.version,
-        "schemas": [schema_json(schema)],
+        "schemas": [make_schema(schema)],
         "default-spec-id": 0,
         "partition-specs": [{"spec-id": 0, "fields": []}],
         "last-partition-id": 999,
@@ -108,8 +110,8 @@ def table_json(contents: CollectionState, schema: CollectionSchema, location: st
     }
 
 
-def snapshot_json(contents: CollectionState, publication: Publication, format_url: Any, now_ms: int) -> dict[str, Any]:
-    """Return the snapshot of the present version of a table."""
+def make_snapshot(contents: CollectionState, publication: Publication, format_url: Any, now_ms: int) -> dict[str, Any]:
+    """Return the snapshot of a table's present version."""
     parts = [contents.part(number) for number in publication.files]
     left_out = [file.deletes for file in publication.files.values() if file.deletes is not None]
     summary = {
@@ -124,28 +126,31 @@ def snapshot_json(contents: CollectionState, publication: Publication, format_ur
         **({} if publication.digest is None else {"persist.digest": publication.digest}),
     }
     return {
-        "snapshot-id": snapshot_id(publication.id, publication.version),
+        "snapshot-id": compute_snapshot_id(publication.id, publication.version),
         "sequence-number": publication.version + 1,
         "timestamp-ms": now_ms,
         "manifest-list": format_url(publication.metadata[0]),
         "summary": summary,
         "schema-id": publication.schema,
-        **(_lineage(contents, publication) if read_format_version(publication.options) > 2 else {}),
+        **(_make_row_range(contents, publication) if read_format_version(publication.options) > 2 else {}),
     }
 
 
-def _lineage(contents: CollectionState, publication: Publication) -> dict[str, int]:
-    """Return the range of row ids that a snapshot takes. No file of it or of an earlier version has such ids."""
-    return {"first-row-id": first_row_id(contents.next_number + publication.version), "added-rows": first_row_id(1)}
+def _make_row_range(contents: CollectionState, publication: Publication) -> dict[str, int]:
+    """Return the range of row ids of a snapshot. No file has these ids."""
+    return {
+        "first-row-id": compute_first_row_id(contents.next_number + publication.version),
+        "added-rows": compute_first_row_id(1),
+    }
 
 
-def first_row_id(number: int) -> int:
-    """Return the id of the first row of the part of a number."""
+def compute_first_row_id(number: int) -> int:
+    """Return the id of the first row of a part."""
     return number << 32
 
 
-def puffin_file(vectors: Sequence[tuple[str, bytes, int]]) -> tuple[bytes, list[int]]:
-    """Return a Puffin file of deletion vectors, and the start of each in it.
+def encode_puffin(vectors: Sequence[tuple[str, bytes, int]]) -> tuple[bytes, list[int]]:
+    """Return a Puffin file of deletion vectors, and each one's start.
 
     Args:
         vectors: the URL of the data file of each, its bytes, and how many rows it has.
@@ -172,34 +177,36 @@ def puffin_file(vectors: Sequence[tuple[str, bytes, int]]) -> tuple[bytes, list[
     return bytes(data), starts
 
 
-def snapshot_id(table: str, version: int) -> int:
-    """Return the id of the snapshot of a version, which is another one for each table and version."""
+def compute_snapshot_id(table: str, version: int) -> int:
+    """Return the snapshot id of a version, unique over tables and versions."""
     return int.from_bytes(hashlib.blake2b(f"{table} {version}".encode(), digest_size=8).digest(), "big") >> 1
 
 
-def properties(contents: CollectionState, publication: Publication) -> dict[str, str]:
-    """Return a table's properties: its owner, the ban on deleting its files, and column names."""
+def make_properties(contents: CollectionState, publication: Publication) -> dict[str, str]:
+    """Return a table's properties: owner, ban on deleting files, column names."""
     return {
         "persist.collection": contents.id,
         "persist.table": publication.id,
         "gc.enabled": "false",
-        "schema.name-mapping.default": json.dumps(name_mapping(load_schema_version(contents, publication.schema))),
+        "schema.name-mapping.default": json.dumps(make_name_mapping(load_schema_version(contents, publication.schema))),
     }
 
 
-def schema_json(schema: CollectionSchema) -> dict[str, Any]:
-    """Return the schema of a table."""
+def make_schema(schema: CollectionSchema) -> dict[str, Any]:
+    """Return a table's schema."""
     written = {f.name: f for f in file_schema(schema)}
-    fields = [_field(_field_id(written[name]), name, iceberg_type(written[name].type)) for name in schema.columns]
+    fields = [
+        _make_field(_get_field_id(written[name]), name, to_iceberg_type(written[name].type)) for name in schema.columns
+    ]
     return {"type": "struct", "schema-id": schema.version, "identifier-field-ids": [], "fields": fields}
 
 
-def name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
-    """Return what columns are called in parts that have no field ids, `_time` and `_diff` among them."""
+def make_name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
+    """Return the column names in parts without field ids."""
 
     def mapped(field: pa.Field) -> dict[str, Any]:
         inside = inner_names(field.type)
-        return {"field-id": _field_id(field), "names": [field.name], **({"fields": inside} if inside else {})}
+        return {"field-id": _get_field_id(field), "names": [field.name], **({"fields": inside} if inside else {})}
 
     def inner_names(kind: pa.DataType) -> list[dict[str, Any]]:
         if not pt.is_nested(kind):
@@ -211,17 +218,17 @@ def name_mapping(schema: CollectionSchema) -> list[dict[str, Any]]:
     return [mapped(field) for field in file_schema(schema)]
 
 
-def all_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
+def iterate_fields(schema: CollectionSchema) -> Iterator[tuple[int, pa.DataType]]:
     def below(fields: Iterable[pa.Field]) -> Iterator[tuple[int, pa.DataType]]:
         for field in fields:
-            yield _field_id(field), field.type
+            yield _get_field_id(field), field.type
             yield from below(children(field.type) if pt.is_nested(field.type) else ())
 
     return below(field for field in file_schema(schema) if field.name in schema.names)
 
 
 class Manifests:
-    """The manifests of a version that is about to be recorded."""
+    """Writes the manifests of a version that is about to be recorded."""
 
     def __init__(
         self, handle: CollectionHandle, contents: CollectionState, step: kinds.Publish, format_url: Any
@@ -233,7 +240,7 @@ class Manifests:
         self._step = step
         self._url_of = format_url
         self._columns = load_schema_version(contents, step.schema)
-        self._schema = Schema.model_validate(schema_json(self._columns))
+        self._schema = Schema.model_validate(make_schema(self._columns))
         self._spec = PartitionSpec()
         publication = contents.published.get(step.table)
         old_files = publication.files if publication is not None else {}
@@ -248,7 +255,7 @@ class Manifests:
     def stored(self) -> tuple[str, ...]:
         from pyiceberg.manifest import ManifestContent
 
-        id_ = snapshot_id(self._step.id, self._step.version)
+        id_ = compute_snapshot_id(self._step.id, self._step.version)
         described = DataFiles(self._columns, self._url_of, self._version)
         keys, manifests = [], []
         left_out = [(number, part, file) for number, part, file in self._files if file.deletes is not None]
@@ -260,14 +267,14 @@ class Manifests:
             if not files:
                 continue
             output = _Output(self._url_of(key := self._key()))
-            with manifest_writer(content, self._version, self._spec, self._schema, output, id_) as writer:
+            with make_manifest_writer(content, self._version, self._spec, self._schema, output, id_) as writer:
                 for number, part, file in files:
-                    writer.add_entry(self._entry(file, describe(number, part, file.deletes)))
+                    writer.add_entry(self._make_manifest_entry(file, describe(number, part, file.deletes)))
             self._handle.engine.blob.set(key, output.value)
             keys.append(key)
             manifests.append(writer.to_manifest_file())
         output = _Output(self._url_of(key := self._key()))
-        with list_writer(self._version, output, id_, self._step.version + 1) as listing:
+        with make_list_writer(self._version, output, id_, self._step.version + 1) as listing:
             listing.add_manifests(manifests)
         self._handle.engine.blob.set(key, output.value)
         return (key, *keys)
@@ -275,7 +282,8 @@ class Manifests:
     def _key(self) -> str:
         return manifest_key(self._handle.id, self._handle.engine.follower.next_seqno())
 
-    def _entry(self, file: PublishedFile, described: Any) -> Any:
+    def _make_manifest_entry(self, file: PublishedFile, described: Any) -> Any:
+        """Return the manifest entry of a file, added now or existing."""
         from pyiceberg.manifest import ManifestEntry, ManifestEntryStatus
 
         is_new = file.version == self._step.version
@@ -283,15 +291,18 @@ class Manifests:
         return ManifestEntry.from_args(
             _table_format_version=self._version,
             status=ManifestEntryStatus.ADDED if is_new else ManifestEntryStatus.EXISTING,
-            snapshot_id=snapshot_id(self._step.id, file.version),
+            snapshot_id=compute_snapshot_id(self._step.id, file.version),
             sequence_number=sequence,
             file_sequence_number=sequence,
             data_file=described,
         )
 
 
-def manifest_writer(content: Any, version: int, spec: Any, schema: Any, output: "_Output", snapshot: int) -> Any:
-    """Return a writer of a manifest of any content and version; pyiceberg's write data files of version 2 at most."""
+def make_manifest_writer(content: Any, version: int, spec: Any, schema: Any, output: "_Output", snapshot: int) -> Any:
+    """Return a manifest writer for any content and format version.
+
+    pyiceberg's writers support data files up to version 2.
+    """
     from pyiceberg.avro.file import AvroOutputFile
     from pyiceberg.manifest import ManifestEntry, ManifestWriterV2
 
@@ -314,8 +325,8 @@ def manifest_writer(content: Any, version: int, spec: Any, schema: Any, output: 
     return Writer(spec, schema, output, snapshot, "deflate")
 
 
-def list_writer(version: int, output: "_Output", snapshot: int, sequence: int) -> Any:
-    """Return a writer of a list of manifests of any version; pyiceberg's write version 2 at most."""
+def make_list_writer(version: int, output: "_Output", snapshot: int, sequence: int) -> Any:
+    """Return a manifest list writer for any format version. pyiceberg's writers support up to version 2."""
     from pyiceberg.avro.file import AvroOutputFile
     from pyiceberg.manifest import MANIFEST_LIST_FILE_SCHEMAS, ManifestContent, ManifestFile, ManifestListWriterV2
 
@@ -342,7 +353,7 @@ def list_writer(version: int, output: "_Output", snapshot: int, sequence: int) -
 
 
 class DataFiles:
-    """The files of a table as Iceberg's manifests describe them, with the columns of one schema.
+    """Makes the manifest entries of a table's files, for one schema.
 
     Args:
         format_url: returns the URL of a blob.
@@ -356,22 +367,25 @@ class DataFiles:
 
     def data_file(self, number: int, part: Part, _: Deletes | None = None) -> Any:
         """Return the entry of a part."""
-        low, high, nulls = self._bounds(part)
-        lineage = {"first_row_id": first_row_id(number)} if self._version > 2 else {}
+        low, high, nulls = self._compute_bounds(part)
+        lineage = {"first_row_id": compute_first_row_id(number)} if self._version > 2 else {}
         bounds = {"lower_bounds": low, "upper_bounds": high, "null_value_counts": nulls}
-        return self._described(0, part.blob, part.rows, part.bytes, **bounds, **lineage)
+        return self._make_data_file(0, part.blob, part.rows, part.bytes, **bounds, **lineage)
 
     def delete_file(self, number: int, part: Part, deletes: Deletes | None) -> Any:
-        """Return the entry of the rows that a part leaves out."""
+        """Return the entry of a part's omitted rows."""
         assert deletes is not None
-        data_file, size = self._url_of(part.blob), size_of_vectors(deletes.blob)
+        data_file, size = self._url_of(part.blob), get_vectors_size(deletes.blob)
         if size is None:
             bound = {FILE_PATH: data_file.encode()}
-            return self._described(1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound)
+            return self._make_data_file(
+                1, deletes.blob, deletes.rows, deletes.bytes, lower_bounds=bound, upper_bounds=bound
+            )
         place = {"content_offset": deletes.start, "content_size_in_bytes": deletes.bytes + 8}
-        return self._described(1, deletes.blob, deletes.rows, size, referenced_data_file=data_file, **place)
+        return self._make_data_file(1, deletes.blob, deletes.rows, size, referenced_data_file=data_file, **place)
 
-    def _described(self, content: int, blob: str, rows: int, size: int, **known: Any) -> Any:
+    def _make_data_file(self, content: int, blob: str, rows: int, size: int, **more_fields: Any) -> Any:
+        """Return pyiceberg's description of a file."""
         from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
         from pyiceberg.typedef import Record
 
@@ -379,31 +393,31 @@ class DataFiles:
             _table_format_version=self._version,
             content=DataFileContent(content),
             file_path=self._url_of(blob),
-            file_format=FileFormat.PUFFIN if "content_offset" in known else FileFormat.PARQUET,
+            file_format=FileFormat.PUFFIN if "content_offset" in more_fields else FileFormat.PARQUET,
             partition=Record(),
             record_count=rows,
             file_size_in_bytes=size,
-            **known,
+            **more_fields,
         )
         described.spec_id = 0
         return described
 
-    def _bounds(self, part: Part) -> tuple[dict[int, bytes], dict[int, bytes], dict[int, int]]:
-        """Return the least and greatest values of columns, as Iceberg writes them, and how many NULLs there are."""
+    def _compute_bounds(self, part: Part) -> tuple[dict[int, bytes], dict[int, bytes], dict[int, int]]:
+        """Return each column's least and greatest value, encoded, and number of NULLs."""
         low, high, nulls = dict[int, bytes](), dict[int, bytes](), dict[int, int]()
         for field in file_schema(self._columns):
             stats = part.stats.get(field.name)
             if stats is None or field.name not in self._columns.names:
                 continue
-            nulls[_field_id(field)] = stats[2]
+            nulls[_get_field_id(field)] = stats[2]
             for bounds, value in ((low, stats[0]), (high, stats[1])):
-                written = _written(value, self._columns.arrow.field(field.name).type)
+                written = _encode_bound(value, self._columns.arrow.field(field.name).type)
                 if written is not None:
-                    bounds[_field_id(field)] = written
+                    bounds[_get_field_id(field)] = written
         return low, high, nulls
 
 
-def _written(value: Any, kind: pa.DataType) -> bytes | None:
+def _encode_bound(value: Any, kind: pa.DataType) -> bytes | None:
     if value is None:
         return None
     if pt.is_string(kind) or pt.is_large_string(kind):
@@ -416,7 +430,7 @@ def _written(value: Any, kind: pa.DataType) -> bytes | None:
 
 
 class _Output:
-    """A file that pyiceberg writes, in memory: it is stored as all blobs are."""
+    """A file of pyiceberg in memory, which is stored like other blobs."""
 
     def __init__(self, location: str) -> None:
         self.location = location

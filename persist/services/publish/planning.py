@@ -73,7 +73,7 @@ COMMON_NAMES: dict[pa.DataType, str] = {
 
 @dataclass(frozen=True)
 class PlannedFile:
-    """A part that the table is to have; its number is None if it is new. left_out are places of rows in it."""
+    """A part of a planned table; `number` is None if it is new. `left_out` are row numbers in it."""
 
     part: Part
     number: int | None
@@ -82,7 +82,7 @@ class PlannedFile:
 
 @dataclass(frozen=True)
 class Plan:
-    """The files of the next version.
+    """The files of a table's next version.
 
     Attributes:
         contents: the state whose parts it names by number.
@@ -119,7 +119,7 @@ class Planner:
         self._share = left_out_share
 
     def next_version(self, publication: Publication | None, as_of: int) -> Plan:
-        """Return the files of the version as of a sealed time.
+        """Plan the files of the version as of a sealed time.
 
         Raises:
             AsOfCompacted: the time cannot be read any more.
@@ -137,13 +137,13 @@ class Planner:
                 if is_moved or len(newest.earlier) + 1 != scan.schema.version:
                     raise Superseded(f"the {self._table} table of {newest.name!r} was changed meanwhile: try again")
                 following = (
-                    None if publication is None else self._following(publication, contents, newest, scan, reader)
+                    None if publication is None else self._plan_following(publication, contents, newest, scan, reader)
                 )
-                return following or self._anew(publication, contents, newest, scan, reader)
+                return following or self._plan_anew(publication, contents, newest, scan, reader)
         finally:
             reading.close()
 
-    def _anew(
+    def _plan_anew(
         self,
         publication: Publication | None,
         contents: CollectionState,
@@ -151,21 +151,21 @@ class Planner:
         scan: Scan,
         reader: PartReader,
     ) -> Plan:
-        split, numbers = Split.of(scan, "rows"), _numbers(newest)
-        lying = self._lying([*split.base, *split.history], scan, numbers)
+        split, numbers = Split.of(scan, "rows"), _get_numbers_by_blob(newest)
+        lying = self._list_usable_parts([*split.base, *split.history], scan, numbers)
         touched = self._find_touched_keys(scan, [*split.base_rest, *split.rest], reader)
-        dead = self._dead(contents, scan.schema)
+        dead = self._make_tombstone_filter(contents, scan.schema)
         places = {id(part): find_omitted_rows(part, scan.schema, touched, dead, reader) for part in lying}
         listed = [part for part in lying if len(places[id(part)]) <= self._share * part.rows]
         ids = {id(part) for part in listed}
         files = [PlannedFile(part, numbers[part.blob], places[id(part)]) for part in listed]
         current = None
         if len(listed) == len({part.name for part in (*split.base, *split.history)}) and not split.base_rest:
-            current = self._newest(contents, scan, split.rest, split.history, touched, reader)
+            current = self._read_newest(contents, scan, split.rest, split.history, touched, reader)
         new = (
-            self._written(scan, lambda part: id(part) in ids, reader)
+            self._store_missing_rows(scan, lambda part: id(part) in ids, reader)
             if current is None
-            else self._stored([current], scan)
+            else self._store_records([current], scan)
         )
         listed_numbers = {file.number for file in files}
         removed = (
@@ -173,7 +173,7 @@ class Planner:
         )
         return Plan(newest, count_erasures(contents), scan.as_of, [*files, *new], removed, is_anew=True)
 
-    def _following(
+    def _plan_following(
         self,
         publication: Publication,
         contents: CollectionState,
@@ -181,8 +181,8 @@ class Planner:
         scan: Scan,
         reader: PartReader,
     ) -> Plan | None:
-        """Return the version that follows another one by the changes since; None if all is to be planned anew."""
-        schema, numbers = scan.schema, _numbers(newest)
+        """Plan the next version by the changes; None to plan anew."""
+        schema, numbers = scan.schema, _get_numbers_by_blob(newest)
         if not (
             schema.key_names and self._share and publication.schema == schema.version and publication.as_of < scan.as_of
         ):
@@ -193,7 +193,7 @@ class Planner:
         parts = {number: newest.part(number) for number in publication.files}
         rows = sum(part.rows for part in parts.values())
         small = sum(number in newest.kept for number in parts)
-        listed = self._lying([part for part in changes.parts if not part.negatives], changes, numbers)
+        listed = self._list_usable_parts([part for part in changes.parts if not part.negatives], changes, numbers)
         ids = {id(part) for part in listed}
         unlisted = [part for part in changes.parts if id(part) not in ids]
         if small >= SMALL_FILES_MAX or sum(part.rows for part in unlisted) > CHANGED_SHARE * rows:
@@ -204,30 +204,30 @@ class Planner:
             for number, part in parts.items()
             if touched is not None and len(places := find_places(touched, part, schema, reader))
         ]
-        dead = self._dead(contents, schema)
+        dead = self._make_tombstone_filter(contents, schema)
         files += [PlannedFile(p, numbers[p.blob], find_omitted_rows(p, schema, touched, dead, reader)) for p in listed]
         if touched is not None:
-            current = self._newest(contents, changes, unlisted, listed, touched, reader)
+            current = self._read_newest(contents, changes, unlisted, listed, touched, reader)
             if current is None:
                 lookup = Lookup(scan)
                 current = lookup.contents(lookup.to_lookup_keys(pa.Table.from_batches([touched.batch])), "diff", reader)
-            files += self._stored([current], scan)
+            files += self._store_records([current], scan)
         return Plan(newest, count_erasures(contents), scan.as_of, files, [], is_anew=False)
 
-    def _lying(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
-        """Return the parts that can be named as they lie, each blob once."""
+    def _list_usable_parts(self, parts: Sequence[Part], scan: Scan, numbers: Mapping[str, int]) -> list[Part]:
+        """Return parts that need no rewriting, each blob once."""
         root = table_root(self._handle.id)
         lying: dict[str, Part] = {}
         based = {id(part) for part in scan.base}
         for part in parts:
             is_whole = id(part) in based or scan.is_inside(part)
             is_here = part.blob.startswith(root) and part.blob in numbers
-            if is_here and is_whole and part.is_plain and is_read_alike(part, scan.schema):
+            if is_here and is_whole and part.is_plain and is_readable_by_others(part, scan.schema):
                 lying.setdefault(part.blob, part)
         return [*lying.values()]
 
     def _find_touched_keys(self, scan: Scan, rest: Sequence[Part], reader: PartReader) -> SortedKeys | None:
-        """Return the keys of updates that may cancel rows of other parts; None if there are none."""
+        """Return keys of updates that may cancel rows of other parts, or None."""
         keys = [*scan.schema.key_names]
         based = {id(part) for part in scan.base}
         if not keys or not rest:
@@ -239,7 +239,7 @@ class Planner:
         table = pa.concat_tables([scan.empty(keys), *tables])
         return SortedKeys.of(table, keys) if len(table) else None
 
-    def _newest(
+    def _read_newest(
         self,
         contents: CollectionState,
         scan: Scan,
@@ -248,7 +248,7 @@ class Planner:
         touched: SortedKeys | None,
         reader: PartReader,
     ) -> pa.Table | None:
-        """Return the contents of the updates' keys, each with a diff of 1, as far as the updates determine them.
+        """Return the contents of the updates' keys, as far as they determine these.
 
         A key of a keyed collection has one value at each time (rule 18). So its newest updates determine its contents,
         and values of other parts need not be read: with 1% of the keys touched, that is 3 times as fast.
@@ -275,16 +275,18 @@ class Planner:
         times, diffs = (table[name].to_numpy()[order] for name in ("_time", "_diff"))
         newest = np.maximum.reduceat(times, np.flatnonzero(starts))[np.cumsum(starts) - 1]
         current = table.take(int64_array(order[(times == newest) & (diffs > 0)])).select([*names, "_diff"])
-        dead = self._dead(contents, schema)
+        dead = self._make_tombstone_filter(contents, schema)
         return current if dead is None else current.filter(~dead)
 
-    def _dead(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
-        """Return the filter that passes tombstones alone; None if there are none."""
+    def _make_tombstone_filter(self, contents: CollectionState, schema: CollectionSchema) -> pc.Expression | None:
+        """Return a filter for tombstones, or None without any."""
         form = load_form(contents, schema, resolves=False)
         return None if form is None or form.tombstone is None else dead_filter(schema, form)
 
-    def _written(self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader) -> list[PlannedFile]:
-        """Return new parts with all rows of a scan that listed parts do not already contain."""
+    def _store_missing_rows(
+        self, scan: Scan, is_listed: Callable[[Part], bool], reader: PartReader
+    ) -> list[PlannedFile]:
+        """Return new parts with a scan's rows that listed parts lack."""
 
         def tables() -> Iterator[pa.Table]:
             for piece in scan.slices_within(reader.rewrite_slice_bytes):
@@ -294,10 +296,10 @@ class Planner:
                 if rows:
                     yield _add_diffs(pa.concat_tables(rows), scan.schema)
 
-        return self._stored(tables(), scan)
+        return self._store_records(tables(), scan)
 
-    def _stored(self, tables: Iterable[pa.Table], scan: Scan) -> list[PlannedFile]:
-        """Return new parts of records with their multiplicities, in key order.
+    def _store_records(self, tables: Iterable[pa.Table], scan: Scan) -> list[PlannedFile]:
+        """Return new parts of records with multiplicities, in key order.
 
         Raises:
             NegativeMultiplicity: of a record.
@@ -312,12 +314,12 @@ class Planner:
         return [*new_files, *(PlannedFile(self._store(data, part), None) for data, part in stream.finish())]
 
 
-def _numbers(contents: CollectionState) -> dict[str, int]:
+def _get_numbers_by_blob(contents: CollectionState) -> dict[str, int]:
     return {part.blob: number for number, part in contents.numbered.items()}
 
 
-def foreign(url: str, name: str) -> InvalidUsage:
-    """Return the error for a file at a table's path that belongs to another program."""
+def make_foreign_error(url: str, name: str) -> InvalidUsage:
+    """Return the error for another program's file at a table's path."""
     return InvalidUsage(
         f"{url} was not written by this library: another program writes to a published table, which holds a copy of "
         f"{name!r}. Stop it, unpublish, and publish again."
@@ -325,12 +327,12 @@ def foreign(url: str, name: str) -> InvalidUsage:
 
 
 def read_format_version(options: Mapping[str, str]) -> int:
-    """Return the version of Iceberg's format that a table with such options has."""
+    """Return the Iceberg format version of a table's options."""
     return int(options.get(FORMAT_VERSION, "2"))
 
 
 def check_version(publication: Publication | None, options: Mapping[str, str]) -> None:
-    """Raise InvalidUsage if the next version of a table would have an older format."""
+    """Raise InvalidUsage if the next version would have an older format."""
     old, new = read_format_version({} if publication is None else publication.options), read_format_version(options)
     if new < old:
         raise InvalidUsage(
@@ -339,8 +341,8 @@ def check_version(publication: Publication | None, options: Mapping[str, str]) -
         )
 
 
-def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
-    """Return which rows of a file are left out from now on; None if they are the same as before.
+def compute_omitted_rows(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows | None:
+    """Return the omitted rows of a file; None if unchanged.
 
     Args:
         before: which were until now.
@@ -355,7 +357,7 @@ def rows_left_out(file: PlannedFile, before: Rows | None, is_anew: bool) -> Rows
 
 
 def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.DataType], Any], has: str) -> None:
-    """Refuse columns that a table cannot have.
+    """Raise InvalidUsage for columns that a table cannot have.
 
     Args:
         type_of: returns the type of a column in that format, None if it has none.
@@ -387,7 +389,7 @@ def check_columns(schema: CollectionSchema, table: str, type_of: Callable[[pa.Da
 def find_omitted_rows(
     part: Part, schema: CollectionSchema, touched: SortedKeys | None, dead: pc.Expression | None, reader: PartReader
 ) -> Rows:
-    """Return the places of the rows that a table omits from a part: touched keys and retracted rows."""
+    """Return numbers of a part's rows that are retracted or have touched keys."""
     places = NONE if touched is None else find_places(touched, part, schema, reader)
     if dead is None or not parts_that_may_match([part], dead, schema):
         return places
@@ -396,8 +398,10 @@ def find_omitted_rows(
     return np.union1d(places, numbered.filter(dead)["place"].to_numpy())
 
 
-def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
-    """Return whether who knows columns by name, or by field id, reads a part as it is read under a schema.
+def is_readable_by_others(part: Part, schema: CollectionSchema) -> bool:
+    """Return whether other programs read a part as its collection does.
+
+    They match columns by name or field id.
 
     Columns and fields that are younger than the part are NULL for them, and so must be their defaults.
     """
@@ -415,19 +419,19 @@ def is_read_alike(part: Part, schema: CollectionSchema) -> bool:
 
 
 def _can_readers_fill(before: Node, after: Node) -> bool:
-    """Return whether readers fill nested fields that a part lacks; deltalake does not do so within maps."""
+    """Return whether readers fill missing nested fields. deltalake does not within maps."""
     has_map = any(pt.is_map(node.kind) for node in after.walk())
     return before == after if has_map else is_extended(before, after)
 
 
 def _add_diffs(rows: pa.Table, schema: CollectionSchema) -> pa.Table:
-    """Return records with their multiplicities, of rows."""
+    """Return rows as records with multiplicities."""
     diffs = pa.array(np.ones(len(rows), np.int64))
     return consolidate(rows.append_column(schema.arrow.field("_diff"), diffs), [*schema.names])
 
 
 def _make_distinct(records: pa.Table, scan: Scan) -> pa.Table:
-    """Return each record as often as its multiplicity, in part order, as distinct updates."""
+    """Return each record as often as its multiplicity, in part order."""
     counts = records["_diff"].to_numpy()
     rows = pa.concat_tables(repeat_rows(records, scan))
     occurrence = np.arange(len(rows)) - np.repeat(np.cumsum(counts) - counts, counts)

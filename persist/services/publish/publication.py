@@ -38,7 +38,7 @@ from persist.core.closing import note_on_error
 from persist.core.errors import Conflict, HoldMoved, InvalidUsage, Superseded, UploadExpired
 from persist.core.log import kinds
 from persist.core.log.fields import PIN_PREFIX, Deletes, Table, TableFile
-from persist.core.log.keys import is_shown, table_root
+from persist.core.log.keys import is_table_key, table_root
 from persist.core.names import published_hold
 from persist.core.rendering import Shown, format_count
 from persist.core.state_rules.collection_rules import ExpectErasures
@@ -96,7 +96,7 @@ class Published(Shown):
 
 
 class TableFormat(Protocol):
-    """The differences between the formats of tables."""
+    """The operations in which table formats differ."""
 
     name: str  # Of the table: that of the format, or of a pinned time.
 
@@ -106,13 +106,13 @@ class TableFormat(Protocol):
     def store_deletes(
         self, pieces: Sequence[tuple[PlannedFile, Deletes | None]], is_anew: bool, options: Mapping[str, str]
     ) -> list[Deletes | None]:
-        """Store the deleted rows of files, given the previous ones; return their place for each file."""
+        """Store deleted rows of files; return their place for each file."""
 
     def metadata(self, contents: CollectionState, step: kinds.Publish) -> tuple[str, ...]:
-        """Store the list of a version's files, if the format uses blobs of its own; return their keys."""
+        """Store a version's file lists in the format's own blobs; return their keys."""
 
     def show(self, contents: CollectionState, publication: Publication, *, is_new: bool) -> None:
-        """Let readers find the present version, if they do not yet; idempotent.
+        """Make the present version visible to readers. Idempotent.
 
         Args:
             is_new: this client has just recorded the version, so it is hardly shown.
@@ -122,13 +122,13 @@ class TableFormat(Protocol):
         """
 
     def mark(self, table: str) -> bytes:
-        """Return the marker of the table in each file by which readers find it, without spaces."""
+        """Return the table's marker in each visible file, without spaces."""
 
     def url(self, contents: CollectionState, publication: Publication) -> str:
-        """Return where readers find the table."""
+        """Return the URL by which readers find the table."""
 
     def visible_since_s(self, publication: Publication) -> float | None:
-        """Return since when the present version is shown, by the clock of the store; None if it is not."""
+        """Return when the present version became visible, by the store's clock, or None."""
 
 
 def publish(
@@ -148,7 +148,7 @@ def publish(
         nonlocal contents, is_again
         contents, is_again = handle.contents() if is_again else contents, True
         publication = contents.published.get(format.name)
-        attempt = Attempt(handle, format, {**_lasting_options(publication), **options})
+        attempt = Attempt(handle, format, {**_get_lasting_options(publication), **options})
         schema = handle.load_schema(contents, None)
         format.check(schema, attempt.options)
         check_version(publication, attempt.options)
@@ -160,7 +160,7 @@ def publish(
                 raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
             is_same = publication.schema == schema.version and publication.options == attempt.options
             if is_same and (publication.as_of == time or (as_of is None and publication.as_of > time)):
-                return _published(format, contents, publication, is_new=False)
+                return _make_published(format, contents, publication, is_new=False)
         # Some readers of a feed take the rows that a first version omits for existing ones.
         is_whole = options["deletes"] != "vectors" or (publication is None and "feed" in options)
         planner = Planner(handle, format.name, attempt.store, 0.0 if is_whole else LEFT_OUT_SHARE)
@@ -168,10 +168,10 @@ def publish(
             plan = planner.next_version(publication, time)
             if len(plan.contents.earlier) != len(contents.earlier):
                 raise Superseded(f"{handle.name!r} has other columns by now: try again")  # These are not checked yet.
-            source_digest = _digest(handle, time) if digest else None
+            source_digest = _compute_digest(handle, time) if digest else None
             step = attempt.step(publication, plan, source_digest)
             expected = ExpectErasures(handle.id, plan.erasures)
-            writer.submit([expected, step, *_hold_steps(plan.contents, step)], {handle.id: handle.name}).result()
+            writer.submit([expected, step, *_make_hold_steps(plan.contents, step)], {handle.id: handle.name}).result()
         except BaseException as error:
             if not isinstance(error, Indeterminate):  # Or else the record may be there.
                 attempt.discard()
@@ -182,10 +182,10 @@ def publish(
             raise Conflict(f"the {format.name} table of {handle.name!r} was given up as soon as it was published")
         what = f"version {publication.version} of the {format.name} table of {handle.name!r} is committed"
         with note_on_error(partial("{}, and not all readers find it yet: publish again.".format, what)):
-            is_shown = _show(handle, format, contents, publication, is_new=True)
-        if not is_shown:
+            is_visible = _show(handle, format, contents, publication, is_new=True)
+        if not is_visible:
             raise Superseded(f"the {format.name} table of {handle.name!r} was given up meanwhile")
-        return _published(format, contents, publication, is_new=True)
+        return _make_published(format, contents, publication, is_new=True)
 
     conflicts = (Superseded, UploadExpired, HoldMoved)
     return commit_with_retry(plan, action="publish", clock=handle.engine.clock, conflicts=conflicts)
@@ -194,14 +194,14 @@ def publish(
 def _show(
     handle: CollectionHandle, format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool
 ) -> bool:
-    """Make a version visible; return False, without a visible file, if its table was removed meanwhile."""
+    """Make a version visible; return False if its table was removed meanwhile."""
     if format.name.startswith(PIN_PREFIX):
         return True  # The catalog shows it.
     for last in range(SHOWN_MAX):
         try:
             format.show(contents, publication, is_new=is_new)
         except InvalidUsage:
-            if _present_id(handle, format) != publication.id:
+            if _load_present_id(handle, format) != publication.id:
                 return False
             # Another client has shown, late, a version of an abandoned table. If not, the file is another program's.
             if last + 1 == SHOWN_MAX or not _delete_others(handle, format, publication.id):
@@ -210,24 +210,24 @@ def _show(
             break
     if not is_new:
         return True
-    present = _present_id(handle, format)
+    present = _load_present_id(handle, format)
     if present != publication.id:
         _delete_others(handle, format, present)
     return present == publication.id
 
 
-def _present_id(handle: CollectionHandle, format: TableFormat) -> str | None:
-    """Return the id of the table that a collection is published as now. Cost: one GET."""
+def _load_present_id(handle: CollectionHandle, format: TableFormat) -> str | None:
+    """Return the id of the collection's present table, or None. Cost: one GET."""
     publication = handle.contents().published.get(format.name)
     return None if publication is None else publication.id
 
 
 def _delete_others(handle: CollectionHandle, format: TableFormat, present: str | None) -> bool:
-    """Delete the visible files of a collection's other tables; return whether there were any."""
+    """Delete visible files of a collection's other tables; return whether any existed."""
     blob = handle.engine.blob
-    keys = [key for key in _list_visible_keys(blob, handle.id, format.name) if is_shown(key, handle.id)]
+    keys = [key for key in _list_visible_keys(blob, handle.id, format.name) if is_table_key(key, handle.id)]
     texts = {key: data.replace(b" ", b"") for key in keys if key.endswith(".json") and (data := blob.get(key))}
-    ours = _mark(handle)
+    ours = _make_mark(handle)
     stale = [key for key, data in texts.items() if ours in data and (not present or format.mark(present) not in data)]
     # A checkpoint goes with its version. The pointer to the newest one is deleted as well: readers look for the
     # checkpoint then.
@@ -246,7 +246,7 @@ def publish_together(
     options: Mapping[str, str],
     digest: bool = False,
 ) -> list[Published]:
-    """Publish collections as Iceberg tables at one time, and register them with a catalog; see `Client.publish`.
+    """Publish collections at one time and register them; see `Client.publish`.
 
     Args:
         handles: of the collections, by what they are called in the catalog.
@@ -275,40 +275,40 @@ def publish_together(
 
 
 def unpublish(handle: CollectionHandle, table: str) -> bool:
-    """Give up a table; see `Collection.unpublish`."""
+    """Remove a table; see `Collection.unpublish`."""
     name = make_format(handle, table).name
     if name == "iceberg":
         for time in handle.contents().pins:
             unpin(handle, time)
-    was_there = _give_up(handle, name)
+    was_there = _remove_table(handle, name)
     if not was_there:
         delete_abandoned(handle)
     return was_there
 
 
-def _give_up(handle: CollectionHandle, name: str) -> bool:
-    """Commit that a table is gone, and let readers find it no more; return whether it was there."""
+def _remove_table(handle: CollectionHandle, name: str) -> bool:
+    """Commit a table's removal and hide it; return whether it existed."""
     writer = handle.engine.writer("unpublish")
 
-    def plan() -> bool:
+    def try_remove() -> bool:
         contents = handle.contents()
         publication = contents.published.get(name)
         if publication is None:
             return False
         step = kinds.Unpublish(handle.id, name, publication.version)
         step = msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
-        writer.submit([step, *_hold_steps(contents, step)], {handle.id: handle.name}).result()
+        writer.submit([step, *_make_hold_steps(contents, step)], {handle.id: handle.name}).result()
         what = f"the {name} table of {handle.name!r} is given up, and readers may still find it"
         if not name.startswith(PIN_PREFIX):
             with note_on_error(partial("{}: unpublish it again.".format, what)):
-                _delete_shown(handle.engine.blob, handle.id, name)
+                _delete_visible_files(handle.engine.blob, handle.id, name)
         return True
 
-    return commit_with_retry(plan, action="unpublish", clock=handle.engine.clock, conflicts=(Superseded,))
+    return commit_with_retry(try_remove, action="unpublish", clock=handle.engine.clock, conflicts=(Superseded,))
 
 
 def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> None:
-    """Keep a sealed time of the Iceberg table readable through the catalog, whatever is published later.
+    """Keep a sealed time of the Iceberg table readable through the catalog.
 
     Args:
         options: `until_ms` is when it may go; without that, it goes with its tags.
@@ -323,12 +323,12 @@ def pin(handle: CollectionHandle, as_of: int, options: Mapping[str, str]) -> Non
 
 
 def unpin(handle: CollectionHandle, as_of: int) -> None:
-    """Give a pinned time up; its files go after the grace period."""
-    _give_up(handle, f"{PIN_PREFIX}{as_of}")
+    """Remove a pin. Its files are deleted after the grace period."""
+    _remove_table(handle, f"{PIN_PREFIX}{as_of}")
 
 
-def _hold_steps(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
-    """Return the steps that hold the changes for the feed of a table until its next version, or let go of them."""
+def _make_hold_steps(contents: CollectionState, step: kinds.Publish | kinds.Unpublish) -> list[Step]:
+    """Return steps that hold, or release, changes for a table's feed."""
     name = published_hold(step.table)
     hold = contents.holds.get(name)
     if isinstance(step, kinds.Publish) and step.options.get("feed") == "true":
@@ -338,15 +338,15 @@ def _hold_steps(contents: CollectionState, step: kinds.Publish | kinds.Unpublish
     return [] if hold is None else [kinds.ReleaseHold(step.collection, name, hold.time)]
 
 
-def published_tables(handle: CollectionHandle) -> list[Published]:
-    """Return the newest versions of the tables that a collection is published as."""
+def list_published(handle: CollectionHandle) -> list[Published]:
+    """Return the newest version of each published table."""
     contents = handle.contents()
     tables = contents.tables.items()
-    return [_published(make_format(handle, table), contents, known, is_new=False) for table, known in tables]
+    return [_make_published(make_format(handle, table), contents, known, is_new=False) for table, known in tables]
 
 
-def _lasting_options(publication: Publication | None) -> dict[str, str]:
-    """Return the options of a table that last until they are changed: its format, and its place in a catalog."""
+def _get_lasting_options(publication: Publication | None) -> dict[str, str]:
+    """Return a table's options that stay: format version and catalog place."""
     names = ("catalog", "identifier", REPLACES, FORMAT_VERSION)
     return {} if publication is None else {name: value for name, value in publication.options.items() if name in names}
 
@@ -354,7 +354,7 @@ def _lasting_options(publication: Publication | None) -> dict[str, str]:
 def make_format(
     handle: CollectionHandle, table: str, options: Mapping[str, str] | None = None, catalog: Any = None
 ) -> TableFormat:
-    """Return the maker of tables of a format.
+    """Return the writer of a table format.
 
     Args:
         options: what the table is published with; None where it is not to be published.
@@ -377,7 +377,7 @@ def make_format(
 
 
 class Attempt:
-    """The stored objects of one version, to be deleted if it is not recorded."""
+    """The stored objects of a version, which are deleted if it is not recorded."""
 
     def __init__(self, handle: CollectionHandle, format: TableFormat, options: Mapping[str, str]) -> None:
         self._format = format
@@ -393,7 +393,7 @@ class Attempt:
         return stored
 
     def step(self, publication: Publication | None, plan: Plan, digest: str | None) -> kinds.Publish:
-        """Store the remaining objects of a plan; return the step that records the version."""
+        """Store a plan's remaining objects; return the step that records the version."""
         contents = plan.contents
         previous = [
             None if publication is None or f.number is None else publication.files.get(f.number) for f in plan.files
@@ -428,7 +428,7 @@ class Attempt:
         return msgspec.structs.replace(step, unused=list_unused_blobs(contents, step))
 
     def discard(self) -> None:
-        """Delete what no record will name. Objects that cannot be deleted now are left to garbage collection."""
+        """Delete stored objects that no record names. Failures are left to collection."""
         self._handle.engine.writer("publish").part_writer().discard(self._parts)
         for key in self._blobs:
             try:
@@ -437,7 +437,9 @@ class Attempt:
                 continue
 
 
-def _published(format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool) -> Published:
+def _make_published(
+    format: TableFormat, contents: CollectionState, publication: Publication, *, is_new: bool
+) -> Published:
     left_out = sum(file.deletes.rows for file in publication.files.values() if file.deletes is not None)
     rows = sum(contents.part(number).rows for number in publication.files) - left_out
     url = format.url(contents, publication)
@@ -454,7 +456,7 @@ def _published(format: TableFormat, contents: CollectionState, publication: Publ
     )
 
 
-def _digest(handle: CollectionHandle, time: int) -> str:
+def _compute_digest(handle: CollectionHandle, time: int) -> str:
     from persist.engine.collection.reads import snapshot
 
     with snapshot(handle, time) as contents:
@@ -462,36 +464,36 @@ def _digest(handle: CollectionHandle, time: int) -> str:
 
 
 def _list_visible_keys(blob: Blob, collection: str, table: str) -> list[str]:
-    """Return the keys of the files by which readers find a table, or another program's at its path."""
+    """Return the keys by which readers find tables at a path."""
     folder = {"delta": "_delta_log/", "iceberg": "metadata/"}[table]
     return [entry.key for entry in blob.list(f"{table_root(collection)}{folder}")]
 
 
 def _check_free(handle: CollectionHandle, table: str) -> None:
-    """Delete the files of an abandoned table; refuse those of another program.
+    """Delete an abandoned table's files; refuse another program's.
 
     Raises:
         InvalidUsage: another table lies where this one is to be.
     """
     blob = handle.engine.blob
-    keys = [key for key in _list_visible_keys(blob, handle.id, table) if is_shown(key, handle.id)]
+    keys = [key for key in _list_visible_keys(blob, handle.id, table) if is_table_key(key, handle.id)]
     read = ((key, blob.get(key)) for key in keys if key.endswith(".json"))
-    foreign = [key for key, data in read if data is not None and _mark(handle) not in data.replace(b" ", b"")]
+    foreign = [key for key, data in read if data is not None and _make_mark(handle) not in data.replace(b" ", b"")]
     if foreign:
         raise InvalidUsage(
             f"{blob.url}/{foreign[0]} belongs to a {table} table that was not published from {handle.name!r}: "
             "move that table elsewhere first; a collection's own folder takes its own tables only"
         )
-    _delete_shown(blob, handle.id, table)
+    _delete_visible_files(blob, handle.id, table)
 
 
-def _mark(handle: CollectionHandle) -> bytes:
-    """Return the marker of a collection in each version of its table, without spaces."""
+def _make_mark(handle: CollectionHandle) -> bytes:
+    """Return a collection's marker in its tables' versions, without spaces."""
     return f'"persist.collection":"{handle.id}"'.encode()
 
 
 def delete_abandoned(handle: CollectionHandle) -> None:
-    """Delete the files by which readers find tables that a collection is not published as any more.
+    """Delete visible files of tables that are not published any more.
 
     The record of an erasure gives up tables, and its writer may have died then. Files of tables that others keep there
     stay.
@@ -503,17 +505,17 @@ def delete_abandoned(handle: CollectionHandle) -> None:
                 _check_free(handle, table)
 
 
-def _delete_shown(blob: Blob, collection: str, table: str) -> None:
-    """Let no reader find a table any more."""
-    delete_all(blob, (key for key in _list_visible_keys(blob, collection, table) if is_shown(key, collection)))
+def _delete_visible_files(blob: Blob, collection: str, table: str) -> None:
+    """Delete the files by which readers find a table."""
+    delete_all(blob, (key for key in _list_visible_keys(blob, collection, table) if is_table_key(key, collection)))
 
 
 UNITS_S = {"second": 1, "minute": 60, "hour": 3600, "day": 86400}
 _SPAN = re.compile(rf"([1-9][0-9]{{0,8}}) ({'|'.join(UNITS_S)})s?")
 
 
-def parse_every(every: str | None) -> dict[str, str]:
-    """Return the option that lets a table be kept current.
+def parse_schedule(every: str | None) -> dict[str, str]:
+    """Check how often a table is published; return it as an option.
 
     Raises:
         InvalidUsage: every is nothing that a table can follow.
@@ -525,8 +527,8 @@ def parse_every(every: str | None) -> dict[str, str]:
     return {"every": every}
 
 
-def keep_tables_current(engine: Engine) -> None:
-    """Let a client that writes publish what is due, in the collections that it looks after."""
+def register_publishing(engine: Engine) -> None:
+    """Let a writing client publish due tables of its collections."""
     # The thread that does so must not keep the client alive.
     engine_ref = weakref.ref(engine)
 
@@ -540,16 +542,16 @@ def keep_tables_current(engine: Engine) -> None:
 
 
 def publish_due(engine: Engine, contents: CollectionState) -> None:
-    """Publish the tables of a collection that are to have a newer version by now."""
+    """Publish a collection's tables that are due."""
     for table, publication in contents.tables.items():
-        time = _due(engine, contents, table, publication)
+        time = _find_due_time(engine, contents, table, publication)
         if time is not None:
             handle = open_handle(engine, contents, contents.schema)
             publish(handle, make_format(handle, table, publication.options), time, options=publication.options)
 
 
-def _due(engine: Engine, contents: CollectionState, table: str, publication: Publication) -> int | None:
-    """Return as of which time a table is to be published now; None if it is current."""
+def _find_due_time(engine: Engine, contents: CollectionState, table: str, publication: Publication) -> int | None:
+    """Return the time at which a table must be published now, or None."""
     every = publication.options.get("every", "")
     if every == "keyframe":
         newest = max((keyframe.as_of for keyframe in contents.keyframes), default=-1)

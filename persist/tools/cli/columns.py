@@ -17,8 +17,8 @@ WRITTEN = ("table", *READ)
 OWN = ("_time", "_diff")
 
 
-def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: str | None) -> tuple[Any, Any]:
-    """Return key and value as `Client.create_or_load` takes them: a dict of names and types each, or None.
+def parse_columns(key: Sequence[str], value: Sequence[str], like: str | None, format: str | None) -> tuple[Any, Any]:
+    """Return key and value as arguments of `Client.create_or_load`.
 
     Args:
         key, value: NAME:TYPE each; NAME is enough for a column of the file.
@@ -28,8 +28,8 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
         InvalidUsage: a type is missing.
     """
     types = {} if like is None else read_columns(RowFile.at(like, format))
-    keys = dict(_column(column, types) for column in key)
-    values = dict(_column(column, types) for column in value)
+    keys = dict(_parse_column(column, types) for column in key)
+    values = dict(_parse_column(column, types) for column in value)
     if like is not None and not value:
         values = {name: types[name] for name in types if name not in keys and name not in OWN}
     if not keys and not values:
@@ -38,12 +38,12 @@ def sides(key: Sequence[str], value: Sequence[str], like: str | None, format: st
 
 
 def parse_named_type(text: str) -> tuple[str, pa.DataType]:
-    """Parse NAME:TYPE into the name and the type of a column."""
-    name, kind = _column(text, {})
+    """Parse NAME:TYPE into a column's name and type."""
+    name, kind = _parse_column(text, {})
     return name, arrow_type(kind, f"column {name!r}")
 
 
-def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
+def _parse_column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
     name, colon, kind = text.partition(":")
     if colon:
         return name, re.sub(r",\s*", ", ", kind)  # As Arrow writes them; shells make spaces a bother.
@@ -56,7 +56,7 @@ def _column(text: str, types: dict[str, pa.DataType]) -> tuple[str, Any]:
 
 
 def read_columns(file: RowFile) -> dict[str, pa.DataType]:
-    """Return the types of a file's columns by name; text where a column is empty.
+    """Return the types of a file's columns by name; text for empty columns.
 
     Raises:
         InvalidUsage: the file is missing or unreadable.

@@ -17,7 +17,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from persist.tools.cli.place import Place
-from persist.tools.cli.text import tell
+from persist.tools.cli.text import print_remark
 
 OK, PROBLEMS, MISTAKE, CONFLICT, UNAVAILABLE, INTERRUPTED, TERMINATED = 0, 1, 2, 3, 4, 130, 143
 
@@ -26,11 +26,11 @@ else was first; 4 the store does not answer, or the disk; 130 interrupted; 143 e
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came: a command ends like an interrupted one, so that it releases files and leases."""
+    """SIGTERM came. The command ends as if interrupted, and releases files and leases."""
 
 
 def terminate(*_: object) -> None:
-    """Raise Terminated: what the process does on SIGTERM, where a command does not end well by itself; only once."""
+    """Raise Terminated at the first SIGTERM; later ones are ignored."""
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     raise Terminated
 
@@ -50,7 +50,7 @@ SECTIONS = {
 
 
 class SectionedGroup(TyperGroup):
-    """The program: its commands are listed in the order of `SECTIONS`, in its help and where a shell completes."""
+    """A Typer group that lists commands in the order of `SECTIONS`."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of the commands in the order of the sections."""
@@ -58,7 +58,7 @@ class SectionedGroup(TyperGroup):
         return sorted(super().list_commands(ctx), key=lambda name: named.index(name) if name in named else len(named))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write a list for each section, all of them as wide as the widest."""
+        """Write a list of commands for each section, equally wide."""
         width = max(map(len, self.commands))
         whole = 10_000  # Sentences are wrapped, and not cut.
         for title, names in SECTIONS.items():
@@ -74,7 +74,7 @@ ago. What is read may also be named by "latest" or by a tag."""
 
 
 class TimesCommand(TyperCommand):
-    """A command whose arguments may be spans such as -1d, which are not options."""
+    """A command whose arguments may be spans such as -1d."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments; a blank in front protects spans such as `-1d` from the parser."""
@@ -84,7 +84,7 @@ class TimesCommand(TyperCommand):
 
 
 def _is_span(text: str) -> bool:
-    """Whether a text is a span that looks like an option."""
+    """Return whether a text is a span that looks like an option."""
     if not text.startswith("-") or not text[1:].lstrip()[:1].isdigit():
         return False
     from persist.core.names import AGO  # Here: help comes at once without it.
@@ -116,12 +116,12 @@ def _show_version(is_asked: bool) -> None:
 
 
 @app.callback()
-def _options(
+def _handle_options(
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    """Take the options that stand before a command."""
+    """Handle the options before a command."""
 
 
 Location = Annotated[
@@ -158,21 +158,21 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 
 
 def close_output() -> None:
-    """Keep the interpreter from flushing into a closed pipe."""
+    """Redirect standard output, so that a closed pipe raises no error at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def confirm(question: str) -> bool:
     """Ask a yes-or-no question; without a terminal, print how to skip it and return False."""
     if not sys.stdin.isatty():
-        tell(f"persist: {question} Nobody can be asked here: say --yes")
+        print_remark(f"persist: {question} Nobody can be asked here: say --yes")
         return False
     return typer.confirm(question)
 
 
 @contextmanager
 def catch_sigterm() -> Iterator[threading.Event]:
-    """Yield what SIGTERM sets: the commit under way is finished, and the command ends well."""
+    """Yield an event that SIGTERM sets. The current commit finishes first."""
     stop = threading.Event()
     previous: Any = None
     with suppress(ValueError):  # Only the main thread can listen to signals; tests call this in others.
@@ -185,7 +185,7 @@ def catch_sigterm() -> Iterator[threading.Event]:
 
 
 def command(function: Callable[..., int]) -> Callable[..., int]:
-    """Make a function a command of its name: its docstring is the help, its result the exit status."""
+    """Register a function as a command. Its docstring is the help, its result the status."""
     parameters = [*inspect.signature(function).parameters.values()][1:]
     hints = get_type_hints(function, include_extras=True)
     kinds: dict[str, Any] = {"location": Location}
@@ -216,7 +216,7 @@ def command(function: Callable[..., int]) -> Callable[..., int]:
             close_output()
             return OK
         except Terminated:  # Typer would make 130 of it.
-            tell("persist: ended by SIGTERM")
+            print_remark("persist: ended by SIGTERM")
             return TERMINATED
 
     run.__doc__ = inspect.getdoc(function)

@@ -7,9 +7,9 @@ import typer
 
 from persist.tools.cli.command import OK, PROBLEMS, command
 from persist.tools.cli.listing import Listing
-from persist.tools.cli.place import Place, is_folder, storage_options, tell_done
+from persist.tools.cli.place import Place, is_folder, merge_storage_options, report_done
 from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import say
+from persist.tools.cli.text import print_text
 
 if TYPE_CHECKING:  # Loading it takes long.
     from persist.services.backup import Copied, Verified
@@ -43,8 +43,8 @@ def backup(
     """Make TARGET a copy of the location as it is now, again and again: only what is new is copied."""
     from persist.services.backup import backup
 
-    options = _target_options(at, target, target_option, target_options_file)
-    return _report(
+    options = _read_target_options(at, target, target_option, target_options_file)
+    return _report_copy(
         at,
         target,
         backup(at.location, target, storage_options=at.options, target_options=options, settings=at.settings()),
@@ -65,7 +65,7 @@ def copy(
     """
     from persist.services.backup import copy
 
-    options = _target_options(at, target, target_option, target_options_file)
+    options = _read_target_options(at, target, target_option, target_options_file)
     done = copy(
         at.location,
         target,
@@ -74,7 +74,7 @@ def copy(
         leave_out_damaged=leave_out_damaged,
         settings=at.settings(),
     )
-    return _report(at, target, done)
+    return _report_copy(at, target, done)
 
 
 @command
@@ -94,17 +94,17 @@ def verify(
     """
     from persist.services.backup import verify
 
-    options = _target_options(at, against or "", target_option, target_options_file)
+    options = _read_target_options(at, against or "", target_option, target_options_file)
     proof = verify(at.location, against, storage_options=at.options, against_options=options, settings=at.settings())
     if proof.seqno < 0:
-        raise at.nothing(at.location)
+        raise at.make_empty_error(at.location)
     document = {**asdict(proof), "is_whole": proof.is_whole}
-    PROOFS.write_document(at, document, lambda: say(str(proof)), lambda: _proofs(proof), format, output)
+    PROOFS.write_document(at, document, lambda: print_text(str(proof)), lambda: _list_proofs(proof), format, output)
     return OK if proof.is_whole else PROBLEMS
 
 
-def _proofs(proof: "Verified") -> list[dict[str, Any]]:
-    """Return a row for each collection, and one for each blob that is wrong."""
+def _list_proofs(proof: "Verified") -> list[dict[str, Any]]:
+    """Return a row for each collection, and for each wrong blob."""
     names = [*proof.digests, *(name for name in proof.differences if name not in proof.digests)]
     rows: list[dict[str, Any]] = []
     for name in names:
@@ -113,14 +113,14 @@ def _proofs(proof: "Verified") -> list[dict[str, Any]]:
     return rows + [{"of": wrong.blob, "as_of": None, "digest": None, "wrong": wrong.what} for wrong in proof.problems]
 
 
-def _target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
+def _read_target_options(at: Place, target: str, given: list[str] | None, file: str | None) -> dict[str, Any]:
     if given or file:
-        return storage_options(target, given or (), file)
+        return merge_storage_options(target, given or (), file)
     if not is_folder(target) and target.partition("://")[0] == at.location.partition("://")[0]:
         return at.options
-    return storage_options(target) if is_folder(target) or is_folder(at.location) else {}
+    return merge_storage_options(target) if is_folder(target) or is_folder(at.location) else {}
 
 
-def _report(at: Place, target: str, done: "Copied") -> int:
-    tell_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
+def _report_copy(at: Place, target: str, done: "Copied") -> int:
+    report_done(at, {"target": target, **asdict(done)}, f"{target} has {done}")
     return PROBLEMS if done.damaged else OK

@@ -13,10 +13,10 @@ import typer
 import persist
 from persist.core.rendering import format_count
 from persist.tools.cli.command import OK, Name, Terminated, catch_sigterm, command
-from persist.tools.cli.listing import Listing, column, time_column
-from persist.tools.cli.place import Place, tell_done
-from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, narrowed
-from persist.tools.cli.text import print_json, say, tell
+from persist.tools.cli.listing import Listing, make_column, make_time_column
+from persist.tools.cli.place import Place, report_done
+from persist.tools.cli.read_commands import AsOf, Columns, Format, Output, Where, build_read_arguments
+from persist.tools.cli.text import print_json, print_remark, print_text
 from persist.tools.reports.times import make_time_format
 
 TOKEN_VARIABLE, WRITE_TOKEN_VARIABLE = "PERSIST_SERVE_TOKEN", "PERSIST_SERVE_WRITE_TOKEN"
@@ -49,25 +49,25 @@ def evolve(
     """Change the schema for every reader and every time from now on; no data is rewritten."""
     from persist.tools.cli.columns import parse_named_type
 
-    names = dict(_pair(renaming) for renaming in rename or [])
+    names = dict(_parse_pair(renaming) for renaming in rename or [])
     if not (add or drop or names or widen or keyed):
         raise persist.InvalidUsage("say what is to change: --add, --drop, --rename, --widen or --keyed")
     if not keyed and (order_by or tombstone is not None or ties != "last"):
         raise persist.InvalidUsage("--order-by, --tombstone and --ties go with --keyed")
     form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties}
     added = dict(map(parse_named_type, add or []))
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         version = loaded.evolve(
             add=added,
-            defaults=_defaults(default or [], added),
+            defaults=_parse_defaults(default or [], added),
             drop=drop or [],
             rename=names,
             widen=dict(map(parse_named_type, widen or [])),
             keyed=persist.Keyed(**form) if keyed else None,
         )
         columns = {name: str(loaded.schema.arrow.field(name).type) for name in loaded.schema.columns}
-        tell_done(
+        report_done(
             at,
             {"collection": collection, "version": version, "columns": columns},
             f"{collection} has version {version} of its schema: {', '.join(f'{n}: {t}' for n, t in columns.items())}",
@@ -78,8 +78,8 @@ def evolve(
 INDEXES = Listing(
     kinds={"columns": "texts", "as_of": "int64", "as_of_moment": "string", "rows": "int64", "bytes": "int64"},
     shown={
-        "columns": lambda row: ", ".join(row["columns"]), "as_of": time_column("as_of"), "rows": column("rows"),
-        "bytes": column("bytes"),
+        "columns": lambda row: ", ".join(row["columns"]), "as_of": make_time_column("as_of"),
+        "rows": make_column("rows"), "bytes": make_column("bytes"),
     },
     right=["as_of", "rows", "bytes"],
 )  # fmt: skip
@@ -103,17 +103,17 @@ def index(
         raise persist.InvalidUsage("--drop removes one index: name its columns")
     if columns and (format or output):
         raise persist.InvalidUsage("--format and --output are of the list of indexes: name no column")
-    with at.writing() if columns else at.reading() as client:
+    with at.open_writer() if columns else at.open_reader() as client:
         loaded = client.load(collection)
         if drop:
             loaded.drop_index(*columns or ()).result()
             answer = {"collection": collection, "columns": columns, "dropped": True}
-            tell_done(at, answer, f"dropped the index of {collection} by {', '.join(columns or ())}")
+            report_done(at, answer, f"dropped the index of {collection} by {', '.join(columns or ())}")
             return OK
         if columns:
             entry = loaded.index(*columns)
             line = f"{collection} by {', '.join(entry.columns)}: as of {make_time_format(loaded)(entry.as_of)}"
-            tell_done(at, asdict(entry), f"{line}, {format_count(entry.rows, 'row')}, {entry.bytes:,} bytes")
+            report_done(at, asdict(entry), f"{line}, {format_count(entry.rows, 'row')}, {entry.bytes:,} bytes")
             return OK
         moment = Facts(loaded.handle.contents()).moment
         indexes = [{**asdict(entry), "as_of_moment": moment(entry.as_of)} for entry in loaded.indexes()]
@@ -121,13 +121,13 @@ def index(
     return OK
 
 
-def _defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
+def _parse_defaults(given: list[str], added: dict[str, Any]) -> dict[str, Any]:
     import pyarrow as pa
 
     from persist.codecs.types.texts import parse_column
 
     defaults: dict[str, Any] = {}
-    for name, text in (_pair(assignment, "--default NAME=VALUE") for assignment in given):
+    for name, text in (_parse_pair(assignment, "--default NAME=VALUE") for assignment in given):
         if name not in added:
             raise persist.InvalidUsage(f"--default {name}={text}: it is of a column that --add adds")
         try:
@@ -147,12 +147,12 @@ def export(
     where: Where = None,
 ) -> int:
     """Write the contents of one time as a folder of Parquet files."""
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
-        with loaded.snapshot(as_of, timeout_s=0, **narrowed(columns, where)) as snapshot:
+        with loaded.snapshot(as_of, timeout_s=0, **build_read_arguments(columns, where)) as snapshot:
             paths = snapshot.export_parquet(target)
         line = f"wrote {format_count(len(paths), 'file')} to {target}"
-        tell_done(at, {"collection": collection, "target": target, "made": paths}, line)
+        report_done(at, {"collection": collection, "target": target, "made": paths}, line)
     return OK
 
 
@@ -181,7 +181,7 @@ def publish(
     format_version: FormatVersion = None,
 ) -> int:
     """Let other programs read a sealed time as a table of theirs, without copying; or the next version of one."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         published = loaded.publish(
             table,  # type: ignore[arg-type]
@@ -194,17 +194,17 @@ def publish(
             identifier=identifier,
             format_version=format_version,
         )
-        tell_done(at, asdict(published), f"{'published' if published.is_new else 'there already'}: {published}")
+        report_done(at, asdict(published), f"{'published' if published.is_new else 'there already'}: {published}")
     return OK
 
 
 @command
 def unpublish(at: Place, collection: Name, table: TableFormat = "delta") -> int:
     """Give a published table up: readers find it no more, and gc deletes what only it needed."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         was_there = client.load(collection).unpublish(table)  # type: ignore[arg-type]
         line = f"unpublished the {table} table of {collection}" if was_there else f"{collection} has no {table} table"
-        tell_done(at, {"collection": collection, "table": table, "unpublished": was_there}, line)
+        report_done(at, {"collection": collection, "table": table, "unpublished": was_there}, line)
     return OK
 
 
@@ -257,7 +257,7 @@ def serve(
     token = os.environ.get(TOKEN_VARIABLE)
     # The error reports a taken port in one line; gRPC would print more.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    opened = at.writing(background=True) if commits or write or iceberg is not None else at.reading()
+    opened = at.open_writer(background=True) if commits or write or iceberg is not None else at.open_reader()
     with opened as client, ExitStack() as stack, catch_sigterm() as stop:
         write_token = os.environ.get(WRITE_TOKEN_VARIABLE) if store or commits or write else None
         limits: dict[str, Any] = {"memory_bytes": sql_memory and sql_memory << 20, "timeout_s": sql_timeout}
@@ -266,7 +266,7 @@ def serve(
 
         if limits and not sql and postgres is None:
             raise persist.InvalidUsage("--sql-memory and --sql-timeout go with --sql or --postgres")
-        with _page_packages() if iceberg is not None else nullcontext():
+        with _explain_missing_packages() if iceberg is not None else nullcontext():
             server = client.serve(
                 flight,
                 postgres=f"127.0.0.1:{postgres}" if postgres is not None and postgres.isdecimal() else postgres,
@@ -286,7 +286,7 @@ def serve(
         also = ", and commits to it" * commits + ", and its store" * store + ", in SQL, too" * sql
         line = f"{server.url} serves {client.url}{also}. Ctrl-C ends it."
         if metrics is not None:
-            with _page_packages():
+            with _explain_missing_packages():
                 from persist.tools.web.metrics import serve_metrics
             serving = serve_metrics(client, metrics, token=token, write_token=write_token, insecure=insecure)
             addresses["metrics"] = stack.enter_context(serving)
@@ -297,14 +297,14 @@ def serve(
         if iceberg is not None:
             addresses["iceberg"] = server.iceberg_url
             line += f"\nThe Iceberg catalog is at {server.iceberg_url}"
-        tell_done(at, addresses, line)
+        report_done(at, addresses, line)
         typer.get_text_stream("stdout").flush()
         stop.wait()
     return OK
 
 
 def _read_properties(path: Path) -> dict[str, str]:
-    """Return the properties of a JSON file: texts by names."""
+    """Return the texts by name in a JSON file."""
     try:
         properties = json.loads(path.read_text())
     except (OSError, ValueError) as error:
@@ -317,8 +317,8 @@ def _read_properties(path: Path) -> dict[str, str]:
 
 
 @contextmanager
-def _page_packages() -> Iterator[None]:
-    """Name the package that the page or the metrics lack, and how to install it."""
+def _explain_missing_packages() -> Iterator[None]:
+    """Name a missing package of the page or metrics, and its installation."""
     try:
         yield
     except ImportError as missing:
@@ -328,7 +328,7 @@ def _page_packages() -> Iterator[None]:
         ) from missing
 
 
-def _pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
+def _parse_pair(text: str, shape: str = "--rename OLD=NEW") -> tuple[str, str]:
     old, equals, new = text.partition("=")
     if not (old and equals and new):
         raise persist.InvalidUsage(f"{text!r} is not of the form {shape}")
@@ -351,19 +351,21 @@ def ui(
     """Serve a page to look at a location with: it only reads, and runs until it is interrupted."""
     from persist.services.serve.messages import is_loopback
 
-    with _page_packages():
+    with _explain_missing_packages():
         from persist.tools.web.app import MEMORY_BUDGET, serve_page
     with (
         suppress(Terminated),
-        at.reading(memory_budget=MEMORY_BUDGET) as client,
+        at.open_reader(memory_budget=MEMORY_BUDGET) as client,
         serve_page(client, host, port, None, allow_host or []) as page,
     ):
         if at.as_json:
             print_json({"url": page.url})
         else:
-            say(f"{page.url}\nWhoever has this address can read {client.url}. Ctrl-C ends it.")
+            print_text(f"{page.url}\nWhoever has this address can read {client.url}. Ctrl-C ends it.")
         if not is_loopback(host):
-            tell("This address can be reached from other machines, and what it shows goes over the network as it is.")
+            print_remark(
+                "This address can be reached from other machines, and what it shows goes over the network as it is."
+            )
         if open_:
             import webbrowser
 
@@ -403,10 +405,10 @@ def ingest(
     options: dict[str, Any] = {"collection": collection, "key": key}
     options |= {"publication": publication, "tables": tables, "exclude": exclude, "as_text": as_text}
     options = {name: value for name, value in options.items() if value is not None}
-    with at.writing(may_be_new=True, background=True) as client, catch_sigterm() as stop:
+    with at.open_writer(may_be_new=True, background=True) as client, catch_sigterm() as stop:
         done = persist.ingest(client, source, once=once, stop=stop, **options)
         line = f"took in {format_count(done.rows, 'row')} from {done.source} in {format_count(done.commits, 'commit')}"
-        tell_done(
+        report_done(
             at,
             {"source": done.source, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)},
             line if done.commits else f"nothing is new at {done.source}",
@@ -430,13 +432,13 @@ def egress(
 ) -> int:
     """Send collections to a database, topics or files exactly once, and follow. Given again, it goes on."""
     options: dict[str, Any] = {} if collection is None else {"collections": collection}
-    with at.writing(background=True) as client, catch_sigterm() as stop:
+    with at.open_writer(background=True) as client, catch_sigterm() as stop:
         done = persist.egress(client, sink, once=once, drop=drop, stop=stop, **options)
         answer = {"sink": done.sink, "rows": done.rows, "commits": done.commits, "uppers": dict(done.uppers)}
         if drop:
             line = f"gave up {format_count(len(done.dropped), 'hold')} of {done.sink}"
-            tell_done(at, {**answer, "dropped": list(done.dropped)}, line)
+            report_done(at, {**answer, "dropped": list(done.dropped)}, line)
             return OK
         line = f"sent {format_count(done.rows, 'row')} to {done.sink} in {format_count(done.commits, 'transaction')}"
-        tell_done(at, answer, line if done.commits else f"nothing is new for {done.sink}")
+        report_done(at, answer, line if done.commits else f"nothing is new for {done.sink}")
     return OK

@@ -26,7 +26,7 @@ from persist.tools.cli import read_commands as reading
 from persist.tools.cli import upkeep_commands as upkeep
 from persist.tools.cli import write_commands as writing
 from persist.tools.cli.command import CONFLICT, INTERRUPTED, MISTAKE, OK, PROBLEMS, UNAVAILABLE, app
-from persist.tools.cli.text import escape_text, word_error
+from persist.tools.cli.text import escape_text, format_error
 
 # Typer brings a Click of its own, or uses the other one: this is the base of its errors about arguments.
 _Misuse: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
@@ -40,7 +40,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     as_json = "--json" in takewhile(lambda argument: argument != "--", words)
     try:
-        status = _program().main(
+        status = _build_program().main(
             args=None if arguments is None else [*arguments], prog_name="persist", standalone_mode=False
         )
         return status if isinstance(status, int) else OK
@@ -49,12 +49,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except (typer.Abort, KeyboardInterrupt):
         return _report_failure("interrupted", INTERRUPTED, as_json)
     except persist.PersistError as error:
-        return _report_failure(error, _exit_status(error), as_json)
+        return _report_failure(error, _get_exit_status(error), as_json)
     except BaseExceptionGroup as group_of:  # Several writes of one client failed.
         first = group_of.exceptions[0]
         if not isinstance(first, persist.PersistError):
             raise
-        return _report_failure(first, _exit_status(first), as_json)
+        return _report_failure(first, _get_exit_status(first), as_json)
     except OSError as error:
         is_mistake = isinstance(error, FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError)
         message = f"{error.filename}: {error.strerror}" if error.filename else error.strerror or str(error)
@@ -62,12 +62,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 
 @cache
-def _program() -> Any:
-    """Return all commands as Typer runs them, which it takes longer to make than many a command takes."""
+def _build_program() -> Any:
+    """Return the program with all commands. Building takes longer than many commands."""
     return typer.main.get_command(app)
 
 
-def _exit_status(error: "persist.PersistError") -> int:
+def _get_exit_status(error: "persist.PersistError") -> int:
     if isinstance(error, persist.Corruption):
         return PROBLEMS
     if isinstance(error, persist.Conflict):
@@ -89,21 +89,21 @@ def _report_misuse(error: Any, as_json: bool) -> int:
 
 def _report_failure(error: "persist.PersistError | str", status: int, as_json: bool) -> int:
     has_lines = getattr(error, "has_lines", False)
-    text = error if isinstance(error, str) else word_error(error)
+    text = error if isinstance(error, str) else format_error(error)
     # On one line, the caret of a query would point at nothing.
     text = text if has_lines else " ".join(_CARET.sub("", text).split())
     # Notes: which work was done nevertheless, and how to go on.
     text = " ".join([text, *getattr(error, "__notes__", ())])
     if as_json:
-        document = {"error": _error_name(error, status), "message": text, "status": status}
+        document = {"error": _get_error_name(error, status), "message": text, "status": status}
         print(json.dumps(document), file=sys.stderr)
     else:
         print(f"persist: {escape_text(text, lines=has_lines)}", file=sys.stderr)
     return status
 
 
-def _error_name(error: "persist.PersistError | str", status: int) -> str:
-    """Return the public name of an error, or of the class that a handler would catch."""
+def _get_error_name(error: "persist.PersistError | str", status: int) -> str:
+    """Return the public name of an error, or of its public base class."""
     if isinstance(error, str):
         return {MISTAKE: "InvalidUsage", INTERRUPTED: "KeyboardInterrupt"}.get(status, "Unavailable")
     return next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in persist.errors.__all__)

@@ -23,7 +23,7 @@ from persist.tools.cli.command import OK, PROBLEMS, command
 from persist.tools.cli.listing import Listing
 from persist.tools.cli.place import FAR, Place
 from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import say, word_error
+from persist.tools.cli.text import format_error, print_text
 
 JAVA_MIN = 17
 PROGRAM_TIMEOUT_S = 30.0  # How long another program may take to print its version.
@@ -58,31 +58,31 @@ def doctor(
     Status 1 means that something is wrong. Warnings leave it 0.
     """
     findings = [
-        *(finding for check in (_python, _packages, _java, _workers) for finding in check(at)),
-        *_store(at, may_write=not no_write),
+        *(finding for check in (_check_python, _check_packages, _check_java, _check_workers) for finding in check(at)),
+        *_check_location(at, may_write=not no_write),
     ]
     if at.as_json or format not in (None, "table") or output is not None:
         EXAMINED.write(at, [asdict(finding) for finding in findings], format, output)
     else:
-        _print(findings)
+        _print_findings(findings)
     return PROBLEMS if any(finding.result == WRONG for finding in findings) else OK
 
 
-def _print(findings: list[Finding]) -> None:
+def _print_findings(findings: list[Finding]) -> None:
     indent = " " * (len(LEFT_OUT) + 2)
     for finding in findings:
-        say(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}", hanging=len(indent))
+        print_text(f"{finding.result:<{len(LEFT_OUT)}}  {finding.check}: {finding.found}", hanging=len(indent))
         if finding.advice:
-            say(f"{indent}{finding.advice}", hanging=0)
+            print_text(f"{indent}{finding.advice}", hanging=0)
 
 
-def _python(at: Place) -> Iterator[Finding]:
+def _check_python(at: Place) -> Iterator[Finding]:
     version = ".".join(map(str, sys.version_info[:3]))
     yield Finding("Python", FINE, f"{version} at {sys.executable}, persist {persist.__version__}")
 
 
-def _packages(at: Place) -> Iterator[Finding]:
-    """Tell which optional packages are there, and which have the wrong version."""
+def _check_packages(at: Place) -> Iterator[Finding]:
+    """Yield which optional packages are missing or have a wrong version."""
     present: dict[str, str] = {}
     found: list[tuple[str, str, str | None]] = []
     missing: list[tuple[str, str, str | None]] = []
@@ -107,7 +107,7 @@ def _packages(at: Place) -> Iterator[Finding]:
     extras = sorted({extra for *_, extra in missing if extra})
     # An extra of which a package is missing is not used, so its bounds do not count.
     for name, bounds in dict.fromkeys((name, bounds) for name, bounds, extra in found if extra not in extras):
-        if not _fits(present[name], bounds):
+        if not _satisfies(present[name], bounds):
             yield Finding("packages", WRONG, f"{name} {present[name]} is not {bounds}", f"pip install '{name}{bounds}'")
     yield Finding("packages", FINE, ", ".join(f"{name} {version}" for name, version in present.items()))
     if extras:
@@ -119,12 +119,12 @@ def _packages(at: Place) -> Iterator[Finding]:
             yield Finding("packages", WRONG, f"{name} is not installed", f"pip install '{name}{bounds}'")
 
 
-def _fits(version: str, bounds: str) -> bool:
-    numbers, limits = _numbers(version), [(sign, _numbers(bound)) for sign, bound in _BOUND.findall(bounds)]
+def _satisfies(version: str, bounds: str) -> bool:
+    numbers, limits = _parse_version(version), [(sign, _parse_version(bound)) for sign, bound in _BOUND.findall(bounds)]
     return all(numbers >= limit if sign == ">=" else numbers < limit for sign, limit in limits)
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_version(version: str) -> tuple[int, ...]:
     match = re.match(r"\d+(\.\d+)*", version)
     return tuple(map(int, match[0].split("."))) if match else ()
 
@@ -136,7 +136,7 @@ def _has_spark() -> bool:
         return False
 
 
-def _java(at: Place) -> Iterator[Finding]:
+def _check_java(at: Place) -> Iterator[Finding]:
     if not _has_spark():
         yield Finding("Java", LEFT_OUT, "PySpark is not installed, and nothing else needs Java")
         return
@@ -162,7 +162,7 @@ def _read_output(program: list[str]) -> str:
     return done.stdout + done.stderr
 
 
-def _workers(at: Place) -> Iterator[Finding]:
+def _check_workers(at: Place) -> Iterator[Finding]:
     if not _has_spark():
         return
     command_ = os.environ.get("PYSPARK_PYTHON")
@@ -179,8 +179,8 @@ def _workers(at: Place) -> Iterator[Finding]:
         yield Finding("Spark's workers", WRONG, str(error))
 
 
-def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
-    """Open the location to read, then write to the store what shows how it behaves."""
+def _check_location(at: Place, *, may_write: bool) -> Iterator[Finding]:
+    """Open the location to read, then test the store by writes."""
     if not any(mark in at.location for mark in FAR) and not os.path.exists(os.path.expanduser(at.location)):
         yield Finding("store", LEFT_OUT, f"there is no folder {at.location} yet; the first write makes it")
         return
@@ -188,11 +188,11 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
         with persist.open(at.location, mode="read", storage_options=at.options, settings=at.settings()) as client:
             names, seqno = client.collections(), client.seqno
             if seqno < 0 and at.has_parts():
-                yield Finding("store", WRONG, *_split_remedy(word_error(at.nothing(client.url))))
+                yield Finding("store", WRONG, *_split_remedy(format_error(at.make_empty_error(client.url))))
                 return
             holds = f"{format_count(len(names), 'collection')} at record {seqno:,}" if seqno >= 0 else "no location yet"
             yield Finding("store", FINE, f"{client.url} can be read: it has {holds}")
-            if seqno < 0 and (foreign := at.foreign()) is not None:
+            if seqno < 0 and (foreign := at.find_foreign_file()) is not None:
                 problem = f"the folder holds something else, such as {foreign!r}: nothing was written"
                 yield Finding("writes", WRONG, problem, "Name a folder that is empty, or not there yet.")
             elif may_write:
@@ -200,7 +200,7 @@ def _store(at: Place, *, may_write: bool) -> Iterator[Finding]:
             else:
                 yield Finding("writes", LEFT_OUT, "conditional writes and the clock of the store need a write")
     except persist.PersistError as error:
-        yield Finding("store", WRONG, *_split_remedy(word_error(error)))
+        yield Finding("store", WRONG, *_split_remedy(format_error(error)))
 
 
 def _split_remedy(message: str) -> tuple[str, str | None]:
@@ -223,14 +223,14 @@ def check_store(client: "persist.Client") -> Iterator[Finding]:
         if client.seqno < 0:
             blob.delete(CLOCK_KEY)
     except persist.PersistError as error:
-        yield Finding("writes", WARNING, *_split_remedy(word_error(error)))
+        yield Finding("writes", WARNING, *_split_remedy(format_error(error)))
         return
     yield Finding("writes", FINE, f"a blob was written, in {duration(after_s - before_s)}")
-    yield _conditional(is_refused)
-    yield _clock(stored_s, before_s, after_s, client.engine.follower.policies.newest.clock_skew_s)
+    yield _make_conditional_finding(is_refused)
+    yield _check_clock(stored_s, before_s, after_s, client.engine.follower.policies.newest.clock_skew_s)
 
 
-def _conditional(is_refused: bool) -> Finding:
+def _make_conditional_finding(is_refused: bool) -> Finding:
     if is_refused:
         return Finding("conditional writes", FINE, "the store refuses to create what exists")
     return Finding(
@@ -241,8 +241,8 @@ def _conditional(is_refused: bool) -> Finding:
     )
 
 
-def _clock(stored_s: float, before_s: float, after_s: float, skew_s: float) -> Finding:
-    """Compare the store's time of a blob with this machine's, before and after it was written."""
+def _check_clock(stored_s: float, before_s: float, after_s: float, skew_s: float) -> Finding:
+    """Compare the store's time of a blob with this machine's clock."""
     ahead_s = max(before_s - stored_s - 1, stored_s - after_s, 0.0)  # Stores date by whole seconds.
     side = "ahead of" if before_s > stored_s else "behind"
     if ahead_s <= skew_s / 2:

@@ -8,9 +8,9 @@ import typer
 import persist
 from persist.core.rendering import moment_text
 from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, command, confirm
-from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import Format, Where
-from persist.tools.cli.text import print_json, say, tell
+from persist.tools.cli.text import print_json, print_remark, print_text
 from persist.tools.cli.write_commands import Keys, check_format, read_keys
 
 
@@ -42,26 +42,26 @@ def erase(
         raise persist.InvalidUsage("say what to erase: --where CONDITION, or --keys FILE")
     if reason is None:
         raise persist.InvalidUsage('say why, without naming anybody: --reason "request 17"')
-    from persist.services.erase import mentioned, mentions
+    from persist.services.erase import find_mentions, format_mentions
 
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)
         what = f"those of {keys}" if where is None else f"where {where}"
-        if not yes and (places := mentions(loaded.handle, key_rows, where)):
-            tell(f"{mentioned(places)}.")
+        if not yes and (places := find_mentions(loaded.handle, key_rows, where)):
+            print_remark(f"{format_mentions(places)}.")
         if not yes and not confirm(f"Erase records of {collection!r}, {what}, from all times, for good?"):
-            tell("persist: nothing was erased")
+            print_remark("persist: nothing was erased")
             return MISTAKE
         report = loaded.erase(key_rows, where=where, reason=reason)
-        tell_done(at, asdict(report), str(report))
+        report_done(at, asdict(report), str(report))
     return OK
 
 
 def _verify_traces(
     at: Place, collection: str, where: str | None, keys: str | None, texts: list[str], format: str | None
 ) -> int:
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format)
         traces = loaded.traces(key_rows, where=where, texts=texts)
@@ -78,5 +78,5 @@ def _verify_traces(
                 }
             )
         else:
-            say(str(traces))
+            print_text(str(traces))
     return PROBLEMS

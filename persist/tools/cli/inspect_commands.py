@@ -8,13 +8,13 @@ import typer
 import persist
 from persist.core.rendering import moment_text
 from persist.tools.cli.command import OK, Name, command
-from persist.tools.cli.listing import Listing, Watch, column, show_listing, time_column
+from persist.tools.cli.listing import Listing, Watch, make_column, make_time_column, show_listing
 from persist.tools.cli.place import Place
 from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import say, tell
+from persist.tools.cli.text import print_remark, print_text
 
 
-def _unsealed(row: Mapping[str, Any]) -> object:
+def _format_unsealed(row: Mapping[str, Any]) -> object:
     return f"{row['unsealed']:,}" if row["unsealed"] else "-"
 
 
@@ -24,9 +24,9 @@ COLLECTIONS = Listing(
         "since_moment": "string", "upper_moment": "string", "holds": "int64", "unsealed": "int64",
     },
     shown={
-        "name": column("name"), "rows": lambda row: "?" if row["rows"] is None else f"{row['rows']:,}",
-        "bytes": column("bytes"), "since": time_column("since"), "upper": time_column("upper"),
-        "parts": column("parts"), "holds": column("holds"), "unsealed": _unsealed,
+        "name": make_column("name"), "rows": lambda row: "?" if row["rows"] is None else f"{row['rows']:,}",
+        "bytes": make_column("bytes"), "since": make_time_column("since"), "upper": make_time_column("upper"),
+        "parts": make_column("parts"), "holds": make_column("holds"), "unsealed": _format_unsealed,
     },
     right=["rows", "bytes", "since", "upper", "parts", "holds", "unsealed"],
     spare=("parts", "holds", "since", "bytes"),
@@ -37,8 +37,8 @@ HOLDS = Listing(
         "until": "string",
     },
     shown={
-        "collection": column("collection"), "hold": column("hold"), "time": time_column("time"),
-        "holder": column("holder"), "until": lambda row: row["until"] or "released",
+        "collection": make_column("collection"), "hold": make_column("hold"), "time": make_time_column("time"),
+        "holder": make_column("holder"), "until": lambda row: row["until"] or "released",
     },
     right=["time"],
     spare=("until", "holder"),
@@ -49,7 +49,7 @@ COSTS = Listing(
         "dollars": "float64",
     },
     shown={
-        **{name: column(name) for name in ("kind", "requests", "request_bytes", "objects", "bytes")},
+        **{name: make_column(name) for name in ("kind", "requests", "request_bytes", "objects", "bytes")},
         "dollars a month": lambda row: f"{row['dollars']:,.4f}",
     },
     right=["requests", "request_bytes", "objects", "bytes", "dollars a month"],
@@ -67,12 +67,12 @@ def ls(
     watch: Watch = False,
 ) -> int:
     """List the collections: rows, bytes, since, upper, holds, and what is not sealed yet."""
-    from persist.tools.reports.surveys import survey
+    from persist.tools.reports.surveys import load_facts
 
-    with at.reading() as client:
+    with at.open_reader() as client:
 
         def look() -> list[dict[str, Any]]:
-            return [facts.as_json() for facts in survey(client, client.collections(prefix))]
+            return [facts.as_json() for facts in load_facts(client, client.collections(prefix))]
 
         show_listing(at, client, COLLECTIONS, look, format, output, watch=watch)
     return OK
@@ -88,10 +88,10 @@ def show(at: Place, collection: Name, format: Format = None, output: Output = No
     JSON has all of it; other formats have the columns.
     """
     from persist.tools.cli.portrait import print_portrait
-    from persist.tools.reports.surveys import portrait
+    from persist.tools.reports.surveys import load_portrait
 
-    with at.reading() as client:
-        summary = portrait(client, client.load(collection))
+    with at.open_reader() as client:
+        summary = load_portrait(client, client.load(collection))
     document = summary.as_json()
     COLUMNS.write_document(at, document, lambda: print_portrait(summary), lambda: document["columns"], format, output)
     return OK
@@ -108,16 +108,16 @@ def holds(
     watch: Watch = False,
 ) -> int:
     """List who keeps since back."""
-    with at.reading() as client:
+    with at.open_reader() as client:
         show_listing(at, client, HOLDS, lambda: _list_holds(client, collections), format, output, watch=watch)
     return OK
 
 
 def _list_holds(client: "persist.Client", collections: list[str] | None) -> list[dict[str, Any]]:
-    from persist.tools.reports.surveys import Facts, hold_for_people, names_by_id
+    from persist.tools.reports.surveys import Facts, format_hold, get_names_by_id
 
     rows: list[dict[str, Any]] = []
-    names = names_by_id(client)
+    names = get_names_by_id(client)
     for name in collections or client.collections():
         try:
             loaded = client.load(name)
@@ -130,7 +130,7 @@ def _list_holds(client: "persist.Client", collections: list[str] | None) -> list
             rows.append(
                 {
                     "collection": name,
-                    "hold": hold_for_people(hold.name, names) if hold.name else None,
+                    "hold": format_hold(hold.name, names) if hold.name else None,
                     "time": hold.kept,
                     "time_moment": moment(hold.kept),
                     "holder": hold.holder,
@@ -150,12 +150,12 @@ def log(
     output: Output = None,
 ) -> int:
     """Show the newest records of the log as a person reads them, the oldest of them first."""
-    from persist.tools.cli.portrait import RecordTexts, records_before
+    from persist.tools.cli.portrait import RecordTexts, read_records_before
     from persist.tools.cli.row_output import choose_format
 
-    with at.reading() as client:
+    with at.open_reader() as client:
         id_ = None if collection is None else client.load(collection).id
-        records, is_cut = records_before(client, before, last, id_)
+        records, is_cut = read_records_before(client, before, last, id_)
         teller = RecordTexts(client)
         did = [teller.sentences(record) for record in records]
     row_format = choose_format(format, output, at.as_json)
@@ -173,11 +173,11 @@ def log(
         return OK
     for record, sentences in zip(records, did, strict=True):
         exclusive = "" if record.epoch is None else f", epoch {record.epoch}"
-        say(f"{record.seqno:>8}  {moment_text(record.written_ms / 1000)}  {record.writer}{exclusive}")
+        print_text(f"{record.seqno:>8}  {moment_text(record.written_ms / 1000)}  {record.writer}{exclusive}")
         for sentence in sentences:
-            say(f"          {sentence}")
+            print_text(f"          {sentence}")
     if is_cut:
-        tell("Older records are not kept any more.")
+        print_remark("Older records are not kept any more.")
     return OK
 
 
@@ -195,10 +195,10 @@ def cost(
     from persist.tools.reports.costs import LIST_PRICES, Prices, estimate_costs
 
     price_list = LIST_PRICES if prices is None else Prices.from_file(prices)
-    with at.reading() as client:
+    with at.open_reader() as client:
         costs = estimate_costs(client, price_list, hours=hours)
         COSTS.write(at, [kind.as_json() for kind in costs.kinds], format, output)
-    tell(
+    print_remark(
         f"Of the objects that were made since {moment_text(costs.since_s)}, {costs.made:,} are still there: there were "
         f"at least as many PUTs. This command itself has sent {costs.sent:,} requests. Each process counts its own "
         "requests in the metric persist_store_requests_total. The store's own metrics and its bill have all of them."

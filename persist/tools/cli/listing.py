@@ -23,7 +23,7 @@ WATCH_S = 2.0  # How often it is shown again if nothing changes: what lies behin
 
 @dataclass(frozen=True)
 class Listing:
-    """A list of rows: programs get all fields, people the columns that they need.
+    """A list of rows: all fields for programs, some columns for people.
 
     Attributes:
         kinds: what programs get of a row: names and their types, as Arrow calls them; or "texts", a list of them.
@@ -63,11 +63,11 @@ class Listing:
         output: str | None,
     ) -> None:
         """Write a document: a screen for people, one JSON object, or its list as rows."""
-        from persist.tools.cli.row_output import choose_format, opened
+        from persist.tools.cli.row_output import choose_format, open_output
 
         row_format = choose_format(format, output, at.as_json)
         if row_format == "json":
-            with opened(output) as file:
+            with open_output(output) as file:
                 file.write(json.dumps(document, default=str).encode() + b"\n")
         elif row_format == "table" and output is None:
             show()
@@ -86,8 +86,8 @@ class Listing:
         )
 
 
-def column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return a function that shows a column as it is, numbers with commas, and nothing as a dash."""
+def make_column(name: str) -> Callable[[Mapping[str, Any]], object]:
+    """Return a formatter of a column. Numbers get commas, None a dash."""
 
     def format_cell(row: Mapping[str, Any]) -> object:
         value = row[name]
@@ -96,8 +96,8 @@ def column(name: str) -> Callable[[Mapping[str, Any]], object]:
     return format_cell
 
 
-def time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
-    """Return a function that shows a time: its moment, which the row has under a name of its own, or the number."""
+def make_time_column(name: str) -> Callable[[Mapping[str, Any]], object]:
+    """Return a formatter of a time: its moment, or else the number."""
 
     def format_cell(row: Mapping[str, Any]) -> object:
         return "-" if row[name] is None else (row[f"{name}_moment"] if row[name] else None) or row[name]
@@ -124,13 +124,13 @@ def show_listing(
 
 
 def check_watch(at: Place, format: str | None, output: str | None, *, watch: bool) -> None:
-    """Refuse to watch what has an end."""
+    """Raise InvalidUsage if `--watch` is combined with a format or file."""
     if watch and (at.as_json or output is not None or format not in (None, "table")):
         raise persist.InvalidUsage("--watch shows a table, again and again: leave the format and --output out")
 
 
 def watch_screen(client: "Client", look: Callable[[], T], show: Callable[[T], None]) -> None:
-    """Show `look()` again whenever the log has grown or `WATCH_S` have passed, until Ctrl-C."""
+    """Show `look()` at each new record, at least every `WATCH_S`, until Ctrl-C."""
     follower, last_seqno, facts = client.engine.follower, client.seqno, look()
 
     def has_news() -> bool | None:

@@ -28,7 +28,7 @@ from persist.core.progress import task
 from persist.core.state_rules.contents import CollectionState
 from persist.engine.location.collection_handle import CollectionHandle
 from persist.engine.write.write_options import WriteMode, WriteOptions
-from persist.tools.cli.text import tell
+from persist.tools.cli.text import print_remark
 
 PIECE_ROWS = 1_000_000
 READ_BYTES = 1 << 20
@@ -36,7 +36,7 @@ READ_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class Plan:
-    """How a file is to be written.
+    """The options for writing a file.
 
     Attributes:
         time: a number, a moment or the name of a column. None: updates have their own times; rows get the
@@ -64,7 +64,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class LoadResult:
-    """The result of a load: rows written and skipped, commits of this run and of earlier ones, the last seqno.
+    """The result of a load: rows and commits of this run and earlier ones.
 
     Attributes:
         time: that the commit gave to rows without one; None if they had times, or are events.
@@ -80,7 +80,7 @@ class LoadResult:
 
 @contextmanager
 def open_input(path: str, format: str | None) -> Iterator[RowFile]:
-    """Yield the file at a path; standard input, if it is -, is copied to a temporary file first."""
+    """Yield a file; `-` is standard input, copied to a temporary file."""
     if path != "-":
         if not os.path.isfile(path):
             raise persist.InvalidUsage(f"there is no file {path!r}: give the path of one, or - for standard input")
@@ -97,7 +97,7 @@ def open_input(path: str, format: str | None) -> Iterator[RowFile]:
 
 
 def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[int, int]:
-    """Return how many rows fit, and how many do not.
+    """Return the numbers of rows that fit and that do not.
 
     Raises:
         InvalidUsage: some do not, and this is not allowed; the message has the first reasons.
@@ -110,13 +110,13 @@ def check_rows(file: RowFile, columns: RowColumns, *, skip_bad: bool) -> tuple[i
     if misfits.count and not skip_bad:
         raise misfits.error(file.name, rows, "Nothing was written: mend them, or say --skip-bad to leave them out")
     if misfits.count:
-        tell(f"Left out: {misfits.count:,} of {rows + misfits.count:,} rows of {file.name}\n{misfits}")
+        print_remark(f"Left out: {misfits.count:,} of {rows + misfits.count:,} rows of {file.name}\n{misfits}")
     return rows, misfits.count
 
 
 def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, plan: Plan) -> LoadResult:
-    """Write a file; see the module's docstring. The first commit creates a collection that is new. Memory: a piece."""
-    token = plan.token or _token(collection, file, plan)
+    """Write a file in pieces. Memory: a piece. The first commit may create the collection."""
+    token = plan.token or _build_token(collection, file, plan)
     handle = collection.handle
     contents = None if handle.create is not None else handle.contents()
     rows, skipped = check_rows(file, columns, skip_bad=plan.skip_bad)
@@ -129,25 +129,25 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
         # Without a time, the same file may be loaded again on purpose: only a token marks a repetition.
         mark = plan.token if has_no_times else f"{token}/0"
         options = WriteOptions(time=plan.time, token=mark, allow_future=plan.allow_future)
-        done_before = mark is not None and _remembers(handle, contents, mark)
+        done_before = mark is not None and _has_token(handle, contents, mark)
         future = write_rows(handle, read_rows(file, columns), plan.mode, options, seal=plan.seal)
         return LoadResult(rows, skipped, int(not done_before), int(done_before), future.result(), future.time)
     if has_no_times:
-        done_before = _remembers(handle, contents, f"{token}/0")
+        done_before = _has_token(handle, contents, f"{token}/0")
         future = collection.write(read_rows(file, columns), diff=plan.diff, token=f"{token}/0")
         return LoadResult(
             rows, skipped, int(bool(rows) and not done_before), int(done_before), future.result(), future.time
         )
     pieces = max(1, -(-rows // plan.piece_rows))
     is_ours = plan.token is None  # Our own token identifies the contents. For other tokens, the library compares that.
-    if is_ours and _remembers(handle, contents, f"{token}/{pieces - 1}"):
+    if is_ours and _has_token(handle, contents, f"{token}/{pieces - 1}"):
         return LoadResult(rows, skipped, 0, pieces, None)
-    earlier_commits, seqno = sum(_remembers(handle, contents, f"{token}/{n}") for n in range(pieces)), None
+    earlier_commits, seqno = sum(_has_token(handle, contents, f"{token}/{n}") for n in range(pieces)), None
     with task("write", file.name, total=rows) as done:
         for n, piece in enumerate(_resize_pieces(read_pieces(file, columns, Misfits()), plan.piece_rows)):
             seal = plan.seal if n == pieces - 1 else None
-            if not is_ours or not _remembers(handle, contents, f"{token}/{n}"):
-                seqno = _write(collection, piece, plan, f"{token}/{n}", seal)
+            if not is_ours or not _has_token(handle, contents, f"{token}/{n}"):
+                seqno = _write_piece(collection, piece, plan, f"{token}/{n}", seal)
                 collection = persist.Collection(replace(collection.handle, create=None))
             done(len(piece))
     if not rows and plan.seal is not None:
@@ -155,11 +155,13 @@ def load(collection: "persist.Collection", file: RowFile, columns: RowColumns, p
     return LoadResult(rows, skipped, (pieces if rows else 0) - earlier_commits, earlier_commits, seqno)
 
 
-def _remembers(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
+def _has_token(handle: CollectionHandle, contents: CollectionState | None, token: str) -> bool:
     return contents is not None and handle.remembers(contents, token)
 
 
-def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None) -> int:
+def _write_piece(
+    collection: "persist.Collection", piece: pa.Table, plan: Plan, token: str, seal: int | str | None
+) -> int:
     if plan.late is None:
         return collection.write(
             piece, time=plan.time, diff=plan.diff, token=token, seal=seal, allow_future=plan.allow_future
@@ -170,19 +172,19 @@ def _write(collection: "persist.Collection", piece: pa.Table, plan: Plan, token:
     ).result()
 
 
-def was_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
-    """Return whether some of the same load has been written before, so that its times may be sealed by now.
+def has_begun(collection: "persist.Collection", file: RowFile, plan: Plan, token: str | None = None) -> bool:
+    """Return whether an earlier run of this load has written rows.
 
     Args:
         token: of a commit that may also have done it, as a whole.
     """
-    first = f"{plan.token or _token(collection, file, plan)}/0"
+    first = f"{plan.token or _build_token(collection, file, plan)}/0"
     contents = collection.handle.contents()
     return any(collection.handle.remembers(contents, name) for name in {first, token or first})
 
 
 def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """Yield the same rows in pieces of so many, the last one excepted."""
+    """Yield the rows in pieces of `rows`; the last may be smaller."""
     waiting: list[pa.Table] = []
     count = 0
     for piece in pieces:
@@ -196,19 +198,21 @@ def _resize_pieces(pieces: Iterator[pa.Table], rows: int) -> Iterator[pa.Table]:
         yield pa.concat_tables(waiting)
 
 
-def _token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
-    """Return a token that names a load by what it does: the same file into the same collection in the same way."""
+def _build_token(collection: "persist.Collection", file: RowFile, plan: Plan) -> str:
+    """Return a token for a load, from file, collection and options."""
     mode = () if plan.mode == "append" else (plan.mode,)
     way = (plan.time, plan.diff, plan.piece_rows, plan.skip_bad, plan.late, *mode)
-    return f"file {_digest(file, collection.id, file.format, *way)}"
+    return f"file {_compute_digest(file, collection.id, file.format, *way)}"
 
 
-def overwrite_token(collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]) -> str:
-    """Return a token for an overwrite: the same file over the same collection in the same way."""
-    return f"file over {_digest(file, collection.id, file.format, time, *way)}"
+def build_overwrite_token(
+    collection: "persist.Collection", file: RowFile, time: int | str, way: tuple[Any, ...]
+) -> str:
+    """Return a token for an overwrite, from file, collection and options."""
+    return f"file over {_compute_digest(file, collection.id, file.format, time, *way)}"
 
 
-def _digest(file: RowFile, *way: Any) -> str:
+def _compute_digest(file: RowFile, *way: Any) -> str:
     digest = xxhash.xxh3_128()
     with open(file.path, "rb") as source:
         while data := source.read(READ_BYTES):
@@ -218,7 +222,7 @@ def _digest(file: RowFile, *way: Any) -> str:
 
 
 def read_rows(file: RowFile, columns: RowColumns) -> pa.RecordBatchReader:
-    """Return the rows of a file that fit, as a stream."""
+    """Return the fitting rows of a file as a stream."""
     pieces = read_pieces(file, columns, Misfits())
     first = next(pieces)
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 import persist
 from persist.core.rendering import moment_text
-from persist.tools.cli.text import tell
+from persist.tools.cli.text import print_remark
 
 VARIABLE = "PERSIST_LOG"
 LEVELS = {name: getattr(logging, name.upper()) for name in ("debug", "info", "warning", "error")}
@@ -23,7 +23,7 @@ FIELDS = "persist"  # The attribute of a record with its structured fields.
 
 @contextmanager
 def log_to_stderr(verbose: bool = False) -> Iterator[None]:
-    """Tell what the library logs in this block.
+    """Print the library's log messages during this block.
 
     Raises:
         InvalidUsage: the variable has an unknown level or format.
@@ -41,17 +41,17 @@ def log_to_stderr(verbose: bool = False) -> Iterator[None]:
         logger.setLevel(previous_level)
 
 
-def parse_setting(said: str, verbose: bool) -> tuple[int, str]:
-    """Return the level, and the format: remark, line or json."""
+def parse_setting(setting: str, verbose: bool) -> tuple[int, str]:
+    """Return the level and the format (remark, line or json) of a setting."""
     level, form = None, "remark"
-    for word in filter(None, (part.strip().lower() for part in said.split(","))):
+    for word in filter(None, (part.strip().lower() for part in setting.split(","))):
         if word in LEVELS:
             level, form = LEVELS[word], "line" if form == "remark" else form
         elif word == "json":
             form = "json"
         else:
             raise persist.InvalidUsage(
-                f"{VARIABLE}={said!r:.100}: {word!r:.50} is neither a level nor a format. "
+                f"{VARIABLE}={setting!r:.100}: {word!r:.50} is neither a level nor a format. "
                 f"Give one of {', '.join(LEVELS)}, or json, or both: info,json"
             )
     if level is None:
@@ -68,13 +68,13 @@ class _Handler(logging.Handler):
         """Write a record as a remark, a line or JSON."""
         message, level = record.getMessage(), record.levelname.lower()
         if self._form == "remark":
-            tell(f"persist: {message}")
+            print_remark(f"persist: {message}")
             return
         at = moment_text(record.created, "milliseconds")
         if self._form == "line":
-            tell(f"{at} {level} {record.name}: {message}")
+            print_remark(f"{at} {level} {record.name}: {message}")
             return
         fields = {"at": at, "level": level, "logger": record.name, "message": message}
         if record.exc_info and record.exc_info[1] is not None:
             fields["error"] = f"{type(record.exc_info[1]).__name__}: {record.exc_info[1]}"
-        tell(json.dumps({**getattr(record, FIELDS, {}), **fields}, default=str))
+        print_remark(json.dumps({**getattr(record, FIELDS, {}), **fields}, default=str))

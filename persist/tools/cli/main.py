@@ -13,7 +13,7 @@ M_ARENA_MAX = -8  # Of malloc.h.
 
 
 def entry() -> None:
-    """Run the command of this process, and end the process with its status."""
+    """Run this process's command, and exit with its status."""
     is_heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # Below nohup it is ignored.
     if is_heeded:
         # While modules are loaded, nothing is begun that would have to be ended: the signal may end the process.
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """Open the null device for each standard stream that is closed.
+    """Open the null device in place of closed standard streams.
 
     The next file to be opened would get that descriptor, and what is printed would end up in it.
     """
@@ -62,7 +62,7 @@ def _open_streams() -> None:
 
 
 def _choose_allocator() -> None:
-    """Let allocators keep little freed memory, unless a variable is set (docs/run/operations.md).
+    """Limit the memory that allocators keep, unless a variable is set.
 
     Here alone, because the process is the command's own. Arrow takes jemalloc: it looks at the variable when it is
     loaded, which is later; its builds for Linux with glibc have jemalloc, and others may not. The C library keeps two

@@ -9,10 +9,10 @@ import typer
 
 import persist
 from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
-from persist.tools.cli.listing import Listing, column, time_column
-from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.listing import Listing, make_column, make_time_column
+from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import AsOf, Format, Output
-from persist.tools.cli.text import print_json, say, tell
+from persist.tools.cli.text import print_json, print_remark, print_text
 from persist.tools.reports.times import make_time_format
 
 if TYPE_CHECKING:
@@ -30,11 +30,11 @@ def tag(
     move: Annotated[bool, typer.Option("--move", help="Let a tag that is at another time move.")] = False,
 ) -> int:
     """Name a sealed time, which stays readable as long as it has a name: --as-of TAG reads it."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         tagged = loaded.tag(name, time, move=move)
         time_text = make_time_format(loaded)(tagged)
-        tell_done(
+        report_done(
             at, {"collection": collection, "tag": name, "time": tagged}, f"{collection} as of {time_text} is {name!r}"
         )
     return OK
@@ -42,7 +42,7 @@ def tag(
 
 TAGS = Listing(
     kinds={"tag": "string", "time": "int64", "time_moment": "string"},
-    shown={"tag": column("tag"), "time": time_column("time")},
+    shown={"tag": make_column("tag"), "time": make_time_column("time")},
     right=["time"],
 )
 
@@ -52,7 +52,7 @@ def tags(at: Place, collection: Name, format: Format = None, output: Output = No
     """List the tags of a collection."""
     from persist.tools.reports.surveys import Facts
 
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
         times = sorted((time, name) for name, time in loaded.tags().items())
         moment = Facts(loaded.handle.contents()).moment
@@ -63,9 +63,9 @@ def tags(at: Place, collection: Name, format: Format = None, output: Output = No
 @command
 def untag(at: Place, collection: Name, name: Tag) -> int:
     """Drop a tag; the time that it named may be compacted then."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         client.load(collection).untag(name).result()
-        tell_done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
+        report_done(at, {"collection": collection, "dropped": name}, f"dropped the tag {name!r} of {collection}")
     return OK
 
 
@@ -74,9 +74,9 @@ def rename(
     at: Place, collection: Name, name: Annotated[str, typer.Argument(metavar="NEW", help="The new name.")]
 ) -> int:
     """Give a collection another name."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         client.load(collection).rename(name).result()
-        tell_done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
+        report_done(at, {"collection": name, "was": collection}, f"{collection} is called {name} now")
     return OK
 
 
@@ -88,11 +88,11 @@ def clone(
     as_of: AsOf = None,
 ) -> int:
     """Make another collection with the same contents as of a time, without copying data."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         copy = client.clone(collection, name, as_of=as_of)
         (since,) = copy.since.elements
         time_text = make_time_format(copy)(since)
-        tell_done(
+        report_done(
             at,
             {"collection": name, "source": collection, "as_of": since},
             f"{name} holds what {collection} held as of {time_text}",
@@ -121,13 +121,13 @@ def view(
     if start is not None and query is None:
         raise persist.InvalidUsage("--start says where a new view begins: give its query, too")
     if query is None:
-        with at.reading() as client:
+        with at.open_reader() as client:
             loaded = client.view(name)
-            tell_done(
+            report_done(
                 at, {"view": name, "sql": loaded.sql, "upper": loaded.upper.time}, f"{loaded.sql}\n\n{loaded.explain()}"
             )
         return OK
-    with at.writing() as client:
+    with at.open_writer() as client:
         if redefine:
             loaded_view = client.view(name)
             loaded_view.redefine(query, start=start)
@@ -135,7 +135,7 @@ def view(
             loaded_view = client.create_view(name, query, key=key, start=start)
         upper = loaded_view.refresh()
         loaded_view.close()
-        tell_done(at, {"view": name, "upper": upper.time}, _up_to_date(client, name, upper))
+        report_done(at, {"view": name, "upper": upper.time}, _format_upper(client, name, upper))
     return OK
 
 
@@ -154,23 +154,23 @@ def refresh(
 ) -> int:
     """Bring views up to the times to which what they read is sealed; without names all of them, in one commit."""
     refreshed: list[dict[str, Any]] = []
-    with at.writing() as client:
+    with at.open_writer() as client:
         room = {"memory_budget": memory_budget, "spill_folder": spill_folder}
         for name, upper in _refresh_each(client, views, room) if views else refresh_together(client, room):
             refreshed.append({"view": name, "upper": upper.time})
             if not at.as_json:
-                say(_up_to_date(client, name, upper))
+                print_text(_format_upper(client, name, upper))
     if at.as_json:
         print_json(refreshed)
     elif not refreshed:
-        tell("persist: there is no view here. persist view makes one")
+        print_remark("persist: there is no view here. persist view makes one")
     return OK
 
 
 def _refresh_each(
     client: "persist.Client", names: list[str], room: Mapping[str, Any]
 ) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh views in turn; a failure does not undo the earlier ones."""
+    """Refresh views one by one. Earlier ones stay refreshed if one fails."""
     for name in names:
         loaded = client.view(name, **room)
         try:
@@ -180,11 +180,11 @@ def _refresh_each(
 
 
 def refresh_together(client: "persist.Client", room: Mapping[str, Any]) -> Iterator[tuple[str, "persist.Antichain"]]:
-    """Refresh all views of a location as one program: they move in one commit."""
+    """Refresh all views as one program, in one commit."""
     from persist.compute.sql import open_together
-    from persist.tools.reports.surveys import survey
+    from persist.tools.reports.surveys import load_facts
 
-    views = [client.view(facts.name) for facts in survey(client, client.collections()) if facts.contents.view]
+    views = [client.view(facts.name) for facts in load_facts(client, client.collections()) if facts.contents.view]
     if views:
         with open_together(views, **room) as together:
             together.refresh()
@@ -194,7 +194,7 @@ def refresh_together(client: "persist.Client", room: Mapping[str, Any]) -> Itera
 
 PLAN = Listing(
     kinds=dict.fromkeys(("view", "action", "why"), "string"),
-    shown={name: column(name) for name in ("view", "action", "why")},
+    shown={name: make_column(name) for name in ("view", "action", "why")},
     texts=["why"],
 )
 
@@ -220,7 +220,7 @@ def apply(
     if (format or output) and (at.as_json or not dry_run):
         raise persist.InvalidUsage("--format and --output are of a plan: say --dry-run, and leave --json out")
     definitions = load_definitions(folder)
-    opened = at.reading() if dry_run else at.writing()
+    opened = at.open_reader() if dry_run else at.open_writer()
     with opened as client:
         plan = plan_views(client, definitions, prune=prune)
         changes = [{"view": c.view, "action": c.action, "why": c.why} for c in plan.changes]
@@ -231,20 +231,20 @@ def apply(
             if at.as_json:
                 print_json({"changes": changes, "seqno": None})
             elif format in (None, "table") and output is None:
-                say("nothing was done: this is the plan")
+                print_text("nothing was done: this is the plan")
             return OK
         if lost and not yes and not confirm(f"Drop {', '.join(lost)} at {client.url} with all their history?"):
-            tell("persist: nothing was done")
+            print_remark("persist: nothing was done")
             return MISTAKE
         seqno = plan.commit()
         if not no_refresh:
             plan.refresh()
         done = "all is as defined" if seqno is None else f"done in record {seqno}"
-        tell_done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
+        report_done(at, {"changes": changes, "seqno": seqno}, done + ("" if no_refresh else ", and refreshed"))
     return OK
 
 
-def _up_to_date(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
+def _format_upper(client: "persist.Client", name: str, upper: "persist.Antichain") -> str:
     if upper.time is None:
         return f"{name} is complete: what it reads will not change any more"
     return f"{name} is up to date before {make_time_format(client.load(name))(upper.time)}"
@@ -256,7 +256,7 @@ _COMMENT = re.compile(r"\s*--[ \t]*(key|start)[ \t]*:[ \t]*(.*)")
 
 
 def load_definitions(folder: str) -> "dict[str, Wanted]":
-    """Return the definitions in a folder and those below it, by the names of the views.
+    """Return the view definitions in a folder and its subfolders, by name.
 
     Raises:
         InvalidUsage: there is none, two of them are of one view, or a file holds no text.
@@ -275,11 +275,11 @@ def load_definitions(folder: str) -> "dict[str, Wanted]":
         name = ".".join([*file.relative_to(root).parent.parts, file.stem])
         if name in definitions:
             raise persist.InvalidUsage(f"{folder} defines the view {name!r} twice, the second time in {file}")
-        definitions[name] = _definition(file)
+        definitions[name] = _load_definition(file)
     return definitions
 
 
-def _definition(file: Path) -> "Wanted":
+def _load_definition(file: Path) -> "Wanted":
     from persist.compute.sql import Wanted
 
     if file.stat().st_size > BYTES_MAX:

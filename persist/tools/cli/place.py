@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import persist
-from persist.tools.cli.text import print_json, say
+from persist.tools.cli.text import print_json, print_text
 
 FAR = ("://",)  # A location with this in it is a URL, not a folder.
 # The folders that a client may have left if it died before its first record.
@@ -18,7 +18,7 @@ OWN = frozenset(("checkpoint", "directory", "gc", "list", "log", "lost", "part",
 
 @dataclass(frozen=True)
 class Place:
-    """A location as the command line names it.
+    """The location of a command, with its options.
 
     Attributes:
         location: a folder or a URL.
@@ -36,18 +36,18 @@ class Place:
     @property
     def options(self) -> dict[str, Any]:
         """The options of the store."""
-        return storage_options(self.location, self.given, self.file)
+        return merge_storage_options(self.location, self.given, self.file)
 
     def settings(self, memory_budget: int | None = None) -> "persist.Settings":
-        """Return how a client of a command behaves: nothing happens in the background."""
+        """Return a client's settings for a command, without background work."""
         more: dict[str, Any] = {} if memory_budget is None else {"memory_budget": memory_budget}
         if self.store_timeout_s is not None:
             more["retry_s"] = self.store_timeout_s
         return persist.Settings(background=False, **more)
 
     @contextmanager
-    def reading(self, *, seqno: int | None = None, memory_budget: int | None = None) -> Iterator["persist.Client"]:
-        """Open it to read, which writes nothing at all.
+    def open_reader(self, *, seqno: int | None = None, memory_budget: int | None = None) -> Iterator["persist.Client"]:
+        """Open the location to read. Nothing is written.
 
         Raises:
             InvalidUsage: nothing is stored there.
@@ -57,14 +57,14 @@ class Place:
             self.location, mode="read", storage_options=self.options, seqno=seqno, settings=settings
         ) as client:
             if client.seqno < 0:
-                raise self.nothing(client.url)
+                raise self.make_empty_error(client.url)
             yield client
 
     @contextmanager
-    def writing(
+    def open_writer(
         self, *, may_be_new: bool = False, memory_budget: int | None = None, background: bool = False
     ) -> Iterator["persist.Client"]:
-        """Open it to write; background work runs only if `background` is set.
+        """Open the location to write, by default without background work.
 
         Raises:
             InvalidUsage: nothing is stored there, unless it may be new.
@@ -72,8 +72,8 @@ class Place:
         settings = replace(self.settings(memory_budget), background=background)
         with persist.open(self.location, storage_options=self.options, settings=settings) as client:
             if client.seqno < 0 and not may_be_new:
-                raise self.nothing(client.url)
-            if client.seqno < 0 and (foreign := self.foreign()) is not None:
+                raise self.make_empty_error(client.url)
+            if client.seqno < 0 and (foreign := self.find_foreign_file()) is not None:
                 raise persist.InvalidUsage(
                     f"{client.url} holds something else, such as {foreign!r}, and no log of persist. A location wants "
                     "a folder of its own: name one that is empty or not there yet, such as "
@@ -81,22 +81,22 @@ class Place:
                 )
             yield client
 
-    def foreign(self) -> str | None:
-        """Return the name of something in a folder that no client of this library has put there; None if all is."""
+    def find_foreign_file(self) -> str | None:
+        """Return a file in the folder that is not the library's, or None."""
         if any(mark in self.location for mark in FAR):
             return None
         with suppress(OSError), os.scandir(os.path.expanduser(self.location)) as entries:
             return min((entry.name for entry in entries if entry.name not in OWN), default=None)
         return None
 
-    def nothing(self, url: str) -> "persist.InvalidUsage":
-        """Return the error for an empty location; it names what is there instead."""
+    def make_empty_error(self, url: str) -> "persist.InvalidUsage":
+        """Return the error for an empty location; it names other files there."""
         problem = f"nothing is stored at {url}"
         is_far = any(mark in self.location for mark in FAR)
         if not is_far and not os.path.exists(os.path.expanduser(self.location)):
             problem += ": there is no such folder. Check the path, or make a collection with persist create, or by"
             problem += " persist write --key"
-        elif (foreign := self.foreign()) is not None:
+        elif (foreign := self.find_foreign_file()) is not None:
             problem += f": the folder holds something else, such as {foreign!r}, and no log of persist. Check the path"
         elif self.has_parts():
             problem += (
@@ -116,16 +116,16 @@ class Place:
 
 
 def is_folder(location: str) -> bool:
-    """Return whether a location is a folder of this machine."""
+    """Return whether a location is a local folder."""
     return "://" not in location or location.lower().startswith("file://")
 
 
-def tell_done(at: Place, told: dict[str, Any], line: str) -> None:
-    """Report a finished action: as JSON with --json, else as one line."""
+def report_done(at: Place, result: dict[str, Any], line: str) -> None:
+    """Print a finished action: JSON with --json, else a line."""
     if at.as_json:
-        print_json(told)
+        print_json(result)
     else:
-        say(line)
+        print_text(line)
 
 
 VARIABLE = "PERSIST_STORAGE_OPTIONS"
@@ -133,8 +133,8 @@ FOLDER_OPTIONS = ("file_mode", "folder_mode", "fsync")
 FILE_BYTES_MAX = 1 << 20
 
 
-def storage_options(location: str, given: Sequence[str] = (), file: str | None = None) -> dict[str, Any]:
-    """Merge the options of the command, of its file and of the environment.
+def merge_storage_options(location: str, option_texts: Sequence[str] = (), file: str | None = None) -> dict[str, Any]:
+    """Merge the options of the command, a file and the environment.
 
     Options of the environment are meant for a store. A folder ignores the options of a store.
 
@@ -147,7 +147,7 @@ def storage_options(location: str, given: Sequence[str] = (), file: str | None =
         options = {name: value for name, value in options.items() if name in FOLDER_OPTIONS}
     if file is not None:
         options |= _parse_json(_read_private_file(file), f"the file {file}")
-    return {**options, **dict(map(_option, given))}
+    return {**options, **dict(map(_parse_option, option_texts))}
 
 
 def _read_private_file(path: str) -> str:
@@ -176,7 +176,7 @@ def _parse_json(text: str, where: str) -> dict[str, Any]:
     return dict(options)
 
 
-def _option(text: str) -> tuple[str, str]:
+def _parse_option(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise persist.InvalidUsage("a --storage-option is not of the form NAME=VALUE, such as region=eu-west-1")

@@ -11,9 +11,9 @@ from persist.core.log.fields import TimeText
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.core.rendering import format_count
-from persist.tools.cli.text import print_table, say
+from persist.tools.cli.text import print_table, print_text
 from persist.tools.reports.costs import LIST_PRICES
-from persist.tools.reports.surveys import Portrait, hold_for_people, monthly_dollars, names_by_id
+from persist.tools.reports.surveys import Portrait, compute_monthly_dollars, format_hold, get_names_by_id
 from persist.tools.reports.times import make_time_format
 
 RUNS_SHOWN_MAX = 20
@@ -22,35 +22,35 @@ RUNS_SHOWN_MAX = 20
 def print_portrait(portrait: Portrait) -> None:
     """Print the portrait of a collection."""
     facts = portrait.facts
-    say(f"{facts.name} at {portrait.url}\n")
+    print_text(f"{facts.name} at {portrait.url}\n")
     print_table(("side", "column", "type"), portrait.columns)
-    say(f"\ntimes     {_times(portrait)}")
+    print_text(f"\ntimes     {_format_times(portrait)}")
     _print_origin(portrait)
-    say(f"since     {facts.brief(facts.since)}")
-    say(f"upper     {'none: complete for ever' if facts.upper is None else facts.brief(facts.upper)}")
-    say(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
+    print_text(f"since     {facts.brief(facts.since)}")
+    print_text(f"upper     {'none: complete for ever' if facts.upper is None else facts.brief(facts.upper)}")
+    print_text(f"unsealed  {facts.unsealed.advice if facts.unsealed else 'nothing'}")
     rows_told = format_count(facts.rows, "row") if facts.rows is not None else "rows that only reading counts"
-    say(f"size      {rows_told}, {facts.bytes:,} bytes in {format_count(facts.parts, 'part')}")
+    print_text(f"size      {rows_told}, {facts.bytes:,} bytes in {format_count(facts.parts, 'part')}")
     _print_cost(portrait)
     if portrait.holds:
-        say("\nholds")
-        rows = [(hold_for_people(h.name, portrait.names), facts.brief(h.kept), h.holder or "-") for h in portrait.holds]
+        print_text("\nholds")
+        rows = [(format_hold(h.name, portrait.names), facts.brief(h.kept), h.holder or "-") for h in portrait.holds]
         print_table(("hold", "time", "holder"), rows)
     if facts.contents.tags:
-        say("\ntags")
+        print_text("\ntags")
         tags = [(name, facts.brief(time)) for name, time in sorted(facts.contents.tags.items())]
         print_table(("tag", "time"), tags)
     _print_runs(portrait, "history, runs", portrait.history, ("first", "last"))
     _print_runs(portrait, "keyframes", portrait.keyframes, ("as_of",))
 
 
-def _times(portrait: Portrait) -> str:
+def _format_times(portrait: Portrait) -> str:
     unit = portrait.facts.contents.timeline
     return "numbers without a meaning of their own" if unit is None else f"{unit} since 1970-01-01T00:00Z"
 
 
 def _print_origin(portrait: Portrait) -> None:
-    """Print where its updates come from, unless users write them."""
+    """Print where updates come from, unless users write them."""
     if portrait.keyed is not None:
         keyed = portrait.keyed
         when = {"seal": "when their times are sealed", "background": "after the seal, and by readers before that"}
@@ -59,40 +59,40 @@ def _print_origin(portrait: Portrait) -> None:
         rules += "".join(f"; of {', '.join(names)} the later by {by}" for by, names in keyed["groups"].items())
         rules += "; of events that tie, the greatest value counts" * (keyed["ties"] == "greatest")
         rules += f"; column {keyed['tombstone']} says that a key is deleted" * bool(keyed["tombstone"])
-        say(f"keyed     {rules}")
+        print_text(f"keyed     {rules}")
     if portrait.view is not None:
-        say(f"view of   {', '.join(portrait.view['inputs'])}")
-        say(f"query     {' '.join(portrait.view['sql'].split())}")
+        print_text(f"view of   {', '.join(portrait.view['inputs'])}")
+        print_text(f"query     {' '.join(portrait.view['sql'].split())}")
 
 
 def _print_cost(portrait: Portrait) -> None:
     if portrait.plan is not None:
         gets = max(1, portrait.plan.parts) / 1000 * LIST_PRICES.gets_1000
-        say(
+        print_text(
             f"reading   {portrait.plan.bytes:,} bytes of {format_count(portrait.plan.parts, 'part')} for the latest "
             f"contents; on S3 a million such reads cost ${gets * 1e6:,.2f} of requests"
         )
-    gib = monthly_dollars(1 << 30)
-    dollars = monthly_dollars(portrait.facts.bytes)
+    gib = compute_monthly_dollars(1 << 30)
+    dollars = compute_monthly_dollars(portrait.facts.bytes)
     cost = f"${dollars:,.2f}" if dollars >= 0.01 or not dollars else "less than $0.01"
-    say(f"keeping   {cost} a month on S3 Standard, at ${gib} for a GiB")
+    print_text(f"keeping   {cost} a month on S3 Standard, at ${gib} for a GiB")
 
 
 def _print_runs(portrait: Portrait, title: str, runs: list[dict[str, Any]], times: tuple[str, ...]) -> None:
     if not runs:
         return
     left_out = len(runs) - RUNS_SHOWN_MAX
-    say(f"\n{title}{f' (the last {RUNS_SHOWN_MAX} of {len(runs)})' if left_out > 0 else ''}")
+    print_text(f"\n{title}{f' (the last {RUNS_SHOWN_MAX} of {len(runs)})' if left_out > 0 else ''}")
     head = (*times, "rows", "bytes", "parts")
     brief = portrait.facts.brief
     rows = [(*(brief(run[t]) for t in times), *(f"{run[c]:,}" for c in head[-3:])) for run in runs[-RUNS_SHOWN_MAX:]]
     print_table(head, rows, right=range(len(head)))
 
 
-def records_before(
+def read_records_before(
     client: "persist.Client", before: int | None, last: int, collection: str | None
 ) -> tuple[list[Record], bool]:
-    """Return the last records before a seqno, in order, and whether older ones are gone. Cost: a GET for each.
+    """Return the last records before a seqno, and whether older ones are gone. Cost: a GET for each.
 
     Args:
         collection: the id of the only one of interest.
@@ -110,14 +110,14 @@ def records_before(
 
 
 class RecordTexts:
-    """Names and times for people, in place of the ids and numbers of records.
+    """Names and formatted times for the ids and numbers in records.
 
     A name is the present one: records bear ids. Cost: a GET for each collection that is spoken of, once.
     """
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._names = names_by_id(client)
+        self._names = get_names_by_id(client)
         self._times: dict[str, TimeText] = {}
 
     def sentences(self, record: Record) -> list[str]:
@@ -130,7 +130,7 @@ class RecordTexts:
         present_name = mutation.name if isinstance(mutation, kinds.Makes) else self._names.get(id_)
         name = f"a collection that is gone ({id_[:8]})" if present_name is None else repr(present_name)
         if isinstance(mutation, kinds.SetHold):
-            mutation = msgspec.structs.replace(mutation, hold=hold_for_people(mutation.hold, self._names))
+            mutation = msgspec.structs.replace(mutation, hold=format_hold(mutation.hold, self._names))
         return mutation.sentence(name, self._time_format(id_))
 
     def _time_format(self, id_: str) -> TimeText:

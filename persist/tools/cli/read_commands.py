@@ -9,8 +9,8 @@ import typer
 
 import persist
 from persist.tools.cli.command import OK, PROBLEMS, Name, Terminated, command
-from persist.tools.cli.place import Place, tell_done
-from persist.tools.cli.text import cell, say, tell, word_error
+from persist.tools.cli.place import Place, report_done
+from persist.tools.cli.text import format_cell, format_error, print_remark, print_text
 from persist.tools.reports.times import make_time_format
 
 if TYPE_CHECKING:
@@ -60,9 +60,9 @@ def read(
     from persist.tools.cli.row_output import choose_format, write_rows
 
     row_format = choose_format(format, output, at.as_json)
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
-        chosen = narrowed(columns, where)
+        chosen = build_read_arguments(columns, where)
         read = loaded.snapshot(as_of, form=form, schema=schema, timeout_s=timeout, **chosen)  # type: ignore[arg-type]
         with read as snapshot:
             write_rows(snapshot.schema, snapshot.to_batches(), row_format, output, limit)
@@ -92,9 +92,9 @@ def changes(
     from persist.tools.cli.row_output import choose_format, write_rows
 
     row_format = choose_format(format, output, at.as_json)
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
-        chosen = narrowed(columns, where)
+        chosen = build_read_arguments(columns, where)
         chosen |= {"form": form, "schema": schema, "timeout_s": timeout}
         with loaded.changes(start, until, **chosen) as updates:
             write_rows(updates.schema, updates.to_batches(), row_format, output, limit, in_order=True)
@@ -117,9 +117,9 @@ def diff(
     from persist.tools.cli.row_output import choose_format, write_rows
 
     row_format = choose_format(format, output, at.as_json)
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
-        table = loaded.diff(first, second, timeout_s=0, **narrowed(columns, where))
+        table = loaded.diff(first, second, timeout_s=0, **build_read_arguments(columns, where))
         write_rows(table.schema, table.to_batches(), row_format, output, limit)
     return OK
 
@@ -146,9 +146,9 @@ def tail(
         raise persist.InvalidUsage(
             f"--format {row_format} has an end, and what tail shows has none: use table, csv or json"
         )
-    with at.reading() as client:
+    with at.open_reader() as client:
         loaded = client.load(collection)
-        _tell_waiting(loaded, "what comes now is shown as it is sealed")
+        _report_waiting(loaded, "what comes now is shown as it is sealed")
         with suppress(Terminated):  # It has no end of its own, so this one is as good as any.
             follow(loaded, as_of, contents=contents, until=until, format=row_format)
     return OK
@@ -170,39 +170,39 @@ def wait(
     from persist.core.errors import AsOfCompacted, AsOfNotSealed
     from persist.core.timeline import parse_time_word
 
-    with at.reading() as client:
+    with at.open_reader() as client:
         handle = client.load(collection)
         time = parse_time_word(until, client.engine.clock.wall_ms()) or until  # Reads take what is sealed by then.
-        _tell_waiting(handle, f"waiting for {until}")
+        _report_waiting(handle, f"waiting for {until}")
         try:
             handle.snapshot(time, timeout_s=timeout).close()
         except AsOfNotSealed as error:
-            tell(f"persist: {word_error(error)}")
+            print_remark(f"persist: {format_error(error)}")
             return PROBLEMS
         except AsOfCompacted:
-            tell(f"{collection} was complete up to {until} long ago: history that old is no longer kept")
+            print_remark(f"{collection} was complete up to {until} long ago: history that old is no longer kept")
         upper = handle.upper.time
-        tell_done(at, {"collection": collection, "upper": upper}, f"{collection} is complete up to {until}")
+        report_done(at, {"collection": collection, "upper": upper}, f"{collection} is complete up to {until}")
     return OK
 
 
-def _tell_waiting(collection: "persist.Collection", what: str) -> None:
-    """Tell a person, who would otherwise look at an empty screen, how far it is; programs want none of it."""
+def _report_waiting(collection: "persist.Collection", what: str) -> None:
+    """Print progress on a terminal."""
     if sys.stdout.isatty():
         upper = collection.upper.time
         sealed = "complete" if upper is None else f"sealed before {make_time_format(collection)(upper)}"
-        tell(f"{collection.name} is {sealed}: {what}. Ctrl-C ends it.")
+        print_remark(f"{collection.name} is {sealed}: {what}. Ctrl-C ends it.")
 
 
-def narrowed(columns: str | None, where: str | None) -> dict[str, Any]:
-    """Return the arguments of the library that narrow a read."""
+def build_read_arguments(columns: str | None, where: str | None) -> dict[str, Any]:
+    """Return the `columns` and `where` arguments of a read."""
     return {"columns": None if columns is None else [name.strip() for name in columns.split(",")], "where": where}
 
 
 def follow(
     collection: "persist.Collection", as_of: int | str | None, *, contents: bool, until: int | str | None, format: str
 ) -> None:
-    """Print updates as they are sealed, until all before a time were, or the collection is complete."""
+    """Print updates as they are sealed, until a time or completion."""
     from persist.tools.reports.surveys import Facts
 
     brief = Facts(collection.handle.contents()).brief
@@ -211,22 +211,22 @@ def follow(
         raise persist.InvalidUsage(f"no time is after {as_of} and before {until}: give --until a later one")
     if end is not None and as_of is None and not contents and (sealed := collection.upper) >= persist.Antichain(end):
         sealed_to = "for ever" if sealed.time is None else f"before {brief(sealed.time)}"
-        tell(f"-- complete {sealed_to}")  # Nothing of before now is shown.
+        print_remark(f"-- complete {sealed_to}")  # Nothing of before now is shown.
         return
-    with _begun(collection, as_of, contents) as listen:
+    with _start_listen(collection, as_of, contents) as listen:
         printed = False
         for progress in listen:
-            _print(progress.updates, format, brief, with_head=not printed)
+            _print_updates(progress.updates, format, brief, with_head=not printed)
             printed = True
             upper = progress.upper.time
             if format == "table":
-                tell(f"-- complete {'for ever' if upper is None else f'before {brief(upper)}'}")
+                print_remark(f"-- complete {'for ever' if upper is None else f'before {brief(upper)}'}")
             sys.stdout.flush()
             if end is not None and progress.upper >= persist.Antichain(end):
                 return
 
 
-def _begun(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
+def _start_listen(collection: "persist.Collection", as_of: int | str | None, contents: bool) -> "persist.Listen":
     if contents:
         return collection.subscribe(as_of, times="int", timeout_s=None)
     if as_of is not None:
@@ -235,18 +235,18 @@ def _begun(collection: "persist.Collection", as_of: int | str | None, contents: 
     return collection.listen(None if not upper else upper - 1, times="int")
 
 
-def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
+def _print_updates(updates: "pa.Table", format: str, brief: Callable[[int], str], *, with_head: bool) -> None:
     if format == "json":
-        from persist.connect.egress.files import JsonLines
+        from persist.connect.egress.files import JsonLinesWriter
 
-        lines = JsonLines(sys.stdout.buffer)
+        lines = JsonLinesWriter(sys.stdout.buffer)
         for batch in updates.to_batches():
             lines.write_batch(batch)
     elif format == "csv":
-        from persist.connect.egress.files import CsvRows
+        from persist.connect.egress.files import CsvWriter
 
         sys.stdout.flush()
-        table = CsvRows(updates.schema, sys.stdout.buffer, with_head=with_head)
+        table = CsvWriter(updates.schema, sys.stdout.buffer, with_head=with_head)
         for batch in updates.to_batches():
             table.write_batch(batch)
         table.close()
@@ -255,5 +255,5 @@ def _print(updates: "pa.Table", format: str, brief: Callable[[int], str], *, wit
 
         names = [name for name in updates.column_names if name not in ("_time", "_diff")]
         for row in to_dicts(updates, " "):
-            values = "  ".join(f"{name}={cell(row[name])}" for name in names)
-            say(f"{brief(row['_time'])}  {row['_diff']:>+3d}  {values}")
+            values = "  ".join(f"{name}={format_cell(row[name])}" for name in names)
+            print_text(f"{brief(row['_time'])}  {row['_diff']:>+3d}  {values}")

@@ -16,27 +16,27 @@ import pyarrow as pa
 
 from persist.blob.errors import InvalidUsage
 from persist.codecs.types.objects import to_objects
-from persist.connect.egress.files import row_writer
+from persist.connect.egress.files import make_row_writer
 from persist.connect.ingest.row_formats import BY_SUFFIX
 from persist.core.progress import use_watcher
 from persist.tools.cli.columns import WRITTEN
-from persist.tools.cli.text import cell, print_table, tell
+from persist.tools.cli.text import format_cell, print_remark, print_table
 
 SHOWN_MAX = 50  # Rows of a table on the screen without --limit.
 
 
-def choose_format(asked: str | None, output: str | None, as_json: bool) -> str:
-    """Return the format that rows are to have.
+def choose_format(requested: str | None, output: str | None, as_json: bool) -> str:
+    """Return the requested format of rows, or one by file name or terminal.
 
     Raises:
         InvalidUsage: it is not one of `WRITTEN`, or the suffix of the file is unknown.
     """
-    if asked is not None and asked not in WRITTEN:
-        raise InvalidUsage(f"--format {asked!r} is not a format: use one of {', '.join(WRITTEN)}")
-    if asked is not None and as_json and asked != "json":
-        raise InvalidUsage(f"--json and --format {asked} exclude each other")
-    if asked is not None or as_json:
-        return asked or "json"
+    if requested is not None and requested not in WRITTEN:
+        raise InvalidUsage(f"--format {requested!r} is not a format: use one of {', '.join(WRITTEN)}")
+    if requested is not None and as_json and requested != "json":
+        raise InvalidUsage(f"--json and --format {requested} exclude each other")
+    if requested is not None or as_json:
+        return requested or "json"
     if output is None:
         return "table"
     file_format = BY_SUFFIX.get(Path(output).suffix.lower())
@@ -54,18 +54,18 @@ def write_rows(
     *,
     in_order: bool = False,
 ) -> int:
-    """Write rows, limit of them at most; return how many. Memory: a batch; of a table on the screen, its rows.
+    """Write at most `limit` rows; return their number. Memory: a batch, or a screen's rows.
 
     Args:
         in_order: the order of rows means something, so that a table on the screen is not sorted.
     """
     if output is None and sys.stdout.isatty():
         with use_watcher(None):  # Rows and bars would write over each other.
-            return _written(schema, batches, format, output, limit, in_order)
-    return _written(schema, batches, format, output, limit, in_order)
+            return _write_batches(schema, batches, format, output, limit, in_order)
+    return _write_batches(schema, batches, format, output, limit, in_order)
 
 
-def _written(
+def _write_batches(
     schema: pa.Schema,
     batches: Iterable[pa.RecordBatch],
     format: str,
@@ -74,12 +74,12 @@ def _written(
     in_order: bool,
 ) -> int:
     if format == "table" and output is None:
-        return _show(schema, batches, SHOWN_MAX if limit is None else limit, in_order)
+        return _print_rows(schema, batches, SHOWN_MAX if limit is None else limit, in_order)
     if format in ("parquet", "arrow") and output is None and sys.stdout.isatty():
         raise InvalidUsage(f"--format {format} is not for a terminal: say --output FILE, or pipe it into a program")
     rows = 0
-    with opened(output) as file:
-        writer = row_writer(schema, format, file)
+    with open_output(output) as file:
+        writer = make_row_writer(schema, format, file)
         try:
             for batch in _limit_batches(batches, limit):
                 writer.write_batch(batch)
@@ -100,7 +100,7 @@ def _limit_batches(batches: Iterable[pa.RecordBatch], limit: int | None) -> Iter
         yield batch
 
 
-def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_order: bool) -> int:
+def _print_rows(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_order: bool) -> int:
     rows: list[tuple[Any, ...]] = []
     is_more = False
     for batch in batches:
@@ -114,20 +114,22 @@ def _show(schema: pa.Schema, batches: Iterable[pa.RecordBatch], limit: int, in_o
             rows.sort(key=lambda row: [(value is not None, value) for value in row])
     numbers = [i for i, f in enumerate(schema) if pa.types.is_integer(f.type) or pa.types.is_floating(f.type)]
     texts = [i for i, f in enumerate(schema) if i not in numbers and not pa.types.is_temporal(f.type)]
-    print_table(schema.names, [tuple(map(_cell, row)) for row in islice(rows, limit)], right=numbers, texts=texts)
+    print_table(
+        schema.names, [tuple(map(_format_cell, row)) for row in islice(rows, limit)], right=numbers, texts=texts
+    )
     if is_more:
         number = "1 row is" if limit == 1 else f"{limit:,} rows are"
-        tell(f"Only {number} shown: say --limit for more, or --output FILE or --format csv for all.")
+        print_remark(f"Only {number} shown: say --limit for more, or --output FILE or --format csv for all.")
     return min(len(rows), limit)
 
 
-def _cell(value: object) -> str:
-    return value.hex() if isinstance(value, bytes) else cell(value)
+def _format_cell(value: object) -> str:
+    return value.hex() if isinstance(value, bytes) else format_cell(value)
 
 
 @contextmanager
-def opened(output: str | None) -> Iterator[BinaryIO]:
-    """Open what is written to: standard output if no file is named."""
+def open_output(output: str | None) -> Iterator[BinaryIO]:
+    """Open a file, or standard output, for writing."""
     if output is None:
         with _name_in_errors("standard output"):
             yield sys.stdout.buffer
@@ -150,7 +152,7 @@ def opened(output: str | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _name_in_errors(output: str) -> Iterator[None]:
-    """Add the file's name to an error without one, such as a full disk."""
+    """Add the file's name to errors without one, such as a full disk."""
     try:
         yield
     except BrokenPipeError:

@@ -19,9 +19,9 @@ import typer
 import persist
 from persist.core.rendering import format_count
 from persist.tools.cli.command import OK, Terminated, command
-from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import Format, Limit, Output
-from persist.tools.cli.text import escape_text, say, tell, word_error
+from persist.tools.cli.text import escape_text, format_error, print_remark, print_text
 from persist.tools.reports.times import make_time_format, parse_write_time
 
 HISTORY_MAX = 1000  # Lines of the shell that are kept for the next one.
@@ -88,11 +88,11 @@ def sql(
     if query is not None and statement_kind(query) is not None:
         if as_of or limit is not None or format or output:
             raise persist.InvalidUsage("a statement takes --time and --files alone: it gives no rows")
-        _change(at, query, time, files=files)
+        _run_change(at, query, time, files=files)
         return OK
     if query is not None and time is not None:
         raise persist.InvalidUsage("--time is of what a statement changes: a query is read --as-of a time")
-    with at.reading() as client:
+    with at.open_reader() as client:
         shell = Shell(at, client, row_format, limit, times, files)
         if query is None:
             return _run_interactively(shell) if sys.stdin.isatty() else _run_piped(shell)
@@ -100,12 +100,12 @@ def sql(
     return OK
 
 
-def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
-    from persist.api.definitions import run
+def _run_change(at: Place, statement: str, time: str | None, *, files: bool) -> None:
+    from persist.api.definitions import run_statement
 
-    with at.writing() as client:
+    with at.open_writer() as client:
         when = None if time is None else parse_write_time(time)
-        done = run(client, statement, when, variables={} if files else None)
+        done = run_statement(client, statement, when, variables={} if files else None)
         rows = format_count(done["rows"], "row")
         if "file" in done:
             line = f"wrote {rows} to {done['file']}"
@@ -115,12 +115,12 @@ def _change(at: Place, statement: str, time: str | None, *, files: bool) -> None
             line = f"changed {rows} of {done['collection']}"
             if done["time"] is not None:
                 line += f" at {make_time_format(client.load(done['collection']))(done['time'])}"
-        tell_done(at, done, line)
+        report_done(at, done, line)
 
 
 @dataclass
 class Shell:
-    """One interactive session: its queries, and how it prints the answers."""
+    """An interactive session of queries and statements."""
 
     at: Place
     client: "persist.Client"
@@ -130,20 +130,20 @@ class Shell:
     files: bool = False
 
     def ask(self, query: str, output: str | None = None) -> None:
-        """Show the answer of a query."""
+        """Run a query and show its result."""
         from persist.tools.cli.row_output import write_rows
 
         with self.client.sql(query, as_of=self.times, files=self.files) as result:
             write_rows(result.schema, result.to_batches(), self.format, output, self.limit, in_order=True)
 
     def run(self, text: str) -> bool:
-        """Carry out a query, a statement, or a command of the shell; return False if that is the end."""
+        """Run a query, statement or shell command; return False to end."""
         from persist.compute.query import statement_kind
 
         if text.startswith("."):
             return self._command(*text.removesuffix(";").split(None, 1))
         if statement_kind(text) is not None:
-            _change(self.at, text, None, files=self.files)
+            _run_change(self.at, text, None, files=self.files)
         elif text:
             self.ask(text)
         return True
@@ -153,44 +153,44 @@ class Shell:
         if name in (".exit", ".quit"):
             return False
         if name == ".help":
-            say(HELP)
+            print_text(HELP)
         elif name == ".tables":
             for collection in self.client.collections(argument):
-                say(collection)
+                print_text(collection)
         elif name == ".schema":
             schema = self.client.load(argument.strip('"')).schema
             for column in schema.columns:
-                say(f"{column}: {schema.arrow.field(column).type}")
+                print_text(f"{column}: {schema.arrow.field(column).type}")
         elif name == ".as-of":
             self.times = {"": argument} if argument else {}
-            tell(f"as of {argument}" if argument else "as of the latest")
+            print_remark(f"as of {argument}" if argument else "as of the latest")
         elif name == ".format":
             if argument and argument not in ("table", "csv", "json"):
                 raise persist.InvalidUsage(f"{argument!r} is not a format of the shell: use table, csv or json")
             self.format = argument or self.format
-            say(self.format)
+            print_text(self.format)
         else:
             raise persist.InvalidUsage(f"{name} is not a command of the shell: .help lists them")
         return True
 
     def words(self, before: str) -> list[str]:
-        """Return completions: collections, columns of the collections before the cursor, and keywords."""
+        """Return completions: keywords, collections and their columns."""
         names = self.client.collections()
         columns: list[str] = []
         for name in names:
             if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])", before):
                 with suppress(persist.PersistError):
                     columns += self.client.load(name).schema.names
-        return [*map(as_name, (*names, *dict.fromkeys(columns))), *KEYWORDS]
+        return [*map(quote_if_needed, (*names, *dict.fromkeys(columns))), *KEYWORDS]
 
 
-def as_name(name: str) -> str:
-    """Return a name as a query has it: in quotes, if it needs them."""
+def quote_if_needed(name: str) -> str:
+    """Return a name for use in a query, quoted if necessary."""
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else '"' + name.replace('"', '""') + '"'
 
 
 def split_statements(text: str) -> tuple[list[str], str]:
-    """Return the statements of a text that have ended, without their semicolons, and what comes after them."""
+    """Return complete statements without semicolons, and the remaining text."""
     statements, begin = [], 0
     for piece in _PIECE.finditer(text):
         if piece[0] == ";":
@@ -199,19 +199,19 @@ def split_statements(text: str) -> tuple[list[str], str]:
     return [statement for statement in statements if statement], text[begin:]
 
 
-class Lines:
-    """Makes statements of lines. `pending` is what has not ended yet."""
+class StatementReader:
+    """Collects lines into statements. `pending` is the unfinished text."""
 
     def __init__(self) -> None:
         self.pending = ""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing has begun: there are spaces and comments, or nothing."""
+        """Whether only spaces and comments are pending."""
         return all(piece[0].isspace() or piece[0].startswith("--") for piece in _PIECE.finditer(self.pending))
 
-    def fed(self, line: str) -> list[str]:
-        """Return what a line ends: statements, or the command of the shell that it is."""
+    def feed_line(self, line: str) -> list[str]:
+        """Return the statements, or the shell command, that a line completes."""
         if self.is_empty and line.lstrip().startswith("."):
             return [line.strip()]
         if self.is_empty and (word := line.strip().removesuffix(";")) in WORDS:
@@ -221,10 +221,10 @@ class Lines:
 
 
 def _run_piped(shell: Shell) -> int:
-    """Carry out what standard input holds; the first that fails ends it."""
-    lines = Lines()
+    """Run the statements of standard input; the first failure ends it."""
+    lines = StatementReader()
     for line in sys.stdin:
-        if not all(map(shell.run, lines.fed(line.rstrip("\n")))):
+        if not all(map(shell.run, lines.feed_line(line.rstrip("\n")))):
             return OK
     if not lines.is_empty:
         shell.run(lines.pending.strip())
@@ -233,34 +233,34 @@ def _run_piped(shell: Shell) -> int:
 
 def _run_interactively(shell: Shell) -> int:
     """Read and run statements until the end of input; an error does not end the session."""
-    tell("A query ends with a semicolon; .help says more.")
-    lines = Lines()
-    with _reading_lines(shell, lines) as remember:
+    print_remark("A query ends with a semicolon; .help says more.")
+    lines = StatementReader()
+    with _edit_lines(shell, lines) as remember:
         while True:
             try:
                 line = input(PROMPT if lines.is_empty else MORE)
             except (EOFError, Terminated):
-                say("")
+                print_text("")
                 return OK
             except KeyboardInterrupt:
-                say("")
+                print_text("")
                 lines.pending = ""
                 continue
             remember()
             try:
-                if not all(map(shell.run, lines.fed(line))):
+                if not all(map(shell.run, lines.feed_line(line))):
                     return OK
             except Terminated:
                 return OK
             except KeyboardInterrupt:
-                tell("persist: interrupted")
+                print_remark("persist: interrupted")
             except persist.PersistError as error:
-                tell(f"persist: {escape_text(word_error(error), lines=True)}")
+                print_remark(f"persist: {escape_text(format_error(error), lines=True)}")
 
 
 @contextmanager
-def _reading_lines(shell: Shell, lines: Lines) -> Iterator[Callable[[], None]]:
-    """Let lines be edited and completed where there is readline, and give what remembers them for the next shell."""
+def _edit_lines(shell: Shell, lines: StatementReader) -> Iterator[Callable[[], None]]:
+    """Enable editing and completion by readline; yield a function that saves the history."""
     try:
         import readline
     except ImportError:
@@ -272,7 +272,7 @@ def _reading_lines(shell: Shell, lines: Lines) -> Iterator[Callable[[], None]]:
     def complete(text: str, number: int) -> str | None:
         if number == 0:
             with suppress(persist.PersistError):
-                completions[:] = matching(shell.words(lines.pending + readline.get_line_buffer()), text)
+                completions[:] = find_matching(shell.words(lines.pending + readline.get_line_buffer()), text)
         return completions[number] if number < len(completions) else None
 
     readline.set_completer(complete)
@@ -294,8 +294,8 @@ def _reading_lines(shell: Shell, lines: Lines) -> Iterator[Callable[[], None]]:
         readline.set_completer(None)
 
 
-def matching(words: list[str], text: str) -> list[str]:
-    """Return the words that begin with a text, whatever its case; after a quote, names alone."""
+def find_matching(words: list[str], text: str) -> list[str]:
+    """Return words that begin with a text, ignoring case. After a quote, only names."""
     if text.startswith('"'):
         named = [word if word.startswith('"') else f'"{word}"' for word in words if word not in KEYWORDS]
         return [name for name in named if name.lower().startswith(text.lower())]

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 from persist.core.rendering import duration, format_count
 from persist.tools.cli.command import OK, command
-from persist.tools.cli.listing import Listing, Watch, check_watch, column, watch_screen
+from persist.tools.cli.listing import Listing, Watch, check_watch, make_column, watch_screen
 from persist.tools.cli.place import Place
 from persist.tools.cli.read_commands import Format, Output
-from persist.tools.cli.text import print_table, say
+from persist.tools.cli.text import print_table, print_text
 
 if TYPE_CHECKING:
     from persist.tools.reports.health import Health
@@ -22,7 +22,7 @@ WAITING = Listing(
         "collection": "string", "why": "string", "blobs": "int64", "bytes": "int64", "given_up_at": "string",
         "until": "string", "waits_for": "string",
     },
-    shown={name: column(name) for name in ("collection", "why", "blobs", "bytes", "until", "waits_for")},
+    shown={name: make_column(name) for name in ("collection", "why", "blobs", "bytes", "until", "waits_for")},
     right=["blobs", "bytes"],
     texts=["waits_for"],
     spare=("blobs", "why"),
@@ -44,12 +44,12 @@ def status(at: Place, format: Format = None, output: Output = None, watch: Watch
     JSON has all of it; other formats have the collections and how far they have come.
     """
     from persist.tools.reports.health import report_health
-    from persist.tools.reports.surveys import KnownFacts
+    from persist.tools.reports.surveys import FactsCache
 
     check_watch(at, format, output, watch=watch)
-    with at.reading() as client:
+    with at.open_reader() as client:
         if watch:
-            facts = KnownFacts(client)
+            facts = FactsCache(client)
             watch_screen(client, lambda: report_health(client, known=facts), print_health)
             return OK
         health = report_health(client)
@@ -65,72 +65,80 @@ def status(at: Place, format: Format = None, output: Output = None, watch: Watch
 
 
 def print_health(health: "Health") -> None:
-    """Print how a location fares, on a screen."""
+    """Print the health of a location."""
     origin = "which is gone" if health.written_at is None else f"of {health.written_at} in format {health.format}"
-    say(f"{health.location} at record {health.seqno:,} {origin}; the log has {format_count(health.records, 'record')}")
+    print_text(
+        f"{health.location} at record {health.seqno:,} {origin}; the log has {format_count(health.records, 'record')}"
+    )
     waiting = "more than was counted" if health.waiting_bytes is None else f"{health.waiting_bytes:,}"
     live, history = f"{health.live_bytes:,}", f"{health.history_bytes:,}"
-    say(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")
+    print_text(f"bytes: {live} live, {history} of earlier times, {waiting} waiting to be deleted")
     if health.keeps_all:
-        say(f"{format_count(health.keeps_all, 'collection')} with unbounded history: persist retain bounds it")
-    _section(
+        print_text(f"{format_count(health.keeps_all, 'collection')} with unbounded history: persist retain bounds it")
+    _print_section(
         "collections",
         health.collections,
         ("upper", "behind", "unsealed"),
-        lambda lag: (lag.collection, _time(lag.upper, lag.upper_moment), _ago(lag.behind_s), lag.unsealed or "-"),
+        lambda lag: (
+            lag.collection,
+            _format_time(lag.upper, lag.upper_moment),
+            _format_age(lag.behind_s),
+            lag.unsealed or "-",
+        ),
         right=(1, 2, 3),
         spare=("unsealed",),
     )
-    _section(
+    _print_section(
         "views",
         health.views,
         ("upper", "behind", "its input"),
         lambda v: (
-            v.view, _time(v.upper, v.upper_moment),
+            v.view, _format_time(v.upper, v.upper_moment),
             "-" if not v.is_due else duration(v.behind_s) if v.behind_s is not None else "yes", v.input or "-",
         ),
         right=(1, 2),
         spare=("its input",),
     )  # fmt: skip
-    _section(
+    _print_section(
         "sources",
         health.sources,
         ("collections", "behind", "bytes"),
-        lambda s: (s.source, len(s.collections), _ago(s.behind_s), _bytes(s.behind_bytes)),
+        lambda s: (s.source, len(s.collections), _format_age(s.behind_s), _format_bytes(s.behind_bytes)),
         right=(1, 2, 3),
     )
-    _section(
+    _print_section(
         "sinks",
         health.sinks,
         ("collections", "behind", "bytes"),
         lambda s: (
-            s.sink, len(s.collections), "-" if s.behind_s is None else duration(s.behind_s), _bytes(s.behind_bytes),
+            s.sink, len(s.collections), "-" if s.behind_s is None else duration(s.behind_s),
+            _format_bytes(s.behind_bytes),
         ),
         right=(1, 2, 3),
     )  # fmt: skip
     failed = [(v.view, v.failed) for v in health.views if v.failed]
     failed += [(s.source, s.failed) for s in health.sources if s.failed]
     failed += [(s.sink, s.failed) for s in health.sinks if s.failed]
-    _section("failed", failed, ("last", "error"), lambda f: (f[0], f[1].at, f[1].error))
-    _section(
+    _print_section("failed", failed, ("last", "error"), lambda f: (f[0], f[1].at, f[1].error))
+    _print_section(
         "history kept back of",
         health.kept_back,
         ("by", "since", "else"),
         lambda k: (
-            k.collection, k.hold if k.holder is None else f"{k.hold} of {k.holder}", _time(k.since, k.since_moment),
-            _time(k.allowed, k.allowed_moment),
+            k.collection, k.hold if k.holder is None else f"{k.hold} of {k.holder}",
+            _format_time(k.since, k.since_moment), _format_time(k.allowed, k.allowed_moment),
         ),
         right=(2, 3),
         spare=("else",),
     )  # fmt: skip
-    _section(
+    _print_section(
         "waits to be deleted",
         health.waiting,
         ("bytes", "until", "for"),
         lambda w: (w.collection, "?" if w.bytes is None else f"{w.bytes:,}", w.until, w.waits_for),
         right=(1,),
     )
-    _section(
+    _print_section(
         "due",
         health.due,
         ("command", "of", "such as"),
@@ -138,7 +146,7 @@ def print_health(health: "Health") -> None:
         right=(2,),
         spare=("such as",),
     )
-    _section(
+    _print_section(
         "clients",
         health.clients,
         ("release", "wrote last", "does"),
@@ -147,7 +155,7 @@ def print_health(health: "Health") -> None:
     )
 
 
-def _section(
+def _print_section(
     title: str,
     facts: Sequence[T],
     head: tuple[str, ...],
@@ -156,23 +164,23 @@ def _section(
     right: tuple[int, ...] = (),
     spare: tuple[str, ...] = (),
 ) -> None:
-    """Print some of a kind as a table whose last column may be cut, and how many more there are."""
+    """Print some facts as a table, and the number of further ones."""
     if not facts:
         return
-    say("")
+    print_text("")
     rows = map(cells, facts[:SHOWN_MAX])
     print_table((title, *head), rows, right=right, texts=[len(head)], spare=spare, says_so=False)
     if len(facts) > SHOWN_MAX:
-        say(f"… and {len(facts) - SHOWN_MAX:,} more: --format json has them")
+        print_text(f"… and {len(facts) - SHOWN_MAX:,} more: --format json has them")
 
 
-def _time(time: int | None, moment: str | None) -> str:
+def _format_time(time: int | None, moment: str | None) -> str:
     return "for ever" if time is None else (moment if time else None) or f"{time:,}"
 
 
-def _bytes(count: int | None) -> str:
+def _format_bytes(count: int | None) -> str:
     return "-" if count is None else f"{count:,}"
 
 
-def _ago(seconds: float | None) -> str:
+def _format_age(seconds: float | None) -> str:
     return "-" if seconds is None else duration(seconds) if seconds > 0 else "ahead"

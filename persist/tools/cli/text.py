@@ -30,27 +30,27 @@ CELL_CHARS_MAX = 120  # A longer text is cut, with an ellipsis.
 
 
 def escape_text(text: str, *, lines: bool = False) -> str:
-    """Return text with everything that does not print as an escape; with lines, line ends stay."""
+    """Return text with unprintable characters as escapes. With `lines`, newlines stay."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() or (lines and c == "\n") else _escape(c) for c in text)
 
 
-def cell(value: object, *, whole: bool = False) -> str:
-    """Return a value as one cell of a table, cut if it is long, unless it is to stay whole."""
+def format_cell(value: object, *, whole: bool = False) -> str:
+    """Return a value as a table cell, cut if long unless `whole`."""
     if value is None:
         return "NULL"
     text = escape_text(value if isinstance(value, str) else str(value))
     return text if whole or len(text) <= CELL_CHARS_MAX else text[: CELL_CHARS_MAX - 1] + "…"
 
 
-def say(text: str, *, hanging: int = 2) -> None:
-    """Print lines of text for people; hanging is the indent of what a narrow terminal has no room for."""
+def print_text(text: str, *, hanging: int = 2) -> None:
+    """Print lines; `hanging` indents wrapped lines."""
     _print_lines(text, sys.stdout, hanging)
 
 
-def tell(text: str) -> None:
-    """Print a remark beside the output."""
+def print_remark(text: str) -> None:
+    """Print a remark on standard error."""
     _print_lines(text, sys.stderr, 0)
 
 
@@ -58,12 +58,12 @@ def _print_lines(text: str, stream: TextIO, hanging: int) -> None:
     lines = escape_text(text, lines=True).split("\n")
     if stream.isatty():
         width = shutil.get_terminal_size().columns
-        lines = [part for line in lines for part in wrapped(line, width, hanging)]
+        lines = [part for line in lines for part in wrap_line(line, width, hanging)]
     print(*lines, sep="\n", file=stream)
 
 
-def wrapped(line: str, width: int, hanging: int) -> list[str]:
-    """Return a line in parts that fit into a width, all but the first one indented; a longer word stays whole."""
+def wrap_line(line: str, width: int, hanging: int) -> list[str]:
+    """Return a line in parts of a width; later parts are indented."""
     indent = " " * min(len(line) - len(line.lstrip()) + hanging, width // 2)
     parts = [""]
     for word in re.findall(r"\s*\S+", line):
@@ -75,7 +75,7 @@ def wrapped(line: str, width: int, hanging: int) -> list[str]:
 
 
 def print_json(value: Mapping[str, Any] | Sequence[Any]) -> None:
-    """Print one JSON document, in ASCII, so that nothing in it reaches a terminal as it is."""
+    """Print one JSON document in ASCII, so that a terminal interprets nothing."""
     import json
 
     print(json.dumps(value, default=str))
@@ -110,8 +110,8 @@ class _CommandLine:
         return option if value in ("", "True") else f"{option} {value}"
 
 
-def word_error(error: "PersistError") -> str:
-    """Return the message of an error in the words of the command line; it may begin with the option that is wrong."""
+def format_error(error: "PersistError") -> str:
+    """Return an error's message with the command line's option names."""
     text = error.word(_CommandLine())
     name, equals, value = text.partition("=")
     return f"--{name.replace('_', '-')} {value}" if equals and name in _OPTIONS else text
@@ -139,8 +139,8 @@ def print_table(
         says_so: name the columns that are left out.
     """
     to_right, cut = {*right}, {*texts}
-    names = [cell(name) for name in head]
-    cells = [[cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]
+    names = [format_cell(name) for name in head]
+    cells = [[format_cell(value, whole=at not in cut) for at, value in enumerate(row)] for row in rows]
     if not sys.stdout.isatty():
         print(*align_columns((names, *cells), to_right), sep="\n")
         return
@@ -150,11 +150,13 @@ def print_table(
     # One after the other: whole names, then long ones above their rows; of each, with as many columns as there is room.
     for narrowed in (cut, cut | ({0} - to_right)):
         for columns in shorter:
-            if (widths := _widths(names, cells, columns, narrowed, width)) is not None:
+            if (widths := _fit_widths(names, cells, columns, narrowed, width)) is not None:
                 above = {} if 0 in cut else {i: row[0] for i, row in enumerate(cells) if text_width(row[0]) > widths[0]}
                 _print_fitting(names, cells, dict(zip(columns, widths, strict=True)), to_right, above)
                 if (left_out := [name for name in spare if names.index(name) not in columns]) and says_so:
-                    tell(f"The terminal is too narrow for {', '.join(left_out)}: make it wider, or say --format csv.")
+                    print_remark(
+                        f"The terminal is too narrow for {', '.join(left_out)}: make it wider, or say --format csv."
+                    )
                 return
     _print_upright(names, cells)
 
@@ -166,7 +168,7 @@ def _print_fitting(
     right: set[int],
     above: Mapping[int, str],
 ) -> None:
-    """Print some columns by their numbers, cut to their widths, and above some rows what is too long for the first."""
+    """Print chosen columns, cut to widths. Long first cells get their own line."""
     rows = [names, *(["", *row[1:]] if i in above else row for i, row in enumerate(cells))]
     texts_by_row = [[_truncate(row[at], width) for at, width in widths.items()] for row in rows]
     top, *lines = align_columns(texts_by_row, {i for i, at in enumerate(widths) if at in right})
@@ -175,10 +177,10 @@ def _print_fitting(
         print(*([above[i]] if i in above else []), line, sep="\n")
 
 
-def _widths(
+def _fit_widths(
     names: list[str], cells: list[list[str]], columns: Sequence[int], narrowed: set[int], width: int
 ) -> list[int] | None:
-    """Return how wide each of some columns is, so that these fit into a width; None if that cannot be."""
+    """Return the widths of columns that fit into a width, or None."""
     widths = [max(text_width(row[at]) for row in (names, *cells)) for at in columns]
     least = [
         min(w, max(text_width(names[at]), TEXT_CHARS_MIN)) if at in narrowed else w

@@ -12,10 +12,10 @@ import typer
 import persist
 from persist.tools.cli.command import MISTAKE, OK, PROBLEMS, Name, Yes, catch_sigterm, command, confirm
 from persist.tools.cli.listing import Listing
-from persist.tools.cli.place import Place, tell_done
+from persist.tools.cli.place import Place, report_done
 from persist.tools.cli.read_commands import Format, Output
 from persist.tools.cli.status import WAITING
-from persist.tools.cli.text import print_json, print_table, say, tell, word_error
+from persist.tools.cli.text import format_error, print_json, print_remark, print_table, print_text
 from persist.tools.reports.times import make_time_format
 
 HoldName = Annotated[str, typer.Argument(metavar="HOLD", help="Its name, as `holds` shows it.")]
@@ -29,13 +29,13 @@ def hold(
     time: Annotated[str, typer.Argument(metavar="TIME", help="since stays at or before it.")],
 ) -> int:
     """Keep a time and all later ones readable until the hold is released; repeat to move it."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         target_time = loaded.handle.as_time("time", time)
         named_hold = loaded.hold(target_time, name=name)
         if named_hold.time != target_time:
             named_hold.advance(target_time)
-        tell_done(
+        report_done(
             at,
             {"collection": collection, "hold": name, "time": named_hold.time},
             f"{collection} is held at {make_time_format(loaded)(named_hold.time)} by {name}",
@@ -46,15 +46,15 @@ def hold(
 @command
 def release(at: Place, collection: Name, hold: HoldName, yes: Yes = False) -> int:
     """Release a named hold whose owner is gone for good, after a prompt."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         named_hold = loaded.hold(name=hold)
         what = f"the hold {hold!r} at {make_time_format(loaded)(named_hold.time)} of {collection!r}"
         if not yes and not confirm(f"Release {what}? History that only it keeps goes for good."):
-            tell(f"persist: {what} was not released")
+            print_remark(f"persist: {what} was not released")
             return MISTAKE
         named_hold.release()
-        tell_done(at, {"released": hold, "collection": collection}, f"released {what}")
+        report_done(at, {"released": hold, "collection": collection}, f"released {what}")
     return OK
 
 
@@ -69,16 +69,16 @@ def retain(
 ) -> int:
     """Let a collection forget, with each seal, history older than this before upper, after a prompt."""
     new_retention = None if retention == "all" else int(retention) if retention.isdecimal() else retention
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         question = f"Let {collection!r} forget what is older than {retention}, from now on? Nothing brings it back."
         if new_retention is not None and not yes and not confirm(question):
-            tell(f"persist: {collection!r} keeps what it kept")
+            print_remark(f"persist: {collection!r} keeps what it kept")
             return MISTAKE
         loaded.retain(new_retention).result()
         new_value = loaded.retention
         line = f"{collection} keeps {'all of its history' if new_value is None else new_value}"
-        tell_done(at, {"collection": collection, "retention": None if new_value is None else new_value.times}, line)
+        report_done(at, {"collection": collection, "retention": None if new_value is None else new_value.times}, line)
     return OK
 
 
@@ -103,12 +103,12 @@ def compact(
     if since is not None and not collections:
         raise persist.InvalidUsage("--since goes with the names of collections: say which ones may forget")
     reports: list[dict[str, Any]] = []
-    with at.writing(memory_budget=memory_budget) as client:
+    with at.open_writer(memory_budget=memory_budget) as client:
         names = collections or client.collections()
         if since is not None:
             what = f"what {', '.join(map(repr, names))} held before {since}"
             if not yes and not confirm(f"Forget {what} at {client.url} for good?"):
-                tell("persist: nothing was forgotten")
+                print_remark("persist: nothing was forgotten")
                 return MISTAKE
             _forget(client, names, since)
         with task("compact", total=len(names), unit="collections") as done:
@@ -123,7 +123,7 @@ def compact(
                 done(1)
                 reports.append({"collection": name, **asdict(report)})
                 if not at.as_json:
-                    say(f"{name}: {report.sentence(make_time_format(loaded))}")
+                    print_text(f"{name}: {report.sentence(make_time_format(loaded))}")
     if at.as_json:
         print_json(reports)
     return OK
@@ -139,7 +139,7 @@ def maintain(
     no_refresh: Annotated[bool, typer.Option("--no-refresh", help="Leave views as they are.")] = False,
 ) -> int:
     """Do the work that is due: refresh views, compact, destroy deleted data, and collect garbage."""
-    with at.writing(background=every is not None) as client, catch_sigterm() as stop:
+    with at.open_writer(background=every is not None) as client, catch_sigterm() as stop:
         while True:
             done: dict[str, int] = {}
             try:
@@ -147,15 +147,15 @@ def maintain(
             except persist.PersistError as error:
                 if every is None:
                     raise
-                tell(f"persist: {' '.join(word_error(error).split())}")  # It is tried again.
+                print_remark(f"persist: {' '.join(format_error(error).split())}")  # It is tried again.
             if done or every is None:
-                tell_done(at, done, ", ".join(f"{what} {n:,}" for what, n in done.items() if n) or "nothing is due")
+                report_done(at, done, ", ".join(f"{what} {n:,}" for what, n in done.items() if n) or "nothing is due")
             if every is None or stop.wait(every):
                 return OK
 
 
 def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeated: bool = False) -> dict[str, int]:
-    """Do the work that is due; count it by kind. All is tried; then the first error is raised."""
+    """Do all due work; return counts by kind. The first error is raised last."""
     from persist.tools.cli.name_commands import refresh_together
     from persist.tools.reports.health import report_health
 
@@ -180,7 +180,7 @@ def maintain_once(client: "persist.Client", *, refreshes: bool = True, is_repeat
 
 
 def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
-    """Allow compaction up to `since` in one commit; name collections that a hold keeps from it."""
+    """Allow compaction to `since` in one commit; name collections held back."""
     times = {
         (collection := client.load(name)): collection.handle.as_time("since", since) for name in dict.fromkeys(names)
     }
@@ -191,7 +191,9 @@ def _forget(client: "persist.Client", names: Sequence[str], since: str) -> None:
         effective = collection.since.time
         if effective is not None and effective < time:
             kept_from = make_time_format(collection)(effective)
-            tell(f"persist: {collection.name} stays readable from {kept_from} on: persist holds lists what keeps it so")
+            print_remark(
+                f"persist: {collection.name} stays readable from {kept_from} on: persist holds lists what keeps it so"
+            )
 
 
 @command
@@ -209,10 +211,10 @@ def gc(
         return _print_explanation(at, format, output)
     if format is not None or output is not None:
         raise persist.InvalidUsage("--format and --output go with --explain: what was deleted is one line")
-    with at.writing() as client:
+    with at.open_writer() as client:
         report = client.gc(dry_run=dry_run)
         did = "would delete" if dry_run else "deleted"
-        tell_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
+        report_done(at, {"dry_run": dry_run, **asdict(report)}, report.sentence(did))
     return OK
 
 
@@ -221,31 +223,35 @@ def upgrade(
     at: Place, dry_run: Annotated[bool, typer.Option("--dry-run", help="Change nothing, tell what would be.")] = False
 ) -> int:
     """Raise the number of the location's format to the newest that this release writes; older releases stop then."""
-    with at.reading() if dry_run else at.writing() as client:
+    with at.open_reader() if dry_run else at.open_writer() as client:
         report = client.upgrade(dry_run=dry_run)
-        tell_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
+        report_done(at, {"dry_run": dry_run, **asdict(report)}, str(report))
     return OK
 
 
-def _seconds(help: str) -> Any:
+def _make_seconds_option(help: str) -> Any:
     return typer.Option(metavar="SECONDS", help=help)
 
 
-def _count(help: str) -> Any:
+def _make_count_option(help: str) -> Any:
     return typer.Option(metavar="NUMBER", help=help)
 
 
 @command
 def policy(
     at: Place,
-    lease_s: Annotated[int | None, _seconds("How long a reader that died keeps since back.")] = None,
-    clock_skew_s: Annotated[int | None, _seconds("How far the clocks of two clients may be apart.")] = None,
-    grace_s: Annotated[int | None, _seconds("How long unused blobs stay for readers without a lease.")] = None,
-    orphan_grace_s: Annotated[int | None, _seconds("How long an upload may take up to its commit.")] = None,
-    log_retention_s: Annotated[int | None, _seconds("How long log records stay.")] = None,
-    log_retention_records: Annotated[int | None, _count("So many records stay, however old.")] = None,
-    log_records_max: Annotated[int | None, _count("Above it, records go after grace_s and four minutes.")] = None,
-    log_bytes_max: Annotated[int | None, _count("The same for the bytes of all records.")] = None,
+    lease_s: Annotated[int | None, _make_seconds_option("How long a reader that died keeps since back.")] = None,
+    clock_skew_s: Annotated[int | None, _make_seconds_option("How far the clocks of two clients may be apart.")] = None,
+    grace_s: Annotated[
+        int | None, _make_seconds_option("How long unused blobs stay for readers without a lease.")
+    ] = None,
+    orphan_grace_s: Annotated[int | None, _make_seconds_option("How long an upload may take up to its commit.")] = None,
+    log_retention_s: Annotated[int | None, _make_seconds_option("How long log records stay.")] = None,
+    log_retention_records: Annotated[int | None, _make_count_option("So many records stay, however old.")] = None,
+    log_records_max: Annotated[
+        int | None, _make_count_option("Above it, records go after grace_s and four minutes.")
+    ] = None,
+    log_bytes_max: Annotated[int | None, _make_count_option("The same for the bytes of all records.")] = None,
     at_once: Annotated[
         bool, typer.Option("--at-once", help="Let shorter times take effect now: no other client may be open. Asks.")
     ] = False,
@@ -263,26 +269,26 @@ def policy(
         "log_bytes_max": log_bytes_max,
     }
     changes = {name: value for name, value in named.items() if value is not None}
-    with at.writing() if changes or at_once else at.reading() as client:
+    with at.open_writer() if changes or at_once else at.open_reader() as client:
         question = f"Let shorter times take effect at {client.url} now? Other clients may lose what they read or write."
         if at_once and not yes and not confirm(question):
-            tell("persist: the policy stays as it is")
+            print_remark("persist: the policy stays as it is")
             return MISTAKE
         shared = client.set_policy(at_once=at_once, **changes) if changes or at_once else client.policy
         values = {name: getattr(shared, name) for name in named}
-        tell_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))
+        report_done(at, values, "\n".join(f"{name:21} {value}" for name, value in values.items()))
     return OK
 
 
 def _print_explanation(at: Place, format: str | None, output: str | None) -> int:
-    from persist.tools.reports.health import waiting_blobs
+    from persist.tools.reports.health import list_waiting_blobs
 
-    with at.reading() as client:
-        waiting = [asdict(blobs) for blobs in waiting_blobs(client, time.time())]
+    with at.open_reader() as client:
+        waiting = [asdict(blobs) for blobs in list_waiting_blobs(client, time.time())]
     if waiting or at.as_json or format not in (None, "table") or output is not None:
         WAITING.write(at, waiting, format, output)
     else:
-        say("nothing waits: whatever is stored is in use, or was never part of a collection")
+        print_text("nothing waits: whatever is stored is in use, or was never part of a collection")
     return OK
 
 
@@ -326,10 +332,10 @@ def fsck(
         settings=at.settings(),
     )
     if report.is_empty:
-        raise at.nothing(report.url)
+        raise at.make_empty_error(report.url)
     document = asdict(report)
     PROBLEM_ROWS.write_document(
-        at, document, lambda: say(str(report)), lambda: document["problems_left"], format, output
+        at, document, lambda: print_text(str(report)), lambda: document["problems_left"], format, output
     )
     return PROBLEMS if report.problems_left else OK
 
@@ -343,7 +349,7 @@ def bench(
     output: Output = None,
 ) -> int:
     """Measure this client at this location, with a collection of its own that is destroyed afterwards."""
-    with at.writing(may_be_new=True) as client:
+    with at.open_writer(may_be_new=True) as client:
         measures = measure(client, rows, commits)
     MEASURES.write_document(
         at, measures, lambda: print_measures(measures), lambda: measure_rows(measures), format, output
@@ -355,7 +361,7 @@ LOOKUPS = 100
 
 
 def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]:
-    """Return seconds and rates. The test data is dropped afterwards; garbage collection frees it."""
+    """Return seconds and rates of a test. Its data is dropped afterwards."""
     import numpy as np
     import pyarrow as pa
 
@@ -365,7 +371,7 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
         keys = np.arange(rows)
         table = pa.table({"k": keys, "v": keys * 0.5, "s": np.char.mod("value %d", keys % 1000)})
         write_s = _measure_s(lambda: collection.write(table, time=0, seal=1).result())
-        each_s = [_measure_s(partial(_commit, collection, n)) for n in range(commits)]
+        each_s = [_measure_s(partial(_write_batch, collection, n)) for n in range(commits)]
         read_s = _measure_s(lambda: sum(batch.num_rows for batch in collection.snapshot(0).to_batches()))
         key_rows = pa.table({"k": np.linspace(0, rows - 1, LOOKUPS).astype(np.int64)})
         with collection.snapshot(0) as snapshot:
@@ -387,7 +393,7 @@ def measure(client: "persist.Client", rows: int, commits: int) -> dict[str, Any]
 
 
 def measure_rows(measures: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each thing that was measured; of commits, what the median one took."""
+    """Return a row for each measurement; for commits, the median."""
     took = (
         ("write and seal", measures["rows"], measures["write_s"], measures["rows"]),
         ("read", measures["rows"], measures["read_s"], measures["rows"]),
@@ -398,7 +404,7 @@ def measure_rows(measures: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def print_measures(measures: dict[str, Any]) -> None:
-    """Print them for people."""
+    """Print the measurements."""
     m = measures
     rows = [
         ("write and seal", f"{m['rows']:,} rows", f"{m['write_s']:.3f} s", f"{m['write_rows_per_s']:,.0f} rows/s"),
@@ -414,7 +420,7 @@ def print_measures(measures: dict[str, Any]) -> None:
     print_table(("what", "how much", "took", "that is"), rows, right=(2, 3))
 
 
-def _commit(made: "persist.Collection", n: int) -> None:
+def _write_batch(made: "persist.Collection", n: int) -> None:
     made.write([((n, (0.0, "x")), n + 1, 1)], seal=n + 2).result()
 
 

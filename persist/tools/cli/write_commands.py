@@ -9,8 +9,8 @@ import typer
 import persist
 from persist.core.rendering import format_count
 from persist.tools.cli.command import MISTAKE, OK, Name, Yes, command, confirm
-from persist.tools.cli.place import Place, tell_done
-from persist.tools.cli.text import tell
+from persist.tools.cli.place import Place, report_done
+from persist.tools.cli.text import print_remark
 from persist.tools.reports.times import make_time_format, parse_write_time
 
 if TYPE_CHECKING:
@@ -83,14 +83,14 @@ def create(
     format: Format = None,
 ) -> int:
     """Make a collection, empty; the location, too, if it is not there."""
-    from persist.tools.cli.columns import sides
+    from persist.tools.cli.columns import parse_columns
 
     if not keyed and (order_by or tombstone is not None or ties != "last" or resolve != "seal"):
         raise persist.InvalidUsage("--order-by, --tombstone, --ties and --resolve go with --keyed")
     form: Any = {"order_by": order_by or (), "tombstone": tombstone, "ties": ties, "resolve": resolve}
 
-    sides_of = sides(key or [], value or [], like, format)
-    with at.writing(may_be_new=True) as client:
+    sides_of = parse_columns(key or [], value or [], like, format)
+    with at.open_writer(may_be_new=True) as client:
         if client.seqno >= 0 and collection in client:
             raise persist.InvalidUsage(f"there is a collection {collection!r} at {client.url}: choose another name")
         collection_handle = client.create_or_load(
@@ -103,7 +103,7 @@ def create(
         columns = {
             name: str(collection_handle.schema.arrow.field(name).type) for name in collection_handle.schema.columns
         }
-        tell_done(
+        report_done(
             at,
             {"created": collection_handle.name, "location": client.url, "id": collection_handle.id, "columns": columns},
             f"created {collection_handle.name} with {', '.join(f'{n}: {t}' for n, t in columns.items())}",
@@ -155,11 +155,11 @@ def write(
     if timeline is not None and not (key or no_key):
         raise persist.InvalidUsage("--timeline is of a collection that is created: it goes with --key or --no-key")
 
-    when = _row_times(time, time_column, "a row")
+    when = _choose_row_times(time, time_column, "a row")
     plan = Plan(when, diff, seal, token, commit_rows or PIECE_ROWS, skip_bad)
     plan = replace(plan, allow_future=allow_future)
     own_key = key or ([] if no_key else None)
-    return _load(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode, commit_rows)
+    return _load_file(at, collection, file, format, plan, time_column, ignore, own_key, timeline, mode, commit_rows)
 
 
 @command
@@ -183,14 +183,14 @@ def upsert(
     """Give keys of a keyed collection new values, or delete them where a column _deleted is true."""
     from persist.tools.cli.loading import PIECE_ROWS, Plan
 
-    when, upper = _row_times(time, time_column, "an event"), seal
+    when, upper = _choose_row_times(time, time_column, "an event"), seal
     plan = Plan(when, None, upper, token, commit_rows or PIECE_ROWS, skip_bad, late=late or "raise")
     plan = replace(plan, allow_future=allow_future)
-    return _load(at, collection, file, format, plan, time_column, ignore)
+    return _load_file(at, collection, file, format, plan, time_column, ignore)
 
 
-def _row_times(time: str | None, time_column: str | None, what: str) -> int | str | None:
-    """Return the time of all rows, the column of times, or None if updates have their own."""
+def _choose_row_times(time: str | None, time_column: str | None, what: str) -> int | str | None:
+    """Return the time of all rows, their time column, or None for own times."""
     if time is not None and time_column is not None:
         raise persist.InvalidUsage(f"--time and --time-column exclude each other: {what} has one time")
     from persist.core.timeline import is_column_name  # Here, because help does without it.
@@ -204,7 +204,7 @@ def _parse_time(time: str | None) -> int | str | None:
     return None if time is None else parse_write_time(time)
 
 
-def _load(
+def _load_file(
     at: Place,
     collection: str,
     file: str,
@@ -223,20 +223,20 @@ def _load(
     """
     from persist.connect.ingest.row_files import read_names
     from persist.engine.location.opening import choose_write_mode
-    from persist.tools.cli.loading import load, open_input, was_begun
+    from persist.tools.cli.loading import has_begun, load, open_input
 
     is_events = plan.late is not None
-    with open_input(file, format) as rows, at.writing(may_be_new=key is not None) as client:
+    with open_input(file, format) as rows, at.open_writer(may_be_new=key is not None) as client:
         if key is None:
             target = _load_writable(client, collection, None if is_events else rows)
         else:
-            target = _target_like(client, collection, rows, key, plan, ignore, timeline)
+            target = _load_or_plan_target(client, collection, rows, key, plan, ignore, timeline)
         if not is_events:
             has_diffs = plan.diff is not None or "_diff" in read_names(rows)
             plan = replace(plan, mode=choose_write_mode(target.handle, mode, names_key=bool(key), has_diffs=has_diffs))
         if plan.mode == "update":
             raise persist.InvalidUsage("--mode update: a file has whole rows. Give --mode upsert, or UPDATE in `sql`")
-        if mode == "error" and target.handle.create is None and not was_begun(target, rows, plan, plan.token):
+        if mode == "error" and target.handle.create is None and not has_begun(target, rows, plan, plan.token):
             raise persist.errors.CollectionExists(collection)
         has_times = plan.time is None and time_column is None and "_time" in read_names(rows)
         if plan.seal is not None and plan.time is None and not has_times:
@@ -251,12 +251,12 @@ def _load(
             )
         source = "_time" if has_times else time_column
         is_new = target.handle.create is not None
-        upper = None if is_events or is_new or was_begun(target, rows, plan) else target.upper.time
+        upper = None if is_events or is_new or has_begun(target, rows, plan) else target.upper.time
         try:
-            loaded = load(target, rows, _columns(target, source, ignore, upper, is_events=is_events), plan)
+            loaded = load(target, rows, _plan_columns(target, source, ignore, upper, is_events=is_events), plan)
         except KeyboardInterrupt:
             if not at.as_json:
-                tell("persist: interrupted. The same command goes on after the last commit of this one.")
+                print_remark("persist: interrupted. The same command goes on after the last commit of this one.")
             raise
         late = {"late": target.late_counts} if is_events else {}
         left_out = sum(count for counts in late.values() for count in counts.values())
@@ -266,7 +266,7 @@ def _load(
         done += f", {format_count(left_out, 'late event')} left out" if left_out else ""
         if not loaded.commits and loaded.done_before:
             done += " (all of it was written before: nothing was done)"
-        tell_done(at, {"collection": collection, **asdict(loaded), **late}, done)
+        report_done(at, {"collection": collection, **asdict(loaded), **late}, done)
     return OK
 
 
@@ -285,15 +285,15 @@ def overwrite(
     format: Format = None,
 ) -> int:
     """Replace all contents by the rows of a file, or those for which a condition is true, from a time on; seal it."""
-    from persist.tools.cli.loading import check_rows, open_input, overwrite_token, read_rows
+    from persist.tools.cli.loading import build_overwrite_token, check_rows, open_input, read_rows
 
-    with open_input(file, format) as rows, at.writing() as client:
+    with open_input(file, format) as rows, at.open_writer() as client:
         loaded = _load_writable(client, collection)
-        columns = _columns(loaded, None, ignore)
+        columns = _plan_columns(loaded, None, ignore)
         count, skipped = check_rows(rows, columns, skip_bad=skip_bad)
         when = _parse_time(time)
         # Without a time, the same file may be written again on purpose: only a token marks a repetition.
-        mark = token if when is None else token or overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
+        mark = token if when is None else token or build_overwrite_token(loaded, rows, when, (where, ignore, skip_bad))
         is_done = loaded.handle.remembers(loaded.handle.contents(), mark)
         future = loaded.overwrite(
             read_rows(rows, columns), time=when, where=where, multiset=multiset, token=mark, allow_future=allow_future
@@ -301,7 +301,7 @@ def overwrite(
         done = {"collection": collection, "rows": count, "skipped": skipped, "seqno": future.result()}
         begin = time or make_time_format(loaded)(future.time or 0)
         line = f"{collection} has the {count:,} rows of {rows.name} from {begin} on"
-        tell_done(
+        report_done(
             at,
             {**done, "time": future.time, "changed": not is_done},
             f"nothing changed: {line}, by this command given before" if is_done else line,
@@ -324,11 +324,11 @@ def delete(
     if (where is None) == (keys is None):
         raise persist.InvalidUsage("say what to delete: --where CONDITION, or --keys FILE")
     check_format(keys, format)
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = _load_writable(client, collection)
         key_rows = None if keys is None else read_keys(loaded, keys, format, ignore)
         future = loaded.delete(key_rows, where=where, time=_parse_time(time), allow_future=allow_future)
-        tell_done(
+        report_done(
             at,
             {"collection": collection, "seqno": future.result(), "time": future.time},
             f"deleted from {collection} at {time or make_time_format(loaded)(future.time or 0)}",
@@ -348,12 +348,12 @@ def restore(
     allow_future: Future = False,
 ) -> int:
     """Make the contents of a collection what they were, as a change of today: history stays."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = _load_writable(client, collection)
         future = loaded.restore(as_of, time=_parse_time(time), token=token, allow_future=allow_future)
         done = {"collection": collection, "as_of": as_of, "seqno": future.result(), "time": future.time}
         start = time or make_time_format(loaded)(future.time or 0)
-        tell_done(at, done, f"{collection} holds what it held as of {as_of}, from {start} on")
+        report_done(at, done, f"{collection} holds what it held as of {as_of}, from {start} on")
     return OK
 
 
@@ -368,12 +368,12 @@ def seal(
     """Promise that no more updates come before a time, so that it can be read."""
     if (upper is None) == (not for_ever):
         raise persist.InvalidUsage("say to which time: persist seal LOCATION COLLECTION TIME, or --for-ever")
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = _load_writable(client, collection)
         end = persist.Antichain() if upper is None else upper
         seqno = loaded.seal(end, allow_future=allow_future).result()
         now = loaded.upper.time
-        tell_done(
+        report_done(
             at,
             {"collection": collection, "upper": now, "seqno": seqno},
             f"{collection} is complete {'for ever' if now is None else f'before {make_time_format(loaded)(now)}'}",
@@ -384,18 +384,18 @@ def seal(
 @command
 def drop(at: Place, collection: Name, yes: Yes = False) -> int:
     """Remove a collection with all its history, after a prompt."""
-    with at.writing() as client:
+    with at.open_writer() as client:
         loaded = client.load(collection)
         if not yes and not confirm(f"Drop {collection!r} at {client.url}, with all its history?"):
-            tell(f"persist: {collection!r} was not dropped")
+            print_remark(f"persist: {collection!r} was not dropped")
             return MISTAKE
         seqno = loaded.drop().result()
-        tell_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
+        report_done(at, {"dropped": collection, "seqno": seqno}, f"dropped {collection}")
     return OK
 
 
 def check_format(keys: str | None, format: str | None) -> None:
-    """Check that there is a file to which a format belongs."""
+    """Raise InvalidUsage if a format is given without a file."""
     if keys is None and format is not None:
         raise persist.InvalidUsage("--format is that of the file of --keys, and there is none")
 
@@ -409,13 +409,13 @@ def read_keys(
     from persist.tools.cli.loading import check_rows, open_input, read_rows
 
     with open_input(file, format) as rows:
-        columns = _columns(collection, None, ignore, keys_only=True)
+        columns = _plan_columns(collection, None, ignore, keys_only=True)
         check_rows(rows, columns, skip_bad=False)
         return pa.table(read_rows(rows, columns).read_all())
 
 
 def _load_writable(client: "persist.Client", collection: str, rows: "RowFile | None" = None) -> "persist.Collection":
-    """Return a collection that its users write; a view is written by its query alone.
+    """Return a collection; refuse views, which only their query writes.
 
     Args:
         rows: the file from which the collection could be created; the error suggests it.
@@ -437,7 +437,7 @@ def _load_writable(client: "persist.Client", collection: str, rows: "RowFile | N
     return loaded
 
 
-def _target_like(
+def _load_or_plan_target(
     client: "persist.Client",
     collection: str,
     rows: "RowFile",
@@ -446,7 +446,7 @@ def _target_like(
     ignore: list[str] | None,
     timeline: str | None,
 ) -> "persist.Collection":
-    """Return a collection that has this key; if there is none, the first commit creates it with a file's columns."""
+    """Return a collection with this key, or one that the first commit creates."""
     import pyarrow as pa
 
     from persist.engine.location.opening import find_row_target
@@ -460,7 +460,7 @@ def _target_like(
     return _load_writable(client, collection) if handle.create is None else persist.Collection(handle)
 
 
-def _columns(
+def _plan_columns(
     collection: "persist.Collection",
     time_column: str | None,
     ignore: Sequence[str] | None,

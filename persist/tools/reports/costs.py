@@ -49,7 +49,7 @@ class Prices:
 
     @classmethod
     def from_file(cls, path: str) -> "Prices":
-        """Load prices from a JSON object in a file; missing ones are the defaults.
+        """Load prices from a JSON file. Missing ones are the defaults.
 
         Raises:
             InvalidUsage: it holds something else.
@@ -88,7 +88,7 @@ class Cost:
     dollars: float
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return the cost for programs."""
         return asdict(self)
 
 
@@ -110,7 +110,7 @@ class Costs:
 
 
 def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES, *, hours: int = 24) -> Costs:
-    """Return what a location costs. Cost: a LIST of everything.
+    """Return the cost of a location. Cost: a LIST of everything.
 
     Args:
         hours: how far back new objects count as PUTs, by this machine's clock; rounded up to full hours.
@@ -128,7 +128,7 @@ def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES, *, ho
     for operation, count in client.metrics().store.items():
         sent[KIND_OF[operation]].update(requests=count.requests, bytes=count.bytes)
     counted = {**sent, "PUT": sent["PUT"] | new_objects}  # The greater of two.
-    costs = [_requests(kind, count, prices, months) for kind, count in counted.items()]
+    costs = [_make_request_cost(kind, count, prices, months) for kind, count in counted.items()]
     costs += [
         Cost(kind, 0, 0, amounts["objects"], amounts["bytes"], amounts["bytes"] / GIB * prices.stored_gib_month)
         for kind, amounts in stored.items()
@@ -139,7 +139,7 @@ def estimate_costs(client: "persist.Client", prices: Prices = LIST_PRICES, *, ho
     return Costs(since_s, (*costs, Cost("all", **sums)), total, new_objects["requests"])
 
 
-def _requests(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:
+def _make_request_cost(kind: str, count: Counter[str], prices: Prices, months: float) -> Cost:
     of_1000 = {
         "PUT": prices.puts_1000, "GET": prices.gets_1000, "LIST": prices.lists_1000, "DELETE": prices.deletes_1000
     }  # fmt: skip

@@ -1,8 +1,8 @@
 """The health of a location: lags, holders of history, waiting deletions, and due work.
 
-All of it comes from one look at the log: the state at one seqno, the states of collections (`survey`), and its newest
-records. The log lacks the bytes that garbage collection will free, so this lists the folders of up to `LISTED_MAX`
-collections. Nothing is written, and no data is read.
+All of it comes from one look at the log: the state at one seqno, the states of collections (`load_facts`), and its
+newest records. The log lacks the bytes that garbage collection will free, so this lists the folders of up to
+`LISTED_MAX` collections. Nothing is written, and no data is read.
 
 - A *lag* is how far an upper is behind the clock, in seconds; only moments have one. A view is *behind* if its upper is
   before the least upper of its inputs.
@@ -23,7 +23,7 @@ from persist.connect.egress.sink import SINK
 from persist.connect.ingest.source import BEHIND, SOURCE
 from persist.core.antichain import to_time
 from persist.core.log import kinds
-from persist.core.log.keys import CHECKPOINTS, collection_part, listed_records, table_root
+from persist.core.log.keys import CHECKPOINTS, collection_part, list_records, table_root
 from persist.core.log.records import read_record
 from persist.core.names import read_release
 from persist.core.rendering import moment_text
@@ -33,7 +33,7 @@ from persist.core.state_rules.location import Dropped, LocationState, is_still_r
 from persist.engine.collection.failures import load_failures
 from persist.engine.compact import must_destroy, next_work
 from persist.engine.upkeep import Ages, checkpoint_marks, find_sharers, list_named
-from persist.tools.reports.surveys import THREADS, Facts, KnownFacts, Made, hold_for_people, names_by_id
+from persist.tools.reports.surveys import THREADS, Facts, FactsCache, RecordOrigin, format_hold, get_names_by_id
 
 LISTED_MAX = 64
 READS = (kinds.GrantLease, kinds.EndLease, kinds.SetHold, kinds.ReleaseHold)  # Mutations that readers commit.
@@ -52,8 +52,8 @@ class Lag:
 
 
 @dataclass(frozen=True)
-class Failed:
-    """The last failure of a refresh, source or sink: when, by which process, and the error without values of rows."""
+class LastFailure:
+    """The last failure of a refresh, source or sink. The error has no values of rows."""
 
     at: str
     by: str
@@ -62,7 +62,7 @@ class Failed:
 
 @dataclass(frozen=True)
 class ViewLag:
-    """How far a view has come, and the input that has come least far.
+    """How far a view is behind, and which input is furthest behind.
 
     Attributes:
         behind_s: how far it is behind that input; None without moments, or before the first seal.
@@ -78,12 +78,12 @@ class ViewLag:
     input_upper_moment: str | None
     behind_s: float | None
     is_due: bool
-    failed: "Failed | None" = None
+    failed: "LastFailure | None" = None
 
 
 @dataclass(frozen=True)
-class Filled:
-    """A source and its collections; `behind_s` is that of the slowest, as in `Lag`.
+class SourceHealth:
+    """A source and its collections. `behind_s` is the slowest one's.
 
     Attributes:
         behind_bytes: unread bytes of the source at its last read; None if unknown.
@@ -94,12 +94,12 @@ class Filled:
     collections: tuple[str, ...]
     behind_s: float | None
     behind_bytes: int | None
-    failed: "Failed | None" = None
+    failed: "LastFailure | None" = None
 
 
 @dataclass(frozen=True)
-class Fed:
-    """A sink, and the collections that it gets.
+class SinkHealth:
+    """A sink and its collections.
 
     Attributes:
         sink: what it is called; the name of its hold if it failed before it had one.
@@ -113,12 +113,12 @@ class Fed:
     collections: tuple[str, ...]
     behind_s: float | None
     behind_bytes: int
-    failed: "Failed | None" = None
+    failed: "LastFailure | None" = None
 
 
 @dataclass(frozen=True)
-class KeptBack:
-    """A hold or tag that keeps history: without it, since would be `allowed`."""
+class SinceBlocker:
+    """A hold or tag without which since would be `allowed`."""
 
     collection: str
     hold: str
@@ -131,7 +131,7 @@ class KeptBack:
 
 @dataclass(frozen=True)
 class WaitingBlobs:
-    """Blobs that nothing refers to any more, and until when they stay.
+    """Unreferenced blobs, and the time until which they stay.
 
     Attributes:
         why: "dropped", "replaced" by compaction, or "erased": records of the log from before an erasure.
@@ -150,8 +150,8 @@ class WaitingBlobs:
 
 
 @dataclass(frozen=True)
-class Due:
-    """Maintenance that is due, the command that does it, and for what."""
+class DueWork:
+    """Due maintenance, and the command for it."""
 
     work: str
     command: str
@@ -160,7 +160,7 @@ class Due:
 
 
 @dataclass(frozen=True)
-class ClientSeen:
+class ClientActivity:
     """A client that reads or writes.
 
     Attributes:
@@ -177,7 +177,7 @@ class ClientSeen:
 
 @dataclass(frozen=True)
 class Health:
-    """All of it, as of one seqno.
+    """The health of a location as of one seqno.
 
     Attributes:
         written_at: when its newest record was made, by the clock of its writer; None if that record is gone.
@@ -198,35 +198,35 @@ class Health:
     keeps_all: int
     collections: tuple[Lag, ...]
     views: tuple[ViewLag, ...]
-    sources: tuple[Filled, ...]
-    sinks: tuple[Fed, ...]
-    kept_back: tuple[KeptBack, ...]
+    sources: tuple[SourceHealth, ...]
+    sinks: tuple[SinkHealth, ...]
+    kept_back: tuple[SinceBlocker, ...]
     waiting: tuple[WaitingBlobs, ...]
-    due: tuple[Due, ...]
-    clients: tuple[ClientSeen, ...]
+    due: tuple[DueWork, ...]
+    clients: tuple[ClientActivity, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return all of it for programs."""
+        """Return the health for programs."""
         return asdict(self)
 
 
-def report_health(client: "persist.Client", now_s: float | None = None, *, known: KnownFacts | None = None) -> Health:
-    """Return how a location fares. Cost: `survey` of all collections, the newest records, and the listings.
+def report_health(client: "persist.Client", now_s: float | None = None, *, known: FactsCache | None = None) -> Health:
+    """Return a location's health. Cost: the facts of all collections, new records, and listings.
 
     Args:
         known: of an earlier look, so that only what has changed since is read.
     """
     now_s = time.time() if now_s is None else now_s
     state = client.engine.follower.refresh()
-    known = known or KnownFacts(client)
+    known = known or FactsCache(client)
     all_facts = known.of(state.names())
-    names, by_id = names_by_id(client), {facts.contents.id: facts for facts in all_facts}
-    recent = _recent(client, known, state.seqno, state.control.log_floor)
+    names, by_id = get_names_by_id(client), {facts.contents.id: facts for facts in all_facts}
+    recent = _list_recent_records(client, known, state.seqno, state.control.log_floor)
     record = recent[0] if recent else None
     listed = [facts for facts in all_facts if not facts.name.startswith(".")]
-    waiting = waiting_blobs(client, now_s)
-    views = [_view_lag(facts, by_id) for facts in listed if facts.contents.view is not None]
-    live = sum(map(_live_bytes, all_facts))
+    waiting = list_waiting_blobs(client, now_s)
+    views = [_compute_view_lag(facts, by_id) for facts in listed if facts.contents.view is not None]
+    live = sum(map(_sum_live_bytes, all_facts))
     sizes = [blobs.bytes for blobs in waiting]
     return Health(
         location=client.url,
@@ -238,18 +238,18 @@ def report_health(client: "persist.Client", now_s: float | None = None, *, known
         history_bytes=sum(facts.bytes for facts in all_facts) - live,
         waiting_bytes=None if None in sizes else sum(size or 0 for size in sizes),
         keeps_all=sum(facts.contents.allowed == 0 for facts in listed),
-        collections=tuple(sorted(map(_lagging(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
+        collections=tuple(sorted(map(_make_lag_function(now_s), listed), key=lambda lag: -(lag.behind_s or 0.0))),
         views=tuple(sorted(views, key=lambda view: not view.is_due)),
-        sources=_sources(client, listed, now_s),
-        sinks=_sinks(client, listed),
+        sources=_list_sources(client, listed, now_s),
+        sinks=_list_sinks(client, listed),
         kept_back=tuple(entry for facts in all_facts for entry in _find_since_blockers(facts, names, state.control)),
         waiting=tuple(waiting),
-        due=tuple(_due(client, listed, views, waiting, state.control, now_s)),
-        clients=_clients(state.control, recent),
+        due=tuple(_list_due_work(client, listed, views, waiting, state.control, now_s)),
+        clients=_list_clients(state.control, recent),
     )
 
 
-def _lagging(now_s: float) -> Callable[[Facts], Lag]:
+def _make_lag_function(now_s: float) -> Callable[[Facts], Lag]:
     def lag(facts: Facts) -> Lag:
         hidden = facts.unsealed
         unsealed = 0 if hidden is None else hidden.updates
@@ -258,7 +258,7 @@ def _lagging(now_s: float) -> Callable[[Facts], Lag]:
     return lag
 
 
-def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
+def _compute_view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
     assert facts.contents.view is not None
     inputs = [by_id[id_] for id_ in facts.contents.view["inputs"] if id_ in by_id]
     least = min(inputs, key=lambda input_: input_.contents.upper, default=None)
@@ -273,60 +273,63 @@ def _view_lag(facts: Facts, by_id: Mapping[str, Facts]) -> ViewLag:
         None if least is None else least.moment(least.upper),
         None if own_s is None or its_s is None else max(0.0, own_s - its_s),
         is_due,
-        _failed(facts),
+        _load_failure(facts),
     )
 
 
-def _failed(facts: Facts, sink: str = "") -> Failed | None:
+def _load_failure(facts: Facts, sink: str = "") -> LastFailure | None:
     failure = load_failures(facts.contents).get(sink)
-    return None if failure is None else Failed(moment_text(failure.at_ms / 1000), failure.by, failure.error)
+    return None if failure is None else LastFailure(moment_text(failure.at_ms / 1000), failure.by, failure.error)
 
 
-def _sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[Filled, ...]:
+def _list_sources(client: "persist.Client", all_facts: Sequence[Facts], now_s: float) -> tuple[SourceHealth, ...]:
     filled = defaultdict[str, list[Facts]](list)
     for facts in all_facts:
         if (source := facts.contents.about.properties.get(SOURCE)) is not None:
             filled[source].append(facts)
     return tuple(
-        Filled(
+        SourceHealth(
             source,
             tuple(facts.name for facts in some),
-            max((lag for facts in some if (lag := _source_lag_s(client, facts, now_s)) is not None), default=None),
+            max(
+                (lag for facts in some if (lag := _compute_source_lag_s(client, facts, now_s)) is not None),
+                default=None,
+            ),
             max(
                 (int(behind) for facts in some if (behind := facts.contents.about.properties.get(BEHIND))), default=None
             ),
-            next(filter(None, map(_failed, some)), None),
+            next(filter(None, map(_load_failure, some)), None),
         )
         for source, some in sorted(filled.items())
     )
 
 
-def _sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[Fed, ...]:
-    """Return the sinks with a hold, and sinks that failed before they had one."""
+def _list_sinks(client: "persist.Client", all_facts: Sequence[Facts]) -> tuple[SinkHealth, ...]:
+    """Return sinks with a hold, and failed ones without a hold."""
     fed = defaultdict[tuple[str, str], list[tuple[Facts, float | None, int]]](list)
     for facts in all_facts:
         properties, holds = facts.contents.about.properties, facts.contents.holds
         sinks = {name.removeprefix(SINK): sink for name, sink in properties.items() if name.startswith(SINK)}
         for hold in {*sinks, *load_failures(facts.contents)} - {""}:
             if hold in sinks and hold in holds:
-                fed[sinks[hold], hold].append((facts, *_unsent(client, facts, holds[hold].time)))
-            elif _failed(facts, hold):
+                fed[sinks[hold], hold].append((facts, *_measure_unsent(client, facts, holds[hold].time)))
+            elif _load_failure(facts, hold):
                 fed[hold, hold].append((facts, None, facts.bytes))
     return tuple(
-        Fed(
+        SinkHealth(
             sink,
             hold,
             tuple(facts.name for facts, _, _ in some),
             max((lag for _, lag, _ in some if lag is not None), default=None),
             sum(unsent_bytes for _, _, unsent_bytes in some),
-            next((failed for facts, _, _ in some if (failed := _failed(facts, hold))), None),
+            next((failed for facts, _, _ in some if (failed := _load_failure(facts, hold))), None),
         )
         for (sink, hold), some in sorted(fed.items())
     )
 
 
-def _unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | None, int]:
-    """Return how far a sink that has got all up to a time is behind the upper, in seconds and bytes."""
+def _measure_unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | None, int]:
+    """Return how far a sink is behind upper, in seconds and bytes."""
     if facts.latest is None or facts.latest <= sent:
         return 0.0, 0
     unsent_bytes = sum(part.bytes for part in facts.contents.history_parts if part.time_max > sent)
@@ -335,23 +338,23 @@ def _unsent(client: "persist.Client", facts: Facts, sent: int) -> tuple[float | 
     return None if since is None or until is None else (until - since).total_seconds(), unsent_bytes
 
 
-def _source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:
-    """Return how far what was read of a source is behind a moment, where its times are moments, or have them."""
+def _compute_source_lag_s(client: "persist.Client", facts: Facts, now_s: float) -> float | None:
+    """Return how many seconds a source's data is behind now, or None."""
     if facts.timeline is not None:
         return facts.lag_s(now_s)
     read = client.load(facts.name).handle.read_until()
     return None if read is None else now_s - read.timestamp()
 
 
-def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[KeptBack]:
-    """Return the holds that keep since from advancing as far as it may."""
+def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: LocationState) -> list[SinceBlocker]:
+    """Return the holds and tags that keep since from advancing."""
     contents, since = facts.contents, facts.since
     if since is None or contents.allowed <= since:
         return []
     holders = [
         (
-            hold_for_people(None if held_time.lease else hold, names),
-            None if held_time.lease is None else _holder(control, held_time.lease),
+            format_hold(None if held_time.lease else hold, names),
+            None if held_time.lease is None else _get_holder(control, held_time.lease),
         )
         for hold, held_time in contents.holds.items()
         if held_time.time <= since
@@ -359,16 +362,16 @@ def _find_since_blockers(facts: Facts, names: Mapping[str, str], control: Locati
     holders += [(f"tag {tag!r}", None) for tag, at in contents.tags.items() if at <= since]
     then = to_time(contents.allowed)
     return [
-        KeptBack(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
+        SinceBlocker(facts.name, hold, holder, since, facts.moment(since), then, facts.moment(then))
         for hold, holder in holders
     ]
 
 
-def _holder(control: LocationState, lease: str) -> str | None:
+def _get_holder(control: LocationState, lease: str) -> str | None:
     return control.leases[lease].holder if lease in control.leases else None
 
 
-def _live_bytes(facts: Facts) -> int:
+def _sum_live_bytes(facts: Facts) -> int:
     contents = facts.contents
     newest = max(contents.keyframes, key=lambda keyframe: keyframe.as_of, default=None)
     newest_parts = () if newest is None else contents.list_parts(newest.parts)
@@ -376,14 +379,14 @@ def _live_bytes(facts: Facts) -> int:
     return sum(part.bytes for part in (*newest_parts, *after, *contents.pending.values()))
 
 
-def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
-    """Return blobs that wait for the collector, the oldest first; without those that clones still use.
+def list_waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
+    """Return blobs that wait for collection, oldest first. Blobs that clones use are left out.
 
     Cost: a LIST for each folder of a collection, `LISTED_MAX` at most, and the states of the clones with parts there.
     """
     engine, state = client.engine, client.engine.follower.state
-    dropped, names, shares = state.control.dropped, names_by_id(client), find_sharers(state)
-    folders = [_folders(entry) for entry in dropped]
+    dropped, names, shares = state.control.dropped, get_names_by_id(client), find_sharers(state)
+    folders = [_list_folders(entry) for entry in dropped]
     ids = [*dict.fromkeys(folder for of_entry in folders for folder in of_entry)][:LISTED_MAX]
 
     def list_sizes(id_: str) -> dict[str, int]:
@@ -401,12 +404,12 @@ def waiting_blobs(client: "persist.Client", now_s: float) -> list[WaitingBlobs]:
             if len(listings) == len(within)
             else None
         )
-        waiting.append(_waiting(entry, names.get(entry.collection), sizes, ages))
-    return waiting + _old_log(client, names, ages)
+        waiting.append(_make_waiting_blobs(entry, names.get(entry.collection), sizes, ages))
+    return waiting + _list_old_log(client, names, ages)
 
 
-def _old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> list[WaitingBlobs]:
-    """Return the records before the newest erasure, which have what it erased, if the log still reaches back to them.
+def _list_old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> list[WaitingBlobs]:
+    """Return log records from before the newest erasure. They contain erased values.
 
     As `persist.engine.upkeep` does, it goes by the first checkpoint after the erasure. If there is none, that is yet to
     come.
@@ -416,7 +419,7 @@ def _old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> 
         return []
     seqno, collection = control.erasures[-1]
     until_s = ages.old_at_s(seqno, ages.erase_after_s)
-    records = [entry for at, entry in listed_records(blob) if at < seqno]
+    records = [entry for at, entry in list_records(blob) if at < seqno]
     record = read_record(blob, seqno)
     return [
         WaitingBlobs(
@@ -431,12 +434,14 @@ def _old_log(client: "persist.Client", names: Mapping[str, str], ages: Ages) -> 
     ]
 
 
-def _folders(dropped: Dropped) -> list[str]:
-    """Return the folders of the blobs; those of a clone may be in other collections' folders."""
+def _list_folders(dropped: Dropped) -> list[str]:
+    """Return the folders of dropped blobs, including other collections' for clones."""
     return [*dict.fromkeys((dropped.collection, *map(collection_part, dropped.blobs)))]
 
 
-def _waiting(dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None, ages: Ages) -> WaitingBlobs:
+def _make_waiting_blobs(
+    dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None, ages: Ages
+) -> WaitingBlobs:
     control, policy, now_s = ages.state.control, ages.policy, ages.now_s
     keys = [] if sizes is None else [*sizes] if dropped.is_destroyed else [k for k in dropped.blobs if k in sizes]
     until_s, waits_for = dropped.written_ms / 1000 + policy.grace_s, "the grace period"
@@ -459,14 +464,14 @@ def _waiting(dropped: Dropped, name: str | None, sizes: Mapping[str, int] | None
     )
 
 
-def _due(
+def _list_due_work(
     client: "persist.Client",
     all_facts: Sequence[Facts],
     views: Sequence[ViewLag],
     waiting: Sequence[WaitingBlobs],
     control: LocationState,
     now_s: float,
-) -> list[Due]:
+) -> list[DueWork]:
     tuning, skew_s = client.engine.settings.tuning, client.engine.follower.policies.newest.clock_skew_s
     work = {
         ("refresh views", "persist refresh"): [view.view for view in views if view.is_due],
@@ -480,21 +485,23 @@ def _due(
             lease.holder for lease in control.leases.values() if lease.expires_ms / 1000 + skew_s < now_s
         ],
     }
-    return [Due(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]
+    return [DueWork(*what, len(names), tuple(names[:3])) for what, names in work.items() if names]
 
 
 def _is_unresolved(contents: CollectionState) -> bool:
     return contents.keyed is not None and bool(events_due(contents, contents.upper))
 
 
-def _recent(client: "persist.Client", known_facts: KnownFacts, newest: int, floor: int) -> list[Made]:
-    """Return who made the newest records that are there, the newest first; what is not known is read at once."""
+def _list_recent_records(
+    client: "persist.Client", known_facts: FactsCache, newest: int, floor: int
+) -> list[RecordOrigin]:
+    """Return the origins of the newest records, newest first. Unknown ones are read."""
     seqnos = range(newest, max(floor, newest + 1 - RECENT) - 1, -1)
     unknown = [seqno for seqno in seqnos if seqno not in known_facts.made]
     with ThreadPoolExecutor(THREADS, "persist-recent") as threads:
         records = [*threads.map(lambda seqno: read_record(client.engine.blob, seqno), unknown)]
     fresh = {
-        record.seqno: Made(
+        record.seqno: RecordOrigin(
             record.writer, record.written_ms, record.format, not all(isinstance(m, READS) for m in record.mutations)
         )
         for record in records
@@ -508,7 +515,7 @@ def _recent(client: "persist.Client", known_facts: KnownFacts, newest: int, floo
     return [*known_facts.made.values()]
 
 
-def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen, ...]:
+def _list_clients(control: LocationState, recent: Sequence[RecordOrigin]) -> tuple[ClientActivity, ...]:
     wrote: dict[str, int] = {}
     for record_origin in recent:
         if record_origin.writes:
@@ -519,6 +526,8 @@ def _clients(control: LocationState, recent: Sequence[Made]) -> tuple[ClientSeen
     if control.writer is not None:
         does[control.writer.holder] = "writes exclusively"
     return tuple(
-        ClientSeen(client, read_release(client), what, moment_text(wrote[client] / 1000) if client in wrote else None)
+        ClientActivity(
+            client, read_release(client), what, moment_text(wrote[client] / 1000) if client in wrote else None
+        )
         for client, what in sorted(does.items(), key=lambda item: -wrote.get(item[0], 0))
     )

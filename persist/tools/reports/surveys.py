@@ -33,7 +33,7 @@ AT_ONCE = 256  # States that are kept in memory together.
 
 @dataclass(frozen=True)
 class Facts:
-    """One collection in one state."""
+    """The facts of one collection in one state."""
 
     contents: CollectionState
 
@@ -48,7 +48,7 @@ class Facts:
 
     @cached_property
     def rows(self) -> int | None:
-        """The sum of all diffs, sealed or not: the number of records unless a multiplicity is negative.
+        """The sum of all diffs, sealed or not; None if unknown.
 
         None if only a read can count them; see `record_count`.
         """
@@ -56,12 +56,12 @@ class Facts:
 
     @property
     def rows_about(self) -> int:
-        """The number of records where it is known, and else of all rows that are stored."""
+        """The number of records if known, else of stored rows."""
         return sum(part.rows for part in self.contents.stored_parts) if self.rows is None else self.rows
 
     @property
     def bytes(self) -> int:
-        """Bytes of its parts."""
+        """The bytes of its parts."""
         return sum(part.bytes for part in self.contents.stored_parts)
 
     @property
@@ -74,12 +74,12 @@ class Facts:
 
     @property
     def upper(self) -> int | None:
-        """None if it is complete for ever."""
+        """The upper; None if complete for ever."""
         return to_time(self.contents.upper)
 
     @property
     def latest(self) -> int | None:
-        """The latest time that can be read; None if there is none."""
+        """The latest readable time, or None."""
         contents = self.contents
         if contents.upper == 0 or contents.since == END:
             return None
@@ -91,25 +91,25 @@ class Facts:
 
     @property
     def unsealed(self) -> Unsealed | None:
-        """Updates beyond upper, which are not readable yet."""
+        """The updates beyond upper, or None."""
         return summarize_unsealed(self.contents)
 
     def moment(self, time: int | None) -> str | None:
-        """Return the moment of a time, if times are moments."""
+        """Return the moment of a time, or None without a timeline."""
         return None if time is None or self.timeline is None else self.timeline.text_of(time)
 
     def brief(self, time: int | None) -> str:
-        """Return a time for a cell of a table: its moment where it is one, and else the number."""
+        """Return a time as a table cell: its moment, or the number."""
         return "-" if time is None else (self.moment(time) if time else None) or str(time)
 
     def lag_s(self, now_s: float) -> float | None:
-        """Return the seconds from its upper to a moment; None without moments, or before the first seal."""
+        """Return the seconds from upper to `now_s`; None without moments or seals."""
         if self.timeline is None or not self.upper:
             return None
         return now_s - self.timeline.datetime_of(self.upper).timestamp()
 
     def as_json(self) -> dict[str, Any]:
-        """Return what a list of collections shows."""
+        """Return the facts that a list of collections shows."""
         hidden = self.unsealed
         return {
             "name": self.name,
@@ -125,7 +125,7 @@ class Facts:
         }
 
 
-def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
+def load_facts(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
     """Yield the facts of existing collections, in the order of `names`."""
     follower, blob = client.engine.follower, client.engine.blob
     state, entries_by_name = follower.over_all(partial(_select_entries, names))
@@ -135,24 +135,24 @@ def survey(client: "persist.Client", names: Sequence[str]) -> Iterator[Facts]:
         assert state.location is not None, "a location without a record has no entries"
         return load_contents(blob, state.location, entry)
 
-    def loaded(some: list[CollectionEntry]) -> Iterator[CollectionEntry]:
+    def load_entries(some: list[CollectionEntry]) -> Iterator[CollectionEntry]:
         """Give entries with their contents. Only those whose contents must be read go to threads."""
-        far = threads.map(load, [entry for entry in some if _is_far(entry)])
-        return (next(far) if _is_far(entry) else load(entry) for entry in some)
+        far = threads.map(load, [entry for entry in some if _needs_request(entry)])
+        return (next(far) if _needs_request(entry) else load(entry) for entry in some)
 
     with ThreadPoolExecutor(THREADS, "persist-survey") as threads:
         for first in range(0, len(entries), AT_ONCE):
             some = entries[first : first + AT_ONCE]
             try:
-                all_contents = [entry.contents for entry in loaded(some)]
+                all_contents = [entry.contents for entry in load_entries(some)]
             except MissingBlob:
                 # A state object that newer checkpoints do not refer to has been collected: ask the follower.
                 all_contents = [follower.load(entry.id) for entry in some]
             yield from (Facts(contents) for contents in all_contents if contents is not None)
 
 
-class Made(NamedTuple):
-    """The origin of a record: writer, moment, format, and whether it has more than read leases and holds."""
+class RecordOrigin(NamedTuple):
+    """The writer, moment and format of a record."""
 
     writer: str
     written_ms: int
@@ -160,15 +160,15 @@ class Made(NamedTuple):
     writes: bool
 
 
-class KnownFacts:
-    """A cache of facts of collections: a refresh reads only the changed ones.
+class FactsCache:
+    """Caches facts of collections. A refresh reads only changed ones.
 
     Attributes:
         made: who made the newest records, by their seqnos; kept for `persist.tools.reports.health`.
     """
 
     def __init__(self, client: "persist.Client") -> None:
-        self.made: dict[int, Made] = {}
+        self.made: dict[int, RecordOrigin] = {}
         self._client = client
         self._known: dict[str, tuple[CollectionEntry, Facts]] = {}
 
@@ -176,7 +176,7 @@ class KnownFacts:
         """Return the facts of existing collections, in the order of `names`."""
         _, entries = self._client.engine.follower.over_all(partial(_select_entries, [*names]))
         stale = [n for n, entry in entries.items() if n not in self._known or self._known[n][0] is not entry]
-        fresh = {facts.name: facts for facts in survey(self._client, stale)}
+        fresh = {facts.name: facts for facts in load_facts(self._client, stale)}
         self._known = {
             name: (entry, fresh[name]) if name in fresh else self._known[name]
             for name, entry in entries.items()
@@ -185,8 +185,8 @@ class KnownFacts:
         return [facts for _, facts in self._known.values()]
 
 
-def names_by_id(client: "persist.Client") -> dict[str, str]:
-    """Return what collections are called, by their ids."""
+def get_names_by_id(client: "persist.Client") -> dict[str, str]:
+    """Return collection names by id."""
     return client.engine.follower.over_all(lambda state: {id_: name for name, id_ in state.ids.each()})
 
 
@@ -195,8 +195,8 @@ def _select_entries(names: Sequence[str], state: State) -> tuple[State, dict[str
     return state, {name: state.entries[id_] for name, id_ in ids if id_ is not None}
 
 
-def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
-    """Return the name of a hold; ids in holds of views, groups and indexes become names."""
+def format_hold(hold: str | None, names: Mapping[str, str]) -> str:
+    """Return a hold's name with ids replaced by names."""
     if hold is None:
         return "a lease"
     reader = find_reader(hold)
@@ -206,21 +206,21 @@ def hold_for_people(hold: str | None, names: Mapping[str, str]) -> str:
     return hold.removesuffix(reader) + names.get(find_owner(name) or "", name)
 
 
-def _is_far(entry: CollectionEntry) -> bool:
-    """Return whether reading an entry's contents takes a request."""
+def _needs_request(entry: CollectionEntry) -> bool:
+    """Return whether loading an entry's contents takes a request."""
     return entry.contents is None and (
         bool(entry.stored) or any(getattr(mutation, "parts_in", None) is not None for mutation in entry.pending)
     )
 
 
-def monthly_dollars(bytes_: int) -> float:
-    """Return what it costs to keep so many bytes for a month, by the list price of S3 Standard."""
+def compute_monthly_dollars(bytes_: int) -> float:
+    """Return the price of storing bytes for a month in S3 Standard."""
     return bytes_ / GIB * LIST_PRICES.stored_gib_month
 
 
 @dataclass(frozen=True)
 class Portrait:
-    """One collection in one state: facts, holds, and the plan of reading it as of its latest sealed time.
+    """One collection in one state: facts, holds, and its read plan.
 
     Attributes:
         names: of all collections, by their ids.
@@ -235,7 +235,7 @@ class Portrait:
 
     @property
     def keyed(self) -> dict[str, Any] | None:
-        """How a keyed collection turns events into updates; None if it is not keyed."""
+        """The declaration of a keyed collection, or None."""
         form = self.facts.contents.keyed
         if form is None:
             return None
@@ -251,7 +251,7 @@ class Portrait:
 
     @property
     def view(self) -> dict[str, Any] | None:
-        """The query and the inputs of a view; None for other collections."""
+        """The query and inputs of a view, or None."""
         view = self.facts.contents.view
         if view is None:
             return None
@@ -261,7 +261,7 @@ class Portrait:
 
     @property
     def columns(self) -> list[tuple[str, str, str]]:
-        """Side, name and type of each column."""
+        """(side, name, type) of each column."""
         sides = (("key", self.schema.key), ("value", self.schema.value))
         return [
             (side, field.name, str(field.type) + (f" through {fields.codec_name}" if fields.codec_name else ""))
@@ -271,7 +271,7 @@ class Portrait:
 
     @property
     def history(self) -> list[dict[str, Any]]:
-        """The runs of history, the oldest first."""
+        """The runs of history, oldest first."""
         contents = self.facts.contents
         return [self._run(contents.list_parts(run)) for run in contents.history]
 
@@ -313,15 +313,15 @@ class Portrait:
             "history": self.history,
             "keyframes": self.keyframes,
             "read": None if plan is None else {"as_of": plan.as_of, "parts": plan.parts, "bytes": plan.bytes},
-            "dollars_a_month": monthly_dollars(facts.bytes),
+            "dollars_a_month": compute_monthly_dollars(facts.bytes),
         }
 
 
-def portrait(client: "persist.Client", collection: "persist.Collection") -> Portrait:
-    """Return all of one collection. Cost: a GET or two."""
+def load_portrait(client: "persist.Client", collection: "persist.Collection") -> Portrait:
+    """Return the portrait of a collection. Cost: a GET or two."""
     facts = Facts(collection.handle.contents())
     plan = None
     if facts.latest is not None:
         with collection.snapshot(facts.latest) as snapshot:
             plan = snapshot.explain()
-    return Portrait(client.url, collection.schema, facts, collection.holds(), plan, names_by_id(client))
+    return Portrait(client.url, collection.schema, facts, collection.holds(), plan, get_names_by_id(client))

@@ -7,7 +7,7 @@ import persist
 
 
 def parse_write_time(text: str) -> int | str:
-    """Return a time to write at: a number, or the text of a moment or of a word such as "yesterday".
+    """Return a time to write at: a number, or a moment as text.
 
     Raises:
         InvalidUsage: it is neither.
@@ -25,7 +25,7 @@ def parse_write_time(text: str) -> int | str:
 
 
 def make_time_format(collection: "persist.Collection") -> Callable[[int], str]:
-    """Return a function that formats times of a collection: moments, or else numbers."""
+    """Return a function that formats times as moments, or numbers."""
     from persist.core.timeline import time_text  # Here for the same reason.
 
     return partial(time_text, timeline=collection.timeline)

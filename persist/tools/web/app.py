@@ -65,7 +65,7 @@ class Names:
     any_address: bool = False
 
     def has(self, header: str) -> bool:
-        """Return whether a Host header names this server. Loopback always does."""
+        """Return whether a Host header names this server; loopback always does."""
         host = parse_host(header)
         return host in self.hosts or is_loopback(host) or (self.any_address and _is_address(host))
 
@@ -79,7 +79,7 @@ def _is_address(host: str) -> bool:
 
 
 def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Names) -> Starlette:
-    """Return the application; it answers only below `/<token>/`, and only to accepted host names."""
+    """Return the application. It answers only below `/<token>/`, to accepted hosts."""
     listeners = Listeners(explorer)
 
     async def answer(request: Request) -> Response:
@@ -93,13 +93,15 @@ def make_app(explorer: Explorer, exposition: Exposition, token: str, names: Name
             name, kind = FILES[path]
             return _add_headers(Response((files(__package__) / name).read_bytes(), media_type=kind))
         if path == "api/events":
-            return _add_headers(await listeners.response(request))
+            return _add_headers(await listeners.make_response(request))
         if path == "metrics":
-            return _add_headers(await exposition.response())
+            return _add_headers(await exposition.make_response())
         if path == "api/download":
-            return _add_headers(await run_in_threadpool(_answer_request, explorer, _download, request))
+            return _add_headers(await run_in_threadpool(_answer_request, explorer, _answer_download, request))
         if (question := QUESTIONS.get(path)) is not None:
-            return _add_headers(await run_in_threadpool(_answer_request, explorer, _as_json(question), request))
+            return _add_headers(
+                await run_in_threadpool(_answer_request, explorer, _make_json_answer(question), request)
+            )
         return _add_headers(JSONResponse({"error": "There is nothing at this address."}, status_code=404))
 
     return Starlette(routes=[Route("/{path:path}", answer, methods=["GET"])])
@@ -130,14 +132,14 @@ def _add_headers(response: Response) -> Response:
     return response
 
 
-def _text(request: Request, name: str) -> str:
+def _get_text(request: Request, name: str) -> str:
     value = request.query_params.get(name)
     if value is None:
         raise persist.InvalidUsage(f"the question lacks {name}")
     return value
 
 
-def _number(request: Request, name: str, default: int) -> int:
+def _get_number(request: Request, name: str, default: int) -> int:
     value = request.query_params.get(name, str(default))
     if not value.isascii() or not value.isdigit() or len(value) > 12:
         raise persist.InvalidUsage(f"{name}={value!r:.50} is not a number")
@@ -145,12 +147,12 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _parse_order(request: Request) -> dict[str, Any]:
-    """Return the requested order of rows."""
+    """Return the requested sort order of rows."""
     return {"sort": request.query_params.get("sort"), "descending": request.query_params.get("order") == "desc"}
 
 
-def _download(explorer: Explorer, request: Request) -> Response:
-    """Answer with a file that is made while it is taken."""
+def _answer_download(explorer: Explorer, request: Request) -> Response:
+    """Answer with a file that is written while it is sent."""
     parameters = request.query_params
     download = explorer.results.download(
         parameters.get("format", "csv"),
@@ -164,61 +166,63 @@ def _download(explorer: Explorer, request: Request) -> Response:
     return StreamingResponse(download.content, media_type=download.kind, headers=headers)
 
 
-def _as_json(question: Answer) -> Callable[[Explorer, Request], Response]:
+def _make_json_answer(question: Answer) -> Callable[[Explorer, Request], Response]:
     return lambda explorer, request: JSONResponse(question(explorer, request))
 
 
-def _version(request: Request) -> int | None:
-    return _number(request, "schema", 0) if "schema" in request.query_params else None
+def _get_version(request: Request) -> int | None:
+    return _get_number(request, "schema", 0) if "schema" in request.query_params else None
 
 
 QUESTIONS: dict[str, Answer] = {
     "api/collections": lambda e, r: e.collections(
-        search=r.query_params.get("search", ""), offset=_number(r, "offset", 0), limit=_number(r, "limit", 50)
+        search=r.query_params.get("search", ""), offset=_get_number(r, "offset", 0), limit=_get_number(r, "limit", 50)
     ),
-    "api/collection": lambda e, r: e.collection(_text(r, "name")),
+    "api/collection": lambda e, r: e.collection(_get_text(r, "name")),
     "api/contents": lambda e, r: e.results.contents(
-        _text(r, "name"),
+        _get_text(r, "name"),
         r.query_params.get("as_of"),
-        offset=_number(r, "offset", 0),
-        limit=_number(r, "limit", 50),
+        offset=_get_number(r, "offset", 0),
+        limit=_get_number(r, "limit", 50),
         key=r.query_params.get("key"),
-        schema=_version(r),
+        schema=_get_version(r),
         **_parse_order(r),
         where=r.query_params.get("where"),
     ),
-    "api/sql": lambda e, r: e.results.query(_text(r, "sql"), r.query_params.get("as_of"), **_parse_order(r)),
-    "api/over-time": lambda e, r: e.results.over_time(_text(r, "sql"), _number(r, "points", 24)),
+    "api/sql": lambda e, r: e.results.query(_get_text(r, "sql"), r.query_params.get("as_of"), **_parse_order(r)),
+    "api/over-time": lambda e, r: e.results.over_time(_get_text(r, "sql"), _get_number(r, "points", 24)),
     "api/health": lambda e, r: e.flows.health(),
-    "api/changes": lambda e, r: e.changes(_text(r, "name"), _text(r, "from"), _text(r, "until"), schema=_version(r)),
-    "api/history": lambda e, r: e.history(_text(r, "name"), _text(r, "key")),
-    "api/difference": lambda e, r: e.difference(_text(r, "name"), _text(r, "first"), _text(r, "second")),
-    "api/plan": lambda e, r: e.plan(_text(r, "name"), r.query_params.get("as_of")),
-    "api/dataflow": lambda e, r: e.dataflow(_text(r, "name")),
+    "api/changes": lambda e, r: e.changes(
+        _get_text(r, "name"), _get_text(r, "from"), _get_text(r, "until"), schema=_get_version(r)
+    ),
+    "api/history": lambda e, r: e.history(_get_text(r, "name"), _get_text(r, "key")),
+    "api/difference": lambda e, r: e.difference(_get_text(r, "name"), _get_text(r, "first"), _get_text(r, "second")),
+    "api/plan": lambda e, r: e.plan(_get_text(r, "name"), r.query_params.get("as_of")),
+    "api/dataflow": lambda e, r: e.dataflow(_get_text(r, "name")),
     "api/lineage": lambda e, r: e.flows.lineage(),
     "api/commits": lambda e, r: e.records.commits(),
 }
 
 
 class Listeners:
-    """Those who want to hear of new records, by server-sent events."""
+    """Sends new records to browsers by server-sent events."""
 
     def __init__(self, explorer: Explorer) -> None:
         self._explorer = explorer
         self._count = 0
 
-    async def response(self, request: Request) -> Response:
-        """Return an endless answer, or refuse it where there are too many."""
+    async def make_response(self, request: Request) -> Response:
+        """Return an endless event stream; refuse it beyond the limit."""
         if self._count >= LISTENERS_MAX:
             return JSONResponse({"error": "Too many pages follow this location already."}, status_code=503)
-        return StreamingResponse(self._events(request), media_type="text/event-stream")
+        return StreamingResponse(self._stream_events(request), media_type="text/event-stream")
 
-    async def _events(self, request: Request) -> AsyncIterator[str]:
+    async def _stream_events(self, request: Request) -> AsyncIterator[str]:
         self._count += 1
         try:
             last_state: dict[str, Any] | None = None
             while not await request.is_disconnected():
-                state = await run_in_threadpool(self._look)
+                state = await run_in_threadpool(self._wait_for_news)
                 if state != last_state:
                     last_state = state
                     yield f"data: {json.dumps(state)}\n\n"
@@ -226,7 +230,7 @@ class Listeners:
         finally:
             self._count -= 1
 
-    def _look(self) -> dict[str, Any]:
+    def _wait_for_news(self) -> dict[str, Any]:
         try:
             return {"seqno": self._explorer.seqno}
         except persist.PersistError as error:
@@ -240,7 +244,7 @@ MEMORY_BUDGET = 16 << 20  # The client's budget: small slices, because a page ne
 def serve_page(
     client: "persist.Client", host: str, port: int, token: str | None = None, allow_hosts: Sequence[str] = ()
 ) -> Iterator[Served]:
-    """Listen at an address; yield what serves the page there.
+    """Serve the page at an address; yield its URL.
 
     Args:
         port: 0 for any that is free.
@@ -252,19 +256,21 @@ def serve_page(
     """
     token = token or secrets.token_urlsafe(16)
     explorer = Explorer(client)
-    page = make_app(explorer, Exposition(client), token, accepted_names(host, allow_hosts))
+    page = make_app(explorer, Exposition(client), token, get_accepted_names(host, allow_hosts))
     with serve_app(page, host, port) as server, ThreadPoolExecutor(1, "persist-first-list") as thread:
-        thread.submit(_try, explorer.collections)  # Warms the cache before a browser requests the first list.
+        thread.submit(
+            _ignore_unavailable, explorer.collections
+        )  # Warms the cache before a browser requests the first list.
         yield replace(server, url=f"{server.url}/{token}/")
 
 
-def _try(look: Callable[[], object]) -> None:
+def _ignore_unavailable(look: Callable[[], object]) -> None:
     with suppress(persist.PersistError):  # The next request gets the error.
         look()
 
 
-def accepted_names(host: str, allowed: Sequence[str]) -> Names:
-    """Return the host names that a page at this address answers to."""
+def get_accepted_names(host: str, allowed: Sequence[str]) -> Names:
+    """Return the host names that the page answers to."""
     names = {host}
     if is_wildcard := host in ("", "0.0.0.0", "::"):
         names |= {socket.gethostname(), socket.getfqdn()}

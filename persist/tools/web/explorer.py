@@ -12,18 +12,18 @@ import persist
 from persist.codecs.types.objects import to_objects
 from persist.compute.dataflow.running.reports import measure_depths
 from persist.connect.ingest.source import SOURCE
-from persist.tools.reports.surveys import Facts, portrait, survey
+from persist.tools.reports.surveys import Facts, load_facts, load_portrait
 from persist.tools.web.flows import Flows, classify
 from persist.tools.web.records import Records
 from persist.tools.web.results import LIST_MAX, Results
-from persist.tools.web.slider import cells, first_rows, is_sentinel, parse_key, picture
+from persist.tools.web.slider import first_rows, format_cells, is_sentinel, make_picture, parse_key
 
 ROWS_MAX = 1000  # Updates in one answer.
 UPDATES_READ_MAX = 2_000_000  # Updates that may be read and sorted for one answer.
 
 
 class Explorer:
-    """Answers the questions of the page with a client that only reads. Safe to use from many threads."""
+    """Answers the page's requests with a read-only client. Thread-safe."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
@@ -33,23 +33,23 @@ class Explorer:
 
     @property
     def seqno(self) -> int:
-        """The last record of the log. Cost: one GET."""
+        """The newest record's seqno. Cost: one GET."""
         return self._client.seqno
 
     def collections(self, *, search: str = "", offset: int = 0, limit: int = 50) -> dict[str, Any]:
-        """Return a page of the collections whose names contain some text."""
+        """Return a page of collections whose names contain a text."""
         pattern = search.casefold()
         names = [name for name in self._client.collections() if pattern in name.casefold()]
         offset = min(offset, max(0, len(names) - 1))
         now_s = time.time()
         page_names = names[max(0, offset) :][: min(max(1, limit), LIST_MAX)]
-        items = [_list_facts(facts, now_s) for facts in survey(self._client, page_names)]
+        items = [_list_facts(facts, now_s) for facts in load_facts(self._client, page_names)]
         return {"url": self._client.url, "seqno": self._client.seqno, "total": len(names), "items": items}
 
     def collection(self, name: str) -> dict[str, Any]:
-        """Return the portrait of a collection, and its picture."""
+        """Return a collection's portrait and picture."""
         loaded = self._client.load(name)
-        summary = portrait(self._client, loaded)
+        summary = load_portrait(self._client, loaded)
         facts = summary.facts
         latest = facts.latest
         return {
@@ -62,15 +62,15 @@ class Explorer:
             "latest": None if latest is None else str(latest),
             "runs": len(facts.contents.history),
             "keyframes": len(facts.contents.keyframes),
-            "picture": picture(facts.contents),
+            "picture": make_picture(facts.contents),
         }
 
     def changes(self, name: str, lower: str, upper: str, *, schema: int | None = None) -> dict[str, Any]:
-        """Return the first updates with lower <= time < upper, as far as these are sealed."""
+        """Return the first sealed updates with lower <= time < upper."""
         collection = self._client.load(name)
         start, stop = (
-            collection.handle.as_bound("from", _required(lower)),
-            collection.handle.as_bound("until", _required(upper)),
+            collection.handle.as_bound("from", _parse_required_time(lower)),
+            collection.handle.as_bound("until", _parse_required_time(upper)),
         )
         facts = Facts(collection.handle.contents())
         if facts.upper is not None:
@@ -81,14 +81,14 @@ class Explorer:
         if start >= stop:
             empty = collection.handle.reading_schema(schema).arrow.empty_table()
             ends = {"from": str(start), "until": str(stop)}
-            return {**ends, "more": False, "compacted": is_compacted, **cells(empty)}
+            return {**ends, "more": False, "compacted": is_compacted, **format_cells(empty)}
         with collection.changes(start, stop, times="int", schema=schema, timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         answer = {"from": str(start), "until": str(stop), "more": len(rows) > ROWS_MAX, "compacted": is_compacted}
-        return {**answer, **cells(rows.slice(0, ROWS_MAX))}
+        return {**answer, **format_cells(rows.slice(0, ROWS_MAX))}
 
     def history(self, name: str, key: str) -> dict[str, Any]:
-        """Return what a key had as of since, and all its updates after that."""
+        """Return a key's value as of since, and its later updates."""
         collection = self._client.load(name)
         key_row = parse_key(key, collection.schema)
         facts = Facts(collection.handle.contents())
@@ -96,7 +96,7 @@ class Explorer:
             return {
                 "since": None,
                 "before": None,
-                "updates": cells(collection.schema.arrow.empty_table()),
+                "updates": format_cells(collection.schema.arrow.empty_table()),
                 "who": [],
                 "more": False,
             }
@@ -104,37 +104,37 @@ class Explorer:
             rows_before = snapshot.get(key_row).slice(0, LIST_MAX)
         start = facts.since + 1
         until = max(start, facts.latest + 1)
-        with collection.changes(start, until, where=_is_key(key_row), times="int", timeout_s=0) as updates:
+        with collection.changes(start, until, where=_match_key(key_row), times="int", timeout_s=0) as updates:
             rows = first_rows(updates.to_batches(), updates.schema, 0, ROWS_MAX + 1)
         first = rows.slice(0, ROWS_MAX)
-        answer = {"since": str(facts.since), "before": cells(rows_before), "updates": cells(first)}
+        answer = {"since": str(facts.since), "before": format_cells(rows_before), "updates": format_cells(first)}
         who = self.records.authors(facts.contents.id, first["_time"].to_pylist())
         return {**answer, "who": who, "more": len(rows) > ROWS_MAX}
 
     def difference(self, name: str, first: str, second: str) -> dict[str, Any]:
-        """Return the changes between the contents of two times, the columns that differ, and their writers."""
+        """Return the differences of two times, with columns and writers."""
         collection = self._client.load(name)
-        first_time, two = _required(first), _required(second)
+        first_time, two = _parse_required_time(first), _parse_required_time(second)
         ends = sorted((collection.handle.as_time("first", first_time), collection.handle.as_time("second", two)))
         facts = Facts(collection.handle.contents())
         _check_updates(facts, ends[0] + 1, ends[1] + 1)
         rows = collection.diff(first_time, two, timeout_s=0).to_arrow()
         schema, shown_rows = collection.schema, rows.slice(0, ROWS_MAX)
-        times = self._last_times(collection, shown_rows, ends[0] + 1, ends[1] + 1)
+        times = self._find_last_times(collection, shown_rows, ends[0] + 1, ends[1] + 1)
         return {
             "total": len(rows),
             "more": len(rows) > ROWS_MAX,
             "keys": schema.key_names,
             "values": schema.value_names,
-            "differ": _differing(shown_rows, schema.value_names),
+            "differ": _list_differing_columns(shown_rows, schema.value_names),
             "times": [None if time is None else str(time) for time in times],
             "who": self.records.authors(facts.contents.id, times),
-            **cells(shown_rows),
+            **format_cells(shown_rows),
         }
 
     @staticmethod
-    def _last_times(collection: "persist.Collection", rows: pa.Table, start: int, stop: int) -> list[int | None]:
-        """Return for each row at which time its key changed last; None where nested keys cannot be compared."""
+    def _find_last_times(collection: "persist.Collection", rows: pa.Table, start: int, stop: int) -> list[int | None]:
+        """Return for each row the last time its key changed, or None."""
         names = collection.schema.key_names
         if not len(rows):
             return []
@@ -149,8 +149,10 @@ class Explorer:
         return last_times
 
     def plan(self, name: str, as_of: str | None) -> dict[str, Any]:
-        """Return what reading the contents as of a time takes."""
-        with self._client.load(name).snapshot(None if not as_of else _required(as_of), timeout_s=0) as snapshot:
+        """Return the plan of reading the contents as of a time."""
+        with self._client.load(name).snapshot(
+            None if not as_of else _parse_required_time(as_of), timeout_s=0
+        ) as snapshot:
             explanation = snapshot.explain()
         fields = asdict(explanation)
         return {
@@ -162,7 +164,7 @@ class Explorer:
         }
 
     def dataflow(self, name: str) -> dict[str, Any]:
-        """Return the operators of a view: their kept state, and the work to compute it from its inputs."""
+        """Return a view's operators with their state and work."""
         view = self._client.view(name)
         follower = self._client.engine.follower
         rows = sum(Facts(follower.refresh_and_require(id_, id_)).rows_about for id_ in view.definition.inputs)
@@ -179,8 +181,8 @@ class Explorer:
         return {"operators": operators, "rows": rows}
 
 
-def _differing(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
-    """Return for each row of a difference the columns whose values differ; none where a key came or went."""
+def _list_differing_columns(rows: pa.Table, values: Sequence[str]) -> list[list[str]]:
+    """Return for each changed row its changed columns; [] if it came or went."""
     changed = [kind == "update" for kind in rows["_change"].to_pylist()]
     differing: list[list[str]] = [[] for _ in changed]
     for name in values:
@@ -206,11 +208,11 @@ def _list_facts(facts: Facts, now_s: float) -> dict[str, Any]:
     }
 
 
-def _required(text: str) -> int | str:
+def _parse_required_time(text: str) -> int | str:
     return text.strip()
 
 
-def _is_key(wanted: pa.Table) -> pc.Expression:
+def _match_key(wanted: pa.Table) -> pc.Expression:
     condition: Any = None
     for name in wanted.column_names:
         value = wanted[name][0]
@@ -220,7 +222,7 @@ def _is_key(wanted: pa.Table) -> pc.Expression:
 
 
 def _check_updates(facts: Facts, start: int, stop: int) -> None:
-    """Refuse what would read and sort more updates than the page may ask for."""
+    """Raise InvalidUsage if a range has too many updates for the page."""
     touched = [p for p in facts.contents.history_parts if p.time_min < stop and p.time_max >= start]
     rows = sum(part.rows for part in touched)
     if rows > UPDATES_READ_MAX:

@@ -1,7 +1,7 @@
 """The flows of a location: which node feeds which, lags, costs of refreshes, and holders of history.
 
 Nodes are collections, sources, views and followers. A follower is a sink, a consumer or a report: its permanent hold is
-at the time up to which it has read all. Nodes and edges come from states alone (`KnownFacts`), and what a refresh wrote
+at the time up to which it has read all. Nodes and edges come from states alone (`FactsCache`), and what a refresh wrote
 from the newest records. A view or source that is stuck has its last failure, until it succeeds again.
 """
 
@@ -13,7 +13,7 @@ import persist
 from persist.connect.ingest.source import SOURCE
 from persist.core.names import LIBRARY_HOLDS
 from persist.tools.reports.health import report_health
-from persist.tools.reports.surveys import Facts, KnownFacts, hold_for_people, names_by_id
+from persist.tools.reports.surveys import Facts, FactsCache, format_hold, get_names_by_id
 from persist.tools.web.records import Records
 from persist.tools.web.slider import is_sentinel
 
@@ -23,16 +23,16 @@ LISTED_MAX = 200  # The limit of each list.
 
 
 class Flows:
-    """Looks at a location as a whole, with a client that only reads. Safe to use from many threads."""
+    """Describes a location's flows with a read-only client. Thread-safe."""
 
     def __init__(self, client: "persist.Client", records: Records) -> None:
         self._client = client
         self._records = records
-        self._facts = KnownFacts(client)
+        self._facts = FactsCache(client)
         self._lock = threading.Lock()
 
     def lineage(self) -> dict[str, Any]:
-        """Return a graph of sources, collections, views and sinks: which feeds which, and how far each has come.
+        """Return a graph of sources, collections, views and sinks.
 
         Cost: a GET for each collection that has changed since the last call, at most.
         """
@@ -42,30 +42,29 @@ class Flows:
         by_id = {facts.contents.id: facts for facts in all_facts}
         edges: list[tuple[str, str]] = []
         sides: dict[str, dict[str, Any]] = {}
-        fed = sorted((f for f in all_facts if _feeders(f) or _followers(f)), key=lambda facts: not _is_view(facts))
+        fed = sorted(
+            (f for f in all_facts if _list_feeders(f) or _list_followers(f)), key=lambda facts: not _is_view(facts)
+        )
         for facts in fed[:VIEWS_DRAWN_MAX]:
-            for feeder in _feeders(facts):
+            for feeder in _list_feeders(facts):
                 if feeder in by_id:
                     edges.append((by_id[feeder].name, facts.name))
                 elif not _is_view(facts):
                     edges.append((feeder, facts.name))
                     sides[feeder] = {"kind": "source", "upper": None, "moment": None}
-            for follower, at in _followers(facts).items():
+            for follower, at in _list_followers(facts).items():
                 edges.append((facts.name, follower))
                 sides[follower] = {"kind": "follower", "upper": str(at), "moment": facts.moment(at)}
-        drawn, named = _depths(edges), {facts.name: facts for facts in all_facts}
+        drawn, named = _compute_depths(edges), {facts.name: facts for facts in all_facts}
         nodes = [
-            {"name": name, "depth": depth, **(sides[name] if name in sides else _node(named[name]))}
+            {"name": name, "depth": depth, **(sides[name] if name in sides else _make_node(named[name]))}
             for name, depth in sorted(drawn.items())
         ]
         left_out = max(0, len(names) - LINEAGE_MAX)
         return {"nodes": nodes, "edges": edges, "left_out": left_out, "not_drawn": max(0, len(fed) - VIEWS_DRAWN_MAX)}
 
     def health(self) -> dict[str, Any]:
-        """Return how the location fares: `persist status`, who holds history, and the last commits of what refreshes.
-
-        Cost: `report_health`, and the newest records.
-        """
+        """Return the health, holders of history, and last commits."""
         with self._lock:
             health = report_health(self._client, known=self._facts)
             all_facts = self._facts.of(self._client.collections())
@@ -84,13 +83,13 @@ class Flows:
                 for source in health.sources
             ],
             "sinks": [asdict(sink) for sink in health.sinks],
-            "followers": [lag for facts in all_facts for lag in _follower_lags(facts)],
-            "holds": [hold for facts in all_facts for hold in _holds(self._client, facts)],
+            "followers": [lag for facts in all_facts for lag in _list_follower_lags(facts)],
+            "holds": [hold for facts in all_facts for hold in _list_holds(self._client, facts)],
             "kept_back": [asdict(entry) for entry in health.kept_back],
             "waiting": [asdict(waiting) for waiting in health.waiting],
         }
         counts = {f"{name}_total": len(rows) for name, rows in lists.items()}
-        answer: dict[str, Any] = _texts(
+        answer: dict[str, Any] = _stringify_times(
             {**totals, **counts, **{name: rows[:LISTED_MAX] for name, rows in lists.items()}}
         )
         return answer
@@ -100,16 +99,16 @@ def _is_view(facts: Facts) -> bool:
     return facts.contents.view is not None
 
 
-def _feeders(facts: Facts) -> list[str]:
-    """Return the ids of what a view reads, or the source that fills a collection."""
+def _list_feeders(facts: Facts) -> list[str]:
+    """Return the ids of a view's inputs, or a collection's source."""
     if facts.contents.view is not None:
         return [*facts.contents.view.get("reads", {}).values()]
     source = facts.contents.about.properties.get(SOURCE)
     return [] if source is None else [source]
 
 
-def _followers(facts: Facts) -> dict[str, int]:
-    """Return who follows a collection and goes on where it was, with the time up to which it has taken all."""
+def _list_followers(facts: Facts) -> dict[str, int]:
+    """Return the named consumers of a collection, with their times."""
     return {
         name: hold.time
         for name, hold in facts.contents.holds.items()
@@ -119,7 +118,7 @@ def _followers(facts: Facts) -> dict[str, int]:
     }
 
 
-def _node(facts: Facts) -> dict[str, Any]:
+def _make_node(facts: Facts) -> dict[str, Any]:
     upper = facts.upper
     far = upper is None or is_sentinel(upper, facts.contents.timeline)
     moment = None if far or not upper else facts.moment(upper)
@@ -127,18 +126,18 @@ def _node(facts: Facts) -> dict[str, Any]:
 
 
 def classify(facts: Facts) -> str:
-    """Return the kind of a collection: of a query, of values by key, filled by a source, or written to."""
+    """Return the kind of a collection: view, keyed, source or plain."""
     if _is_view(facts):
         return "view"
-    return "keyed" if facts.contents.keyed is not None else "filled" if _feeders(facts) else "written"
+    return "keyed" if facts.contents.keyed is not None else "filled" if _list_feeders(facts) else "written"
 
 
-def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
-    """Return who holds the history of a collection, least time first, and whether since waits for them."""
-    leases, names = client.engine.follower.state.control.leases, names_by_id(client)
+def _list_holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
+    """Return a collection's holds, least time first, and which block since."""
+    leases, names = client.engine.follower.state.control.leases, get_names_by_id(client)
     waits = facts.contents.allowed > facts.contents.since
     holds = [
-        (entry.time, hold_for_people(None if entry.lease else hold, names), leases.get(entry.lease or ""))
+        (entry.time, format_hold(None if entry.lease else hold, names), leases.get(entry.lease or ""))
         for hold, entry in facts.contents.holds.items()
     ]
     holds += [(at, f"tag {tag}", None) for tag, at in facts.contents.tags.items()]
@@ -159,18 +158,18 @@ def _holds(client: "persist.Client", facts: Facts) -> list[dict[str, Any]]:
 _TIMES = frozenset(("upper", "input_upper", "since", "allowed", "time"))
 
 
-def _texts(told: Any) -> Any:
-    """Return it with times as texts: JavaScript has no integers of 64 bits."""
+def _stringify_times(told: Any) -> Any:
+    """Return a value with times as texts, because JavaScript lacks 64-bit integers."""
     if isinstance(told, dict):
         return {
-            name: str(value) if name in _TIMES and isinstance(value, int) else _texts(value)
+            name: str(value) if name in _TIMES and isinstance(value, int) else _stringify_times(value)
             for name, value in told.items()
         }
-    return [_texts(item) for item in told] if isinstance(told, list | tuple) else told
+    return [_stringify_times(item) for item in told] if isinstance(told, list | tuple) else told
 
 
-def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
-    """Return the longest distance of each node from a node without inputs; edges have no cycle."""
+def _compute_depths(edges: list[tuple[str, str]]) -> dict[str, int]:
+    """Return each node's longest distance from a root. Edges have no cycle."""
     depths = {name: 0 for edge in edges for name in edge}
     for _ in depths:
         previous = dict(depths)
@@ -181,8 +180,8 @@ def _depths(edges: list[tuple[str, str]]) -> dict[str, int]:
     return depths
 
 
-def _follower_lags(facts: Facts) -> list[dict[str, Any]]:
-    """Return how far each follower of a collection is behind its sealed times."""
+def _list_follower_lags(facts: Facts) -> list[dict[str, Any]]:
+    """Return how far each follower is behind the sealed times."""
     upper, timeline = facts.upper, facts.timeline
     is_far = upper is None or is_sentinel(upper, facts.contents.timeline)
     return [
@@ -195,5 +194,5 @@ def _follower_lags(facts: Facts) -> list[dict[str, Any]]:
             if timeline is None or is_far or upper is None
             else max(0.0, (timeline.datetime_of(upper) - timeline.datetime_of(at)).total_seconds()),
         }
-        for name, at in _followers(facts).items()
+        for name, at in _list_followers(facts).items()
     ]

@@ -37,7 +37,7 @@ from persist.core.metrics import Reading, readings
 from persist.engine.collection.failures import load_failures
 from persist.services.serve.http import Gate, serve_beside
 from persist.services.serve.rights import Tokens
-from persist.tools.reports.surveys import Facts, KnownFacts
+from persist.tools.reports.surveys import Facts, FactsCache
 
 COLLECTIONS_MAX = 2000
 HELP = {  # Of other families, the name says it.
@@ -58,40 +58,40 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class Exposition:
-    """The metrics of a client, as Prometheus collects them; safe to use from many threads."""
+    """A client's metrics for Prometheus. Thread-safe."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._known = KnownFacts(client)
+        self._known = FactsCache(client)
         self._lock = threading.Lock()
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
-    async def response(self) -> Response:
+    async def make_response(self) -> Response:
         """Return the answer to a scrape."""
         text = await run_in_threadpool(self.text)
         return PlainTextResponse(text, headers={"Content-Type": CONTENT_TYPE, "Cache-Control": "no-store"})
 
     def text(self) -> str:
-        """Return all current metrics; only the client's if the store does not answer."""
+        """Return all metrics; only the client's if the store does not answer."""
         return generate_latest(self._registry).decode()
 
     def describe(self) -> Iterable[Metric]:
-        """Return nothing: the names of families are known once there are values."""
+        """Return nothing: families are known only with their values."""
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        """Return all families as they are now."""
+        """Return all metric families."""
         all_readings: list[Reading] = []
         with self._lock:
             try:
-                all_readings += self._of_location()
+                all_readings += self._read_location()
                 up = 1
             except persist.PersistError:
                 up = 0
         return group_readings([*all_readings, Reading("persist.up", up, False), *readings(self._client.metrics())])
 
-    def _of_location(self) -> Iterator[Reading]:
+    def _read_location(self) -> Iterator[Reading]:
         seqno = self._client.seqno  # This looks for new records; the rest is about the state as it then is.
         names = self._client.engine.follower.state.names()
         yield Reading("persist.seqno", seqno, False)
@@ -99,10 +99,10 @@ class Exposition:
         if len(names) <= COLLECTIONS_MAX:
             now_s = time.time()
             for facts in self._known.of(names):
-                yield from _of_collection(facts, now_s)
+                yield from _read_collection(facts, now_s)
 
 
-def _of_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
+def _read_collection(facts: Facts, now_s: float) -> Iterator[Reading]:
     hidden = facts.unsealed
     values: dict[str, float | None] = {
         "rows": facts.rows,
@@ -136,7 +136,7 @@ def group_readings(readings: Iterable[Reading]) -> Iterable[Metric]:
 def serve_metrics(
     client: "persist.Client", address: str, *, token: str | None, insecure: bool, write_token: str | None = None
 ) -> Iterator[str]:
-    """Serve the metrics of a client at HOST:PORT; yield their URL. Port 0 takes a free one.
+    """Serve metrics at HOST:PORT; yield their URL. Port 0 takes a free one.
 
     Raises:
         InvalidUsage: the address is malformed, taken, or open to other machines without a token.
@@ -150,6 +150,6 @@ def _make_app(exposition: Exposition, gate: Gate) -> Starlette:
     async def answer(request: Request) -> Response:
         if refusal := gate.refuse(request, "metrics"):
             return PlainTextResponse(f"{refusal[1]}\n", refusal[0])
-        return await exposition.response()
+        return await exposition.make_response()
 
     return Starlette(routes=[Route("/metrics", answer, methods=["GET"])])

@@ -26,8 +26,8 @@ NAMED_MAX = 3  # Records that are named for one update.
 
 
 @dataclass(frozen=True, slots=True)
-class _Wrote:
-    """The effect of a record on one collection: rows at times from first to last; none if it only sealed."""
+class _WriteSummary:
+    """A record's effect on a collection: rows and times. None if only sealed."""
 
     collection: str
     rows: int
@@ -38,11 +38,11 @@ class _Wrote:
 
 
 @dataclass(frozen=True, slots=True)
-class _Summary:
+class _RecordSummary:
     seqno: int
     written_ms: int
     writer: str
-    wrote: tuple[_Wrote, ...]
+    wrote: tuple[_WriteSummary, ...]
 
     def as_json(self, message: str | None) -> dict[str, Any]:
         at = moment_text(self.written_ms / 1000)
@@ -50,26 +50,26 @@ class _Summary:
 
 
 class Records:
-    """The newest records of a location. Safe to use from many threads."""
+    """The newest records of a location. Thread-safe."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
-        self._known: dict[int, _Summary] = {}
+        self._known: dict[int, _RecordSummary] = {}
         self._lock = threading.Lock()
 
     def commits(self) -> dict[str, Any]:
-        """Return how many records each of the last minutes has, by the clocks of their writers."""
+        """Return how many log records were written in each of the last minutes."""
         now_minute = int(time.time() // 60)
         minutes: Counter[int] = Counter()
-        records, is_whole = self._newest(until_ms=(now_minute - MINUTES) * 60_000)
+        records, is_whole = self._list_newest(until_ms=(now_minute - MINUTES) * 60_000)
         for record in records:
             minutes[record.written_ms // 60_000] += 1
         counts = [minutes[minute] for minute in range(now_minute - MINUTES + 1, now_minute + 1)]
         return {"counts": counts, "at_least": not is_whole}
 
     def authors(self, collection: str, times: Sequence[int | None]) -> list[dict[str, Any] | None]:
-        """Return the writers of updates of a collection at some times, None where unknown."""
-        records, _ = self._newest()
+        """Return the writers of updates at some times, or None."""
+        records, _ = self._list_newest()
         all_wrote = [(record, wrote) for record in records for wrote in record.wrote if wrote.collection == collection]
         authors: dict[int | None, dict[str, Any] | None] = {None: None}
         for at in dict.fromkeys(times):
@@ -80,8 +80,8 @@ class Records:
         return [authors[at] for at in times]
 
     def newest_writes(self) -> Mapping[str, dict[str, Any]]:
-        """Return, by the ids of collections, the newest record that wrote to each or sealed it, and sums over all."""
-        records, _ = self._newest()
+        """Return the newest write of each collection by id, and totals."""
+        records, _ = self._list_newest()
         newest: dict[str, dict[str, Any]] = {}
         for record in records:  # The newest first.
             for wrote in record.wrote:
@@ -91,13 +91,13 @@ class Records:
                 about["bytes"] += wrote.bytes
         return newest
 
-    def _newest(self, until_ms: int = 0) -> tuple[list[_Summary], bool]:
-        """Return the records written after a moment, the newest first; and whether these are all of them."""
+    def _list_newest(self, until_ms: int = 0) -> tuple[list[_RecordSummary], bool]:
+        """Return records after a moment, newest first, and whether all are there."""
         last = self._client.seqno
         first = max(0, last - RECORDS_READ_MAX + 1)
         with self._lock:
             summaries = {seqno: record for seqno, record in self._known.items() if seqno >= first}
-        newest: list[_Summary] = []
+        newest: list[_RecordSummary] = []
         is_whole = first == 0
         for seqno in range(last, first - 1, -1):
             if seqno not in summaries:
@@ -115,7 +115,7 @@ class Records:
         return newest, is_whole
 
 
-def _summarize(record: Record) -> _Summary:
+def _summarize(record: Record) -> _RecordSummary:
     notes: dict[str, dict[str, None]] = {}
     for mutation in record.mutations:
         if isinstance(mutation, kinds.Note) and mutation.message:
@@ -127,14 +127,14 @@ def _summarize(record: Record) -> _Summary:
             first = min((part.time_min for part in mutation.parts), default=0)
             last = max((part.time_max for part in mutation.parts), default=-1)
             sums = (sum(part.rows for part in mutation.parts), sum(part.bytes for part in mutation.parts))
-            wrote.append(_Wrote(mutation.collection, *sums, first, last, message))
+            wrote.append(_WriteSummary(mutation.collection, *sums, first, last, message))
         elif isinstance(mutation, kinds.Seal):
-            wrote.append(_Wrote(mutation.collection, 0, 0, 0, -1, message))
-    return _Summary(record.seqno, record.written_ms, record.writer, tuple(wrote))
+            wrote.append(_WriteSummary(mutation.collection, 0, 0, 0, -1, message))
+    return _RecordSummary(record.seqno, record.written_ms, record.writer, tuple(wrote))
 
 
-def _describe_authors(candidates: Sequence[tuple[_Summary, _Wrote]]) -> dict[str, Any] | None:
-    """Describe the writers of the candidate records. If there are several, return what they share."""
+def _describe_authors(candidates: Sequence[tuple[_RecordSummary, _WriteSummary]]) -> dict[str, Any] | None:
+    """Return what the writers of the candidate records have in common."""
     if not candidates:
         return None
     if len(candidates) == 1:

@@ -22,10 +22,10 @@ import pyarrow.compute as pc
 
 import persist
 from persist.compute.query import QueryLimits, QueryResult, check_reads
-from persist.connect.egress.files import row_writer
+from persist.connect.egress.files import make_row_writer
 from persist.engine.read.results.result import ArrowResult
 from persist.tools.reports.surveys import Facts
-from persist.tools.web.slider import cells, first_rows, parse_key, span
+from persist.tools.web.slider import first_rows, format_cells, get_common_span, parse_key
 
 LIST_MAX = 200  # Rows in one answer of contents.
 ROWS_MAX = 1000  # Rows in one answer of a query.
@@ -41,7 +41,7 @@ DOWNLOADS = {"csv": "text/csv; charset=utf-8", "parquet": "application/vnd.apach
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """A file that is made as it is taken: its name, its media type, and its bytes, the first of them made already."""
+    """A file that is produced while it is sent."""
 
     name: str
     kind: str
@@ -49,7 +49,7 @@ class Download:
 
 
 class Results:
-    """Reads contents and answers queries with a client that only reads. Safe to use from many threads."""
+    """Reads contents and runs queries with a read-only client. Thread-safe."""
 
     def __init__(self, client: "persist.Client") -> None:
         self._client = client
@@ -68,7 +68,7 @@ class Results:
         descending: bool = False,
         schema: int | None = None,
     ) -> dict[str, Any]:
-        """Return a page of the contents as of a time, or what they hold under one key; by a version of the schema.
+        """Return a page of the contents as of a time, or of one key.
 
         Args:
             where: a condition over the columns, as `snapshot(where=…)` takes it.
@@ -81,7 +81,7 @@ class Results:
         collection = self._client.load(name)
         limit = min(max(1, limit), LIST_MAX)
         with collection.snapshot(
-            _time(as_of), where=where or None, form="diff", schema=schema, timeout_s=0
+            _parse_time(as_of), where=where or None, form="diff", schema=schema, timeout_s=0
         ) as snapshot:
             at = snapshot.explain().as_of
             if key:
@@ -92,29 +92,29 @@ class Results:
             else:
                 rows = first_rows(snapshot.to_batches(), snapshot.schema, offset, limit)
         moment = None if collection.timeline is None else collection.timeline.text_of(at)
-        return {"as_of": str(at), "moment": moment, **cells(rows)}
+        return {"as_of": str(at), "moment": moment, **format_cells(rows)}
 
     def query(
         self, sql: str, as_of: str | None, *, sort: str | None = None, descending: bool = False
     ) -> dict[str, Any]:
-        """Return the first rows of a query, its inputs, and the times at which it can run."""
+        """Return a query's first rows, its inputs, and its possible times."""
         began = time.perf_counter()
-        with self._answer(sql, as_of, sort, descending) as answer:
+        with self._run_query(sql, as_of, sort, descending) as answer:
             rows = first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX + 1)
             read = [{"table": ".".join(path), "as_of": str(at)} for path, at in answer.times.items()]
         return {
-            **cells(rows.slice(0, ROWS_MAX)),
+            **format_cells(rows.slice(0, ROWS_MAX)),
             "types": [str(kind) for kind in rows.schema.types],
             "more": len(rows) > ROWS_MAX,
             "read": read,
-            "span": self._span([*answer.names]),
+            "span": self._get_span([*answer.names]),
             "seconds": round(time.perf_counter() - began, 3),
         }
 
     def over_time(self, sql: str, points: int) -> dict[str, Any]:
-        """Return the first rows of a query at times that lie evenly over its span; their first column is the time."""
-        with self._answer(sql, None, None, False) as answer:
-            where = self._span([*answer.names])
+        """Return a query's first rows at evenly spaced times."""
+        with self._run_query(sql, None, None, False) as answer:
+            where = self._get_span([*answer.names])
         if where is None:
             raise persist.InvalidUsage(
                 "the collections of this query have no times in common at which all can be read, or their times mean "
@@ -128,8 +128,8 @@ class Results:
         for at in times:
             if time.monotonic() > until:
                 raise persist.InvalidUsage(f"the query took longer than {LIMITS.timeout_s:g} s at {count} times")
-            with self._answer(sql, str(at), None, False) as answer:
-                point = cells(first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
+            with self._run_query(sql, str(at), None, False) as answer:
+                point = format_cells(first_rows(answer.to_batches(), answer.schema, 0, ROWS_MAX // count))
             columns = ["as of", *point["columns"]]
             rows += [[str(at), *row] for row in point["rows"]]
         return {"columns": columns, "rows": rows, "timeline": where["timeline"], "points": len(times)}
@@ -145,7 +145,7 @@ class Results:
         sort: str | None = None,
         descending: bool = False,
     ) -> Download:
-        """Return all rows of a query, or of the contents of a collection, as a file.
+        """Return all rows of a query or a collection as a file.
 
         Raises:
             InvalidUsage: the format is none of `DOWNLOADS`, or cannot hold a column; or what `query` and `contents` do.
@@ -159,11 +159,11 @@ class Results:
 
         def content() -> Iterator[bytes]:
             if sql is not None:
-                with self._answer(sql, as_of, sort, descending) as answer:
+                with self._run_query(sql, as_of, sort, descending) as answer:
                     yield from encode_file(answer, format)
             else:
                 assert name is not None
-                with self._client.load(name).snapshot(_time(as_of), where=where or None, timeout_s=0) as snapshot:
+                with self._client.load(name).snapshot(_parse_time(as_of), where=where or None, timeout_s=0) as snapshot:
                     yield from encode_file(snapshot, format)
 
         pieces = content()
@@ -180,8 +180,8 @@ class Results:
         return Download(f"{stem}.{format}", DOWNLOADS[format], stream_all())
 
     @contextmanager
-    def _answer(self, sql: str, as_of: str | None, sort: str | None, descending: bool) -> Iterator[QueryResult]:
-        """Ask a query, if not too many run; let go of it in the end."""
+    def _run_query(self, sql: str, as_of: str | None, sort: str | None, descending: bool) -> Iterator[QueryResult]:
+        """Run a query unless too many run; close it at the end."""
         if len(sql) > QUERY_CHARS_MAX:
             raise persist.InvalidUsage(f"the query has {len(sql):,} characters, and the page takes {QUERY_CHARS_MAX:,}")
         check_reads(sql, "the page")
@@ -192,7 +192,7 @@ class Results:
             if sort:
                 quoted = '"' + sort.replace('"', '""') + '"'
                 text = f"SELECT * FROM ({text}\n) AS answer ORDER BY {quoted} {'DESC' if descending else 'ASC'}"
-            answer = QueryResult(self._client.engine, text, _time(as_of), limits=LIMITS)
+            answer = QueryResult(self._client.engine, text, _parse_time(as_of), limits=LIMITS)
             try:
                 yield answer
             finally:
@@ -200,15 +200,15 @@ class Results:
         finally:
             self._running.release()
 
-    def _span(self, names: list[str]) -> dict[str, Any] | None:
-        """Return the times at which all of some collections can be read; None if there are none that mean the same."""
-        return span([Facts(self._client.load(name).handle.contents()) for name in names])
+    def _get_span(self, names: list[str]) -> dict[str, Any] | None:
+        """Return the times at which all collections are readable, or None."""
+        return get_common_span([Facts(self._client.load(name).handle.contents()) for name in names])
 
 
 def encode_file(result: ArrowResult, format: str) -> Iterator[bytes]:
-    """Yield a file of rows piece by piece. Memory: a batch; of Parquet, a row group."""
+    """Yield a file of rows in pieces. Memory: a batch, or a Parquet row group."""
     file = _Pieces()
-    writer = row_writer(result.schema, format, file)  # type: ignore[arg-type]
+    writer = make_row_writer(result.schema, format, file)  # type: ignore[arg-type]
     try:
         for batch in result.to_batches():
             writer.write_batch(batch)
@@ -220,7 +220,7 @@ def encode_file(result: ArrowResult, format: str) -> Iterator[bytes]:
 
 
 class _Pieces(io.RawIOBase):
-    """A file object that collects written pieces until `take`."""
+    """A writable file object that collects bytes until `take`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +241,7 @@ class _Pieces(io.RawIOBase):
         return len(piece)
 
     def take(self) -> bytes:
-        """Return it, and forget it."""
+        """Return the collected bytes and clear them."""
         content, self._pieces = b"".join(self._pieces), []
         return content
 
@@ -257,7 +257,7 @@ def _check_sorted(facts: Facts, schema: pa.Schema, sort: str) -> None:
 
 
 def _sort_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count: int) -> pa.Table:
-    """Return the first rows in the order of a column, NULL last; equal ones in the order of keys."""
+    """Return the first rows sorted by a column, NULL last. Ties are by key."""
     best = snapshot.schema.empty_table()
     order = [(sort, "descending" if descending else "ascending")]
     try:
@@ -270,5 +270,5 @@ def _sort_rows(snapshot: "persist.Snapshot", sort: str, descending: bool, count:
     return best
 
 
-def _time(text: str | None) -> int | str | None:
+def _parse_time(text: str | None) -> int | str | None:
     return None if text is None or not text.strip() else text.strip()

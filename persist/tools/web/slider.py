@@ -31,20 +31,23 @@ if TYPE_CHECKING:
     from persist.api.collection import Collection
 
 
-def picture(contents: CollectionState) -> dict[str, Any]:
-    """Return a picture as JSON: parts of history and of keyframes, and lines."""
+def make_picture(contents: CollectionState) -> dict[str, Any]:
+    """Return a collection's picture as JSON: boxes of parts, and lines."""
     schema = contents.schema
     drawn = [(None, part) for run in contents.history for part in contents.list_parts(run)]
     frames = [(frame.as_of, part) for frame in contents.keyframes for part in contents.list_parts(frame.parts)]
     chosen: list[tuple[int | None, Part]] = sorted([*drawn, *frames], key=lambda entry: -entry[1].rows)[
         :PARTS_DRAWN_MAX
     ]
-    rank = _ranks([bound for _, part in chosen for bound in _bounds(part, schema)])
+    rank = _rank_keys([bound for _, part in chosen for bound in _get_key_bounds(part, schema)])
     chosen.sort(key=lambda entry: (entry[1].time_min if entry[0] is None else entry[0], entry[1].time_max))
-    parts = [_drawn(as_of, part, [rank[_order(b)] for b in _bounds(part, schema)]) for as_of, part in chosen]
+    parts = [
+        _make_box(as_of, part, [rank[_make_sort_key(b)] for b in _get_key_bounds(part, schema)])
+        for as_of, part in chosen
+    ]
     return {
-        "begins": _begins(contents),
-        "ends": _ends(contents),
+        "begins": _get_picture_start(contents),
+        "ends": _get_picture_end(contents),
         "history": [drawing for drawing in parts if "as_of" not in drawing],
         "keyframes": [drawing for drawing in parts if "as_of" in drawing],
         "left_out": len(drawn) + len(frames) - len(chosen),
@@ -62,7 +65,7 @@ def picture(contents: CollectionState) -> dict[str, Any]:
 
 
 def is_sentinel(time: int, timeline: str | None) -> bool:
-    """Return whether a time means "never" or "for ever", and so has no place in a picture.
+    """Return whether a time means "never" or "for ever".
 
     It is a number of at least 2^62, or a moment in the year 2100 or later.
     """
@@ -71,11 +74,11 @@ def is_sentinel(time: int, timeline: str | None) -> bool:
     return time // _PER_SECOND[timeline] >= _YEAR_2100
 
 
-def span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
-    """Return between which times all of some collections can be read; None if there are none that mean the same."""
+def get_common_span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
+    """Return the times at which all collections are readable, or None."""
     timelines = {facts.contents.timeline for facts in all_facts}
-    begins = [_begins(facts.contents) for facts in all_facts]
-    ends = [_ends(facts.contents) for facts in all_facts]
+    begins = [_get_picture_start(facts.contents) for facts in all_facts]
+    ends = [_get_picture_end(facts.contents) for facts in all_facts]
     if len(timelines) != 1 or None in begins or None in ends:
         return None
     first, last = max(map(int, filter(None, begins))), min(map(int, filter(None, ends)))
@@ -84,8 +87,8 @@ def span(all_facts: Sequence[Facts]) -> dict[str, Any] | None:
     return {"begins": str(first), "ends": str(last), "timeline": timelines.pop()}
 
 
-def _ends(contents: CollectionState) -> str | None:
-    """Return the last time of the picture: the latest readable one, unless it is a sentinel."""
+def _get_picture_end(contents: CollectionState) -> str | None:
+    """Return the picture's last time: the latest readable one, except sentinels."""
     latest, since, timeline = Facts(contents).latest, contents.since, contents.timeline
     if latest is None:
         return None
@@ -95,8 +98,8 @@ def _ends(contents: CollectionState) -> str | None:
     return str(max(since, latest))
 
 
-def _begins(contents: CollectionState) -> str | None:
-    """Return the first time that is worth looking at: since, or the first time of any data if that comes later.
+def _get_picture_start(contents: CollectionState) -> str | None:
+    """Return the picture's first time: since, or that of the first update.
 
     Before its first data a collection is empty, and where times are moments that may be fifty years.
     """
@@ -107,7 +110,7 @@ def _begins(contents: CollectionState) -> str | None:
     return str(max(since, min(first, latest)))
 
 
-def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:
+def _make_box(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]:
     low, high = bounds if bounds else (0.0, 1.0)
     drawing: dict[str, Any] = {
         "first": str(part.time_min),
@@ -121,8 +124,8 @@ def _drawn(as_of: int | None, part: Part, bounds: list[float]) -> dict[str, Any]
     return drawing if as_of is None else {**drawing, "as_of": str(as_of)}
 
 
-def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
-    """Return the first and the last key of a part; [] if the log lacks them."""
+def _get_key_bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
+    """Return the first and last key of a part; [] if unknown."""
     keys = part.keys
     if not keys:
         return []
@@ -134,20 +137,20 @@ def _bounds(part: Part, schema: CollectionSchema) -> list[tuple[Any, ...]]:
 
 
 def _sort_value(value: pa.Scalar) -> Any:
-    """Return a value in the order of its type; of a moment its number, as Python does not have all moments."""
+    """Return a value that sorts as its type; moments as numbers."""
     return value.value if pa.types.is_temporal(value.type) and value.is_valid else value.as_py()
 
 
-def _order(key: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return a key for sorting as collections do: NULL last, and NaN just before it."""
+def _make_sort_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a key that sorts as in collections: NaN, then NULL last."""
     return tuple(
         (2, 0) if value is None else (1, 0) if isinstance(value, float) and math.isnan(value) else (0, value)
         for value in key
     )
 
 
-def _ranks(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], float]:
-    ordered = sorted({_order(key) for key in keys})
+def _rank_keys(keys: Sequence[tuple[Any, ...]]) -> dict[tuple[Any, ...], float]:
+    ordered = sorted({_make_sort_key(key) for key in keys})
     last = max(1, len(ordered) - 1)
     return {key: index / last for index, key in enumerate(ordered)}
 
@@ -159,15 +162,15 @@ PARTS_DRAWN_MAX = 1500
 CELL_CHARS_MAX = 2000
 
 
-def cells(table: pa.Table) -> dict[str, Any]:
-    """Return column names, and the rows as lists of texts, with None for NULL."""
-    columns = [[cell(value) for value in to_objects(column, " ")] for column in table.columns]
+def format_cells(table: pa.Table) -> dict[str, Any]:
+    """Return column names, and rows as texts. NULL is None."""
+    columns = [[format_cell(value) for value in to_objects(column, " ")] for column in table.columns]
     rows = [list(row) for row in zip(*columns, strict=True)] if columns else [[] for _ in range(len(table))]
     return {"columns": table.column_names, "rows": rows}
 
 
-def cell(value: object) -> str | None:
-    """Return a value as text, cut if it is long."""
+def format_cell(value: object) -> str | None:
+    """Return a value as text, cut if long."""
     if value is None:
         return None
     text = value.hex() if isinstance(value, bytes) else str(value)
@@ -175,7 +178,7 @@ def cell(value: object) -> str | None:
 
 
 def first_rows(batches: Iterable[pa.RecordBatch], schema: pa.Schema, offset: int, count: int) -> pa.Table:
-    """Return some rows of a stream, and read no more of it than that takes."""
+    """Return `count` rows of a stream after `offset`; read no more."""
     pieces: list[pa.RecordBatch] = []
     skip, remaining = offset, count
     for batch in batches:
@@ -222,7 +225,7 @@ SHOWN_EVERY_S = 2.0
 
 
 def slider(collection: "Collection", as_of: int | str | None = None, *, every_s: float | None = None) -> Any:
-    """Return a widget for a notebook: the collection over time and key, and a slider for what it held at a time.
+    """Return a notebook widget with a slider over the collection's times.
 
     It needs the package anywidget (extra `notebook`). This process reads the rows on demand.
 
@@ -236,7 +239,7 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
     """
     if every_s is not None and (isinstance(every_s, bool) or not EVERY_S_MIN <= every_s < math.inf):
         raise persist.InvalidUsage(f"every_s={every_s!r:.50} is not a number of seconds: give {EVERY_S_MIN} or more")
-    widget = _widget()(collection)
+    widget = _make_widget_class()(collection)
     widget.every_s = 0.0 if every_s is None else float(every_s)
     if as_of is not None:
         widget.at = str(as_of)
@@ -244,12 +247,12 @@ def slider(collection: "Collection", as_of: int | str | None = None, *, every_s:
 
 
 def load_ipython_extension(ipython: Any) -> None:
-    """Let a notebook show collections and views by a slider that looks again: what `%load_ext persist` calls.
+    """Show collections in a notebook as sliders: `%load_ext persist`.
 
     Raises:
         InvalidUsage: anywidget is not installed. Collections then show themselves as tables.
     """
-    _widget()
+    _make_widget_class()
     shown_as, formatter = ipython.display_formatter.format, ipython.display_formatter.mimebundle_formatter
 
     def show(collection: "Collection", **asked: Any) -> Any:
@@ -259,8 +262,8 @@ def load_ipython_extension(ipython: Any) -> None:
 
 
 @cache
-def _widget() -> Any:
-    """Return the class of the widget, which exists only where anywidget does."""
+def _make_widget_class() -> Any:
+    """Return the widget's class. It needs anywidget."""
     try:
         import anywidget
         import traitlets
@@ -283,7 +286,7 @@ def _widget() -> Any:
         every_s = traitlets.Float(0.0).tag(sync=True)
 
         def __init__(self, collection: "Collection") -> None:
-            description, latest = _describe(collection)
+            description, latest = _make_description(collection)
             super().__init__(told=description)
             self._collection = collection
             self.observe(self._moved, "at")
@@ -294,7 +297,7 @@ def _widget() -> Any:
         def refresh(self) -> None:
             """Look again at what the collection has become; follow the latest time if that was shown."""
             previous = self.told.get("latest")
-            self.told, latest = _describe(self._collection)
+            self.told, latest = _make_description(self._collection)
             if latest is not None and self.at in ("", previous):
                 self.at = str(latest)
 
@@ -316,7 +319,8 @@ def _widget() -> Any:
     return Slider
 
 
-def _describe(collection: "Collection") -> tuple[dict[str, Any], int | None]:
+def _make_description(collection: "Collection") -> tuple[dict[str, Any], int | None]:
+    """Return a collection's facts for the widget, and its latest time."""
     facts = Facts(collection.handle.contents())
     since, upper, latest = (None if time is None else str(time) for time in (facts.since, facts.upper, facts.latest))
     description = {
@@ -324,7 +328,7 @@ def _describe(collection: "Collection") -> tuple[dict[str, Any], int | None]:
         "since": since,
         "upper": upper,
         "latest": latest,
-        "picture": picture(facts.contents),
+        "picture": make_picture(facts.contents),
     }
     return description, facts.latest
 
@@ -337,8 +341,8 @@ def _read(collection: "Collection", at: str) -> tuple[dict[str, Any], dict[str, 
     timeline = collection.timeline
     moment = None if timeline is None else timeline.text_of(time)
     facts = Facts(collection.handle.contents())
-    rows_shown = {"as_of": str(time), "moment": moment, **cells(rows)}
+    rows_shown = {"as_of": str(time), "moment": moment, **format_cells(rows)}
     if facts.since is not None and time <= facts.since and time:
         return rows_shown, {}  # Changes at since are merged.
     with collection.changes(time, time + 1, times="int", timeout_s=0) as updates:
-        return rows_shown, cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))
+        return rows_shown, format_cells(first_rows(updates.to_batches(), updates.schema, 0, ROWS))

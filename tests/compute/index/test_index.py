@@ -19,7 +19,7 @@ from persist.core.log import kinds
 from persist.engine.collection.reads import snapshot
 from persist.errors import ColumnsNeeded, InvalidUsage, SchemaMismatch
 from persist.sql import Wanted, plan_views
-from persist.tools.reports.surveys import hold_for_people
+from persist.tools.reports.surveys import format_hold
 from tests.compute.index.always import QUIET, indexes_that_always_pay
 
 ROWS = 200_000
@@ -390,9 +390,7 @@ def test_a_view_that_is_made_anew_leaves_no_index_behind(
     else:
         plan_views(client, {"v": Wanted("SELECT d, sum(amount) AS n FROM facts GROUP BY d", ("d",))}).commit()
     assert client.engine.names(".") == []
-    assert (
-        hold_for_people(f"index {view.id}", {view.id: ".index." + facts.id + ".1", facts.id: "facts"}) == "index facts"
-    )
+    assert format_hold(f"index {view.id}", {view.id: ".index." + facts.id + ".1", facts.id: "facts"}) == "index facts"
 
 
 def test_an_index_whose_collection_is_gone_is_cleared_away(client: persist.Client, facts: persist.Collection) -> None:

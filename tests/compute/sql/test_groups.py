@@ -12,7 +12,7 @@ import persist
 from persist.core.names import GROUPS_PREFIX
 from persist.errors import CollectionNeeded, ColumnsNeeded, OperatorFailed
 from persist.sql import Wanted, plan_views
-from persist.tools.reports.surveys import hold_for_people, names_by_id
+from persist.tools.reports.surveys import format_hold, get_names_by_id
 from tests.compute.sql.two_ways import QUIET, requests_by_key
 
 MEANS = "SELECT k, avg(v) AS mean FROM t GROUP BY k"
@@ -264,8 +264,8 @@ def test_errors_name_the_view_and_not_its_groups(client: persist.Client) -> None
     with pytest.raises(ColumnsNeeded, match="read by the view 'w'"):
         facts.evolve(drop=["v"])
     assert [name for name in client.collections() if name.startswith(".")] == []
-    names, holds = names_by_id(client), [hold.name for hold in client.load("t").holds() if hold.name]
-    assert [hold_for_people(hold, names) for hold in holds] == ["view v", "view v"]
+    names, holds = get_names_by_id(client), [hold.name for hold in client.load("t").holds() if hold.name]
+    assert [format_hold(hold, names) for hold in holds] == ["view v", "view v"]
 
 
 def test_errors_of_a_view_that_changes_name_its_readers_and_not_their_groups(client: persist.Client) -> None:

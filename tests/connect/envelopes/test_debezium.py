@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from persist.connect.envelopes import Unreadable
-from persist.connect.envelopes.messages import _convert_column, _within_a_day, to_decimals
+from persist.connect.envelopes.messages import _check_time_of_day, _convert_column, to_decimals
 from persist.errors import BadMessage, InvalidUsage
 from persist.events import debezium, plain
 
@@ -607,7 +607,7 @@ def test_a_time_of_day_lies_within_one_day(kind: Any, ticks: str) -> None:
     of_day = kind(ticks)
     wire = pa.int32() if pa.types.is_time32(of_day) else pa.int64()
     good = pa.array([0, None, last], wire).cast(of_day)
-    assert _within_a_day(good) is good
+    assert _check_time_of_day(good) is good
     for wrong in (-1, last + 1):
         with pytest.raises(Unreadable, match="is not within one day"):
-            _within_a_day(pa.array([0, wrong], wire).cast(of_day))
+            _check_time_of_day(pa.array([0, wrong], wire).cast(of_day))

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from persist.connect.envelopes import plain
-from persist.connect.envelopes.json_rows import pieces
+from persist.connect.envelopes.json_rows import split_pieces
 from persist.errors import BadMessage, InvalidUsage
 
 SCHEMA = {"a": pa.int64(), "b": pa.string(), "v": pa.int64()}
@@ -92,8 +92,8 @@ def test_numbers_that_nothing_tells_the_unit_of_are_refused_before_anything_is_r
 def test_messages_are_read_in_pieces_of_a_bounded_size_and_a_larger_one_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("persist.connect.envelopes.json_rows.PIECE_BYTES", 10)
     texts = pa.array([b"x" * size for size in (4, 4, 4, 20, 1, 9, 10, 1)], pa.large_binary())
-    assert [*pieces(texts)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
-    assert [*pieces(texts[:0])] == []
+    assert [*split_pieces(texts)] == [(0, 2), (2, 3), (3, 4), (4, 6), (6, 7), (7, 8)]
+    assert [*split_pieces(texts[:0])] == []
 
 
 def test_the_first_of_several_bad_messages_is_named_with_how_many_there_are() -> None:

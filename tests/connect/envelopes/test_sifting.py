@@ -7,8 +7,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from persist.connect.envelopes import Unreadable, json_rows, parse, sifted, suspects
-from persist.connect.envelopes.messages import from_latin_1, to_decimals
+from persist.connect.envelopes import Unreadable, find_suspects, json_rows, parse, read_separately
+from persist.connect.envelopes.messages import decode_latin_1, to_decimals
 
 FIELDS = pa.schema([("a", pa.struct([("id", pa.int64()), ("at", pa.timestamp("us"))])), ("l", pa.list_(pa.string()))])
 
@@ -23,8 +23,8 @@ class Counting:
         self.documents += len(texts)
         return parse(texts, FIELDS)
 
-    def suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        return suspects(texts, FIELDS)
+    def find_suspects(self, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        return find_suspects(texts, FIELDS)
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_good_documents_are_read_twice_at_most_however_many_others_are_bad(bad: 
     for place in places:
         documents[place] = bad
     reading = Counting()
-    found = sifted(pa.array([each.encode() for each in documents], pa.large_binary()), reading)
+    found = read_separately(pa.array([each.encode() for each in documents], pa.large_binary()), reading)
     assert [each.row for each in sorted(found.bad, key=lambda each: each.row)] == places
     rows = np.sort(np.concatenate([rows for rows, _ in found.pieces]))
     assert rows.tolist() == [n for n in range(3000) if n not in places]
@@ -46,7 +46,7 @@ def test_good_documents_are_read_twice_at_most_however_many_others_are_bad(bad: 
 
 def test_a_document_that_only_looks_bad_is_good() -> None:
     documents = [b'{"a":null,"l":[null],"z":[1,{"b":2}]}', b"{}", b" {} ", b'{"a":{"id":null}}', b"{"]
-    found = sifted(pa.array(documents, pa.large_binary()), Counting())
+    found = read_separately(pa.array(documents, pa.large_binary()), Counting())
     assert [each.row for each in found.bad] == [4]
     assert sum(len(table) for _, table in found.pieces) == 4
 
@@ -55,16 +55,20 @@ def test_each_document_is_read_once_though_they_are_read_in_pieces(monkeypatch: 
     monkeypatch.setattr(json_rows, "PIECE_BYTES", 40)
     documents = [b'{"a":{"id":%d}}' % number for number in range(20)]
     reading = Counting()
-    found = sifted(pa.array(documents, pa.large_binary()), reading)
+    found = read_separately(pa.array(documents, pa.large_binary()), reading)
     assert len(found.pieces) > 5
     assert [row for rows, _ in found.pieces for row in rows] == [*range(20)]
     assert reading.documents == 20
 
 
 def test_bytes_written_as_characters_are_read_and_what_is_no_byte_is_refused() -> None:
-    assert from_latin_1(pa.array(["\u00ff\u0001", None, ""], pa.large_string())).to_pylist() == [b"\xff\x01", None, b""]
+    assert decode_latin_1(pa.array(["\u00ff\u0001", None, ""], pa.large_string())).to_pylist() == [
+        b"\xff\x01",
+        None,
+        b"",
+    ]
     with pytest.raises(Unreadable, match="beyond U"):
-        from_latin_1(pa.array(["\u0100"], pa.large_string()))
+        decode_latin_1(pa.array(["\u0100"], pa.large_string()))
 
 
 def test_a_decimal_fits_as_many_bytes_as_arrow_has() -> None:

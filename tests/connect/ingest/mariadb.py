@@ -70,7 +70,7 @@ class MariaDb:
             self._process.wait()
             self._process = None
 
-    def connected(self, database: str | None = None) -> Any:
+    def open_connection(self, database: str | None = None) -> Any:
         """Return a connection."""
         import pymysql
 

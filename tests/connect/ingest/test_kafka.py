@@ -386,6 +386,10 @@ def test_no_secret_is_in_a_message_the_history_or_what_is_stored(client: Any, cl
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        (
+            {"source": "kafka://broker", "into": [{"topic": topic, "collection": "rows"} for topic in ("a", "b")]},
+            "'rows' is named for two topics",
+        ),
         ({"source": "kafka://broker"}, r"name one topic in the URL, as kafka://host/topic, or several by tables"),
         ({"source": "kafka://a b/t"}, "is not an address of brokers"),
         ({"source": "kafka://b/t", "format": "debezium"}, "name the columns by which rows are told apart"),

@@ -18,7 +18,7 @@ import pytest
 import persist
 from persist.blob.protocol import MemoryBlob
 from persist.connect.ingest.mysql.binlog import parse_effect, parse_gtids
-from persist.connect.ingest.mysql.stream import _read, transaction_after
+from persist.connect.ingest.mysql.stream import _read_events, follow_transaction
 from tests.connect.ingest import mariadb
 from tests.connect.ingest.mariadb import MariaDb, mariadb_programs
 from tests.core.keyed.test_crash import SETTINGS, Died, MortalBlob
@@ -48,7 +48,7 @@ class Shop:
     def at(self, server: MariaDb) -> None:
         """Use a server."""
         self.url = server.url.replace("/shop?", f"/{self.name}?")
-        self.connection = server.connected()
+        self.connection = server.open_connection()
 
     def run(self, *statements: str) -> None:
         with self.connection.cursor() as cursor:
@@ -200,11 +200,11 @@ def test_a_transaction_ends_with_its_last_statement() -> None:
     for end in ("COMMIT", "ROLLBACK", "COMMIT;"):
         is_begun, ends = False, []
         for statement in (*whole, "ROLLBACK TO `a`", end, "DROP TABLE o", "XA START X'78',X'',1", "XA END X'78',X'',1"):
-            is_begun, is_end = transaction_after(statement, is_begun)
+            is_begun, is_end = follow_transaction(statement, is_begun)
             ends.append(is_end)
         assert ends == [False] * 5 + [True, True, False, False]
-    assert transaction_after("XA COMMIT X'78',X'',1", False) == (False, True)
-    assert transaction_after("CREATE TABLE `o` (a int) START TRANSACTION", False) == (True, False)
+    assert follow_transaction("XA COMMIT X'78',X'',1", False) == (False, True)
+    assert follow_transaction("CREATE TABLE `o` (a int) START TRANSACTION", False) == (True, False)
 
 
 def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:
@@ -220,7 +220,7 @@ def test_what_lay_unread_does_not_say_that_nothing_came_since() -> None:
             now_us += waits.pop(0)
             return object()
 
-    _read(Log(), events, threading.Event(), lambda: now_us)
+    _read_events(Log(), events, threading.Event(), lambda: now_us)
     assert [events.get()[4] for _ in range(3)] == [6_000_000, None, None]
 
 
@@ -467,7 +467,7 @@ def test_a_log_that_was_purged_and_a_server_without_our_transactions_are_told(sh
     shop.ingest()
     assert shop.contents("t") == [(1,), (2,), (3,)]
     with mariadb.running(2) as other:
-        with other.connected() as connection, connection.cursor() as cursor:
+        with other.open_connection() as connection, connection.cursor() as cursor:
             cursor.execute(f"CREATE DATABASE {shop.name}")
             cursor.execute(f"CREATE TABLE {shop.name}.t (id int PRIMARY KEY)")
         shop.at(other)
@@ -485,7 +485,7 @@ def test_another_server_of_the_group_goes_on_with_the_same_times(shop: Shop, ser
     shop.ingest()
     for entry in shop.store.list(""):
         copy.set(entry.key, shop.store.get(entry.key))
-    with mariadb.running(2, **{"skip-networking": "1"}) as replica, replica.connected() as there:
+    with mariadb.running(2, **{"skip-networking": "1"}) as replica, replica.open_connection() as there:
         with there.cursor() as cursor:  # Replication needs TCP, so its log is brought by hand.
             [[at]] = shop.rows("SELECT @@gtid_binlog_pos")
             cursor.execute(f"SET GLOBAL gtid_slave_pos = '{at}'")
@@ -575,7 +575,7 @@ def test_whoever_is_killed_the_balance_is_right_at_every_time(
 
 def move_money(server: MariaDb, database: str, stop: threading.Event) -> None:
     rng = random.Random(3)
-    with server.connected(database) as connection, connection.cursor() as cursor:
+    with server.open_connection(database) as connection, connection.cursor() as cursor:
         for number in itertools.count():
             if stop.is_set():
                 return

@@ -8,10 +8,10 @@ import pyarrow as pa
 import pytest
 
 from persist.codecs.types.schema import CollectionSchema
-from persist.connect.envelopes import Unreadable, suspects
+from persist.connect.envelopes import Unreadable, find_suspects
 from persist.connect.envelopes.json_rows import _check_ends
 from persist.connect.envelopes.messages import SAMPLES, decode_samples
-from persist.connect.envelopes.rows import as_sent, merged
+from persist.connect.envelopes.rows import merge_types, replace_moments
 from persist.core.keyed.events import dead_filter, is_tombstone, live_filter, marked
 from persist.core.keyed.form import _distance
 from persist.core.keyed.machine import _stands
@@ -79,7 +79,7 @@ MERGED: list[tuple[list[pa.DataType], pa.DataType]] = [
 
 def test_columns_have_the_type_that_holds_what_all_messages_have() -> None:
     for kinds, wanted in MERGED:
-        assert merged(kinds, "c") == wanted, kinds
+        assert merge_types(kinds, "c") == wanted, kinds
     for kinds, shown in (
         ([pa.string(), pa.int64()], "column 'c' is int64 and string in different messages"),
         ([pa.list_(pa.int8()), pa.int8()], "column 'c' is int8 and list"),
@@ -87,15 +87,15 @@ def test_columns_have_the_type_that_holds_what_all_messages_have() -> None:
         ([pa.struct([("a", pa.int8())]), pa.int8()], "column 'c' is int8 and struct"),
     ):
         with pytest.raises(InvalidUsage, match=shown):
-            merged(kinds, "c")
+            merge_types(kinds, "c")
 
 
 def test_moments_that_were_inferred_are_texts_at_whatever_depth() -> None:
     moment = pa.timestamp("ms")
-    assert as_sent(pa.struct([("a", pa.list_(moment)), ("b", pa.int8())])) == pa.struct(
+    assert replace_moments(pa.struct([("a", pa.list_(moment)), ("b", pa.int8())])) == pa.struct(
         [("a", pa.list_(pa.string())), ("b", pa.int8())]
     )
-    assert as_sent(moment) == pa.string()
+    assert replace_moments(moment) == pa.string()
 
 
 @pytest.mark.parametrize(
@@ -166,7 +166,7 @@ def test_messages_whose_members_are_of_other_kinds_are_suspects(
     kind: pa.DataType, good: list[str], bad: list[str]
 ) -> None:
     texts = [f'{{"a": {value}}}'.encode() for value in [*good, *bad]]
-    found = suspects(pa.array([*texts, b"{}", b"nothing"], pa.large_binary()), pa.schema([("a", kind)]))
+    found = find_suspects(pa.array([*texts, b"{}", b"nothing"], pa.large_binary()), pa.schema([("a", kind)]))
     assert found.tolist() == [False] * len(good) + [True] * len(bad) + [False, True]
 
 

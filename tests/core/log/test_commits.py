@@ -23,11 +23,11 @@ from persist.core.log.records import (
     PARTS_INLINE_MAX,
     Record,
     create_record,
+    encode_record,
     matches_commit,
-    move_out,
     read_commit_id,
     read_record,
-    record_bytes,
+    store_part_list,
 )
 from persist.engine.follow.follower import Follower
 from tests.support.clocks import ImpatientClock
@@ -132,12 +132,12 @@ class Misconfigured(MemoryBlob):
 
 def test_a_store_that_refuses_a_record_that_is_there_has_created_it_and_any_other_refusal_is_raised() -> None:
     blob, clock, mine = Misconfigured(), ImpatientClock(), create()
-    for there in (None, record_bytes(rival(mine)), b"damaged"):
+    for there in (None, encode_record(rival(mine)), b"damaged"):
         if there is not None:
             blob.set(record_key(0), there)
         with pytest.raises(StoreMisconfigured, match="no"):
             create_record(blob, mine, clock)
-    blob.set(record_key(0), record_bytes(mine))
+    blob.set(record_key(0), encode_record(mine))
     assert create_record(blob, mine, clock) is None
 
 
@@ -230,7 +230,7 @@ def test_a_long_part_list_is_kept_outside_the_record_and_read_back_with_it() -> 
         msgspec.structs.replace(part, blob=f"part/{ORDERS}/{0:020d}-{i:032x}.parquet")
         for i in range(PARTS_INLINE_MAX + 1)
     )
-    append = move_out(blob, "f" * 32, kinds.Append(ORDERS, parts), 0, format=FORMAT)
+    append = store_part_list(blob, "f" * 32, kinds.Append(ORDERS, parts), 0, format=FORMAT)
     create_record(blob, create(), clock)
     create_record(blob, record(1, append), clock)
     assert len(blob.get(record_key(1)) or b"") < 1000

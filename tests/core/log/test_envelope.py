@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from persist.blob.errors import CorruptBlob, IncompatibleVersion, PersistError
 from persist.core.log import kinds
-from persist.core.log.framing import FORMAT, Framed, decode_framed, encode_framed, intact_kind
+from persist.core.log.framing import FORMAT, Framed, decode_framed, encode_framed, read_intact_kind
 from persist.core.log.records import PartList, Record
 from persist.engine.follow.checkpoint import Checkpoint
 from persist.engine.follow.directory import DirectoryObject
@@ -97,9 +97,9 @@ def test_a_kind_or_a_member_that_is_not_known_under_a_right_checksum_is_of_anoth
 
 def test_an_older_format_is_read_and_the_kind_of_what_is_intact_is_known_whatever_its_version() -> None:
     assert decode_framed(resealed({**json.loads(DATA), "format": 1}), Record, "log/7").mutations == RECORD.mutations
-    assert intact_kind(DATA) == intact_kind(resealed({**json.loads(DATA), "format": FORMAT + 1})) == "record"
+    assert read_intact_kind(DATA) == read_intact_kind(resealed({**json.loads(DATA), "format": FORMAT + 1})) == "record"
     for data in (b"", DATA[:-1], resealed({"persist": 7}), resealed({"format": 1})):
-        assert intact_kind(data) is None
+        assert read_intact_kind(data) is None
 
 
 @given(st.binary(max_size=200))

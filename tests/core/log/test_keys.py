@@ -25,8 +25,8 @@ SEQNOS = [0, 1, 15, 10**6, 2**63 - 1, 10**20 - 1]
 def test_a_name_says_the_seqno_that_it_was_made_of(seqno: int) -> None:
     assert keys.record_seqno(keys.record_key(seqno)) == seqno
     assert keys.checkpoint_seqno(keys.checkpoint_key(seqno)) == seqno
-    assert keys.uploaded_seqno(keys.part_key(ID, seqno)) == seqno
-    assert keys.uploaded_seqno(keys.list_prefix(ID, seqno) + f"{ID}.json") == seqno
+    assert keys.get_upload_seqno(keys.part_key(ID, seqno)) == seqno
+    assert keys.get_upload_seqno(keys.list_prefix(ID, seqno) + f"{ID}.json") == seqno
     assert keys.directory_seqno(keys.directory_prefix(seqno) + f"{ID}.json") == seqno
     assert keys.state_seqno(keys.state_prefix(ID, seqno) + f"{ID}.json") == seqno
 
@@ -37,8 +37,8 @@ def test_a_name_says_whose_it_is() -> None:
     assert keys.state_collection(keys.state_prefix(ID, 7) + f"{ID}.json") == ID
     assert keys.collection_part(keys.part_key(ID, 7)) == ID
     shown = f"{keys.table_root(ID)}metadata/v1.metadata.json"
-    assert [keys.is_shown(name, ID) for name in (shown, keys.part_key(ID, 7), "x")] == [True, False, False]
-    assert not keys.is_shown(shown, "f" * 32)
+    assert [keys.is_table_key(name, ID) for name in (shown, keys.part_key(ID, 7), "x")] == [True, False, False]
+    assert not keys.is_table_key(shown, "f" * 32)
 
 
 def test_newer_checkpoints_and_older_records_are_listed_first() -> None:
@@ -50,7 +50,7 @@ def test_newer_checkpoints_and_older_records_are_listed_first() -> None:
     "name", ["", "log/", "log/7", "log/" + "0" * 21, "checkpoint/7.json", "part/x", "notes.txt", f"part/{ID}/7.parquet"]
 )
 def test_other_names_say_nothing(name: str) -> None:
-    told = (keys.record_seqno, keys.checkpoint_seqno, keys.uploaded_seqno, keys.directory_seqno, keys.state_seqno)
+    told = (keys.record_seqno, keys.checkpoint_seqno, keys.get_upload_seqno, keys.directory_seqno, keys.state_seqno)
     assert [tell(name) for tell in told] == [None] * 5
     assert keys.state_collection(name) is None
     assert not keys.is_upload(name, ID)
@@ -66,9 +66,9 @@ def test_records_after_a_seqno_are_listed_in_order_and_other_names_are_passed_ov
     blob = Asked()
     for key in (keys.record_key(2), keys.record_key(0), keys.record_key(1), "log/notes.txt", "log/0" + "1" * 20):
         blob.set(key, b"")
-    assert [seqno for seqno, _ in keys.listed_records(blob)] == [0, 1, 2]
-    assert [seqno for seqno, _ in keys.listed_records(blob, 0)] == [1, 2]
-    assert [seqno for seqno, _ in keys.listed_records(blob, 1)] == [2]
+    assert [seqno for seqno, _ in keys.list_records(blob)] == [0, 1, 2]
+    assert [seqno for seqno, _ in keys.list_records(blob, 0)] == [1, 2]
+    assert [seqno for seqno, _ in keys.list_records(blob, 1)] == [2]
     assert blob.starts == [None, keys.record_key(0), keys.record_key(1)]
 
 
@@ -109,7 +109,7 @@ def test_a_clone_names_parts_of_others_and_brings_its_own() -> None:
     mine, other = (msgspec.structs.replace(encoded, blob=keys.part_key(id_, 7)) for id_ in (ID, "f" * 32))
     clone = kinds.Clone(ID, "c", "f" * 32, 0, {}, parts=(other, mine))
     assert keys.check_keys(clone) == [mine.blob]
-    assert keys.shared_folders(clone) == ("f" * 32,)
+    assert keys.get_shared_folders(clone) == ("f" * 32,)
     for wrong in ("part/../secret", "part", other.blob + "x"):
         broken = msgspec.structs.replace(clone, parts=(msgspec.structs.replace(other, blob=wrong),))
         with pytest.raises(ValueError, match="is not the name of an upload"):

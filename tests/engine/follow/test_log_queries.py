@@ -14,7 +14,7 @@ from persist.core.log import kinds
 from persist.core.log.fields import TokenMark
 from persist.core.log.keys import record_key
 from persist.core.log.kinds import Mutation
-from persist.core.log.records import read_record, record_bytes
+from persist.core.log.records import encode_record, read_record
 from persist.engine.follow import log_queries
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import find_last_move_ms, log_table, say_whose
@@ -41,7 +41,7 @@ class Log(Writer):
         record = read_record(self.blob, seqno)
         assert record is not None
         fields = {"writer": writer, "written_ms": 1000 * seqno} | more
-        self.blob.set(record_key(seqno), record_bytes(msgspec.structs.replace(record, **fields)))
+        self.blob.set(record_key(seqno), encode_record(msgspec.structs.replace(record, **fields)))
         return seqno
 
     def append(

@@ -7,7 +7,7 @@ from persist.blob.layers.metered import MeteredBlob
 from persist.blob.protocol import Blob, MemoryBlob
 from persist.blob.threads import SystemClock
 from persist.core.log.keys import record_key
-from persist.core.log.records import Record, Submitted, read_record, record_bytes
+from persist.core.log.records import Record, Submitted, encode_record, read_record
 from persist.engine.follow import log_queries
 from persist.engine.follow.follower import Follower
 from persist.engine.follow.log_queries import Submissions
@@ -35,7 +35,7 @@ def append(blob: Blob, *marks: Submitted) -> int:
     while (newest := read_record(blob, seqno)) is not None:
         last, seqno = newest, seqno + 1
     added = record(seqno, *marks, location=last.location, previous=last.commit)
-    assert blob.create(record_key(seqno), record_bytes(added))
+    assert blob.create(record_key(seqno), encode_record(added))
     return seqno
 
 

@@ -16,7 +16,7 @@ import persist
 from persist.blob.protocol import MemoryBlob
 from persist.codecs.part.part import Part
 from persist.core.log.framing import BlobRef
-from persist.core.log.keys import directory_seqno, record_key, uploaded_seqno
+from persist.core.log.keys import directory_seqno, get_upload_seqno, record_key
 from persist.engine.follow import checkpoint, directory
 from persist.engine.follow.checkpoint import INTERVAL, iterate_checkpoints, read_newest_checkpoint
 from persist.engine.upkeep import references as names
@@ -103,7 +103,7 @@ def test_a_commit_that_comes_after_its_upload_was_declared_void_is_refused(dated
         assert c.snapshot(9).count() == 20_000
         fresh = orphan(dated, client, c)
         for part in fresh:
-            assert (uploaded_seqno(part.blob) or 0) >= client.engine.follower.state.control.upload_floor
+            assert (get_upload_seqno(part.blob) or 0) >= client.engine.follower.state.control.upload_floor
 
 
 def test_an_upload_that_was_committed_meanwhile_is_not_deleted(dated: DatedBlob) -> None:
@@ -130,7 +130,7 @@ def test_an_upload_named_exactly_at_the_floor_may_be_committed_still_and_stays(d
         parts = orphan(dated, client, c)
         dated.clock.sleep(DAY + 60)
         assert collector.gc().parts == 0
-        assert uploaded_seqno(parts[0].blob) == collector.engine.follower.state.control.upload_floor
+        assert get_upload_seqno(parts[0].blob) == collector.engine.follower.state.control.upload_floor
         commit_parts(c, parts, seal=persist.Antichain(10)).result()
         assert c.snapshot(9).to_arrow().num_rows == 40_000
 

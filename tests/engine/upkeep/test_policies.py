@@ -15,7 +15,7 @@ from persist.core.state_rules.state import State
 from persist.engine.location.opening import change_policy
 from persist.engine.upkeep.ages import Ages, Mark
 from persist.engine.write.part_writer import PartWriter
-from persist.tools.reports.health import waiting_blobs
+from persist.tools.reports.health import list_waiting_blobs
 from tests.support.clocks import DatedBlob, ImpatientClock
 from tests.support.parts import commit_parts
 from tests.support.tuned import tuned
@@ -217,11 +217,11 @@ def test_a_report_goes_by_the_policy_in_force(dated: DatedBlob) -> None:
         client.gc()
         dated.clock.sleep(120)
         now_s = dated.clock.wall_ms() / 1000
-        assert [blobs.waits_for for blobs in waiting_blobs(client, now_s)] == ["the grace period"]
+        assert [blobs.waits_for for blobs in list_waiting_blobs(client, now_s)] == ["the grace period"]
         assert client.gc().collections == 0
         dated.clock.sleep(HOUR)
         now_s = dated.clock.wall_ms() / 1000
-        assert [blobs.waits_for for blobs in waiting_blobs(client, now_s)] == ["the next gc"]
+        assert [blobs.waits_for for blobs in list_waiting_blobs(client, now_s)] == ["the next gc"]
         assert client.gc().collections == 1
 
 

@@ -30,14 +30,14 @@ from persist.compute.sql.redefine import RecreatedViews
 from persist.core.log import kinds
 from persist.core.log.framing import FORMAT
 from persist.core.log.keys import checkpoint_key, record_key
-from persist.core.log.records import create_record, record_bytes
+from persist.core.log.records import create_record, encode_record
 from persist.core.state_rules.annotations import add_tokens
 from persist.core.state_rules.state import State
 from persist.engine.follow.checkpoint import read_checkpoint
 from persist.engine.follow.log_identity import Past
 from persist.engine.read.lookups.part_rows import find_places
 from persist.engine.write.commit_future import CommitFuture
-from persist.services.erase.derived import related
+from persist.services.erase.derived import list_family
 
 Patch = tuple[Any, str, Any]
 
@@ -47,7 +47,7 @@ def acknowledged_before_the_answer(create: Callable[..., Any]) -> Callable[..., 
 
     def planted(blob: Any, record: Any, clock: Any, **options: Any) -> Any:
         try:
-            if blob.create(record_key(record.seqno), record_bytes(record)):
+            if blob.create(record_key(record.seqno), encode_record(record)):
                 return None
         except Indeterminate:
             return None
@@ -209,12 +209,12 @@ PLANTS: Mapping[str, Callable[[], list[Patch]]] = {
     "a block leaves one of its keyed collections out": lambda: [
         (
             persist.engine.collection.planned_commits._Commit,
-            "_submitted",
-            a_collection_left_out(persist.engine.collection.planned_commits._Commit._submitted),
+            "_submit_plans",
+            a_collection_left_out(persist.engine.collection.planned_commits._Commit._submit_plans),
         )
     ],
     "an erasure leaves what the clones of its collection hold": lambda: [
-        (persist.services.erase.erasure, "related", of_one_alone(related)),
+        (persist.services.erase.erasure, "list_family", of_one_alone(list_family)),
     ],
     "an index lacks what has changed since": lambda: [
         (persist.compute.index.maintenance, "_written", lambda index, table, names: []),

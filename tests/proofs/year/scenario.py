@@ -14,7 +14,7 @@ import persist
 from persist import backup, copy
 from persist.blob.errors import StoreFull
 from persist.tools.cli.upkeep_commands import maintain_once
-from persist.tools.reports.surveys import survey
+from persist.tools.reports.surveys import load_facts
 from tests.proofs.year.books import Books, Rows
 from tests.proofs.year.bounds import BrokenBound, Gauges
 from tests.proofs.year.census import Found, counted
@@ -455,7 +455,7 @@ class Year:
 
     def _updates(self) -> int:
         """Return how many updates the parts of all collections of the books have, keyframes included."""
-        facts = survey(self.maintainer, [*self.books.rows])
+        facts = load_facts(self.maintainer, [*self.books.rows])
         return sum(part.rows for each in facts for part in each.contents.stored_parts)
 
     def _create_bag(self, name: str) -> None:

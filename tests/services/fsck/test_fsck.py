@@ -31,7 +31,7 @@ from persist.core.log import kinds as record_kinds
 from persist.core.log import records as commits
 from persist.core.log.fields import Words
 from persist.core.log.framing import FORMAT, encode_framed, store_framed
-from persist.core.log.keys import checkpoint_key, checkpoint_seqno, record_key, uploaded_seqno
+from persist.core.log.keys import checkpoint_key, checkpoint_seqno, get_upload_seqno, record_key
 from persist.core.log.kinds import Mutation
 from persist.core.log.records import Record, read_record
 from persist.engine.follow.checkpoint import Checkpoint, read_checkpoint, read_newest_checkpoint
@@ -969,7 +969,7 @@ def test_a_list_is_named_after_the_record_that_names_it_even_if_that_lost_a_race
         assert isinstance(append, record_kinds.Append)
         assert append.parts_in is not None
         # Or else the list could be collected as one of a record below the floor, while the record is above it.
-        assert uploaded_seqno(append.parts_in.blob) == seqno
+        assert get_upload_seqno(append.parts_in.blob) == seqno
         assert blob.race is None
 
 

@@ -15,7 +15,7 @@ from persist.engine.follow.checkpoint import INTERVAL, checkpoint_state, load_ch
 from persist.engine.follow.follower import Follower
 from persist.engine.write.part_writer import PartWriter
 from persist.errors import LogInterrupted
-from persist.services.fsck.checkpoint import SettingAside
+from persist.services.fsck.checkpoint import MoveToLost
 from persist.tools.cli.command import OK, PROBLEMS
 from persist.tools.cli.main import main
 from tests.support.checkpoints import wait_for_checkpoint
@@ -110,7 +110,7 @@ def test_nothing_is_set_aside_if_the_log_was_made_whole_meanwhile() -> None:
     blob.delete(record_key(5))
     state = Follower(blob, clock).state
     assert state.seqno == 4
-    aside = SettingAside(blob, state, range(6, 10), ())
+    aside = MoveToLost(blob, state, range(6, 10), ())
     assert len([*aside.plan()]) == 4
     restore(blob, whole)
     assert [*aside.run()] == []

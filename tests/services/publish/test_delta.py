@@ -385,7 +385,7 @@ def test_a_publisher_that_dies_before_it_shows_its_version_is_mended_by_the_next
         def die(*_: object) -> bytes:
             raise KeyboardInterrupt
 
-        patch.setattr(delta, "version_bytes", die)
+        patch.setattr(delta, "encode_version", die)
         with pytest.raises(KeyboardInterrupt):
             c.publish("delta")
     assert len(by_polars(f"{client.url}/part/{c.id}")) == 100
@@ -475,7 +475,7 @@ def test_what_a_key_of_a_keyed_collection_holds_is_told_by_its_newest_updates(
     form = persist.Keyed(tombstone="gone") if seed % 2 else persist.Keyed()
     more = {"gone": bool} if seed % 2 else {}
     c = client.create_or_load("c", key={"k": int}, value={"v": str, **more}, keyed=form)
-    newest = planning.Planner._newest
+    newest = planning.Planner._read_newest
 
     def counted(*arguments: Any) -> pa.Table | None:
         nonlocal told
@@ -483,7 +483,7 @@ def test_what_a_key_of_a_keyed_collection_holds_is_told_by_its_newest_updates(
         told += held is not None
         return held
 
-    monkeypatch.setattr(planning.Planner, "_newest", counted)
+    monkeypatch.setattr(planning.Planner, "_read_newest", counted)
     for time in range(25):
         keys = chance.sample(range(300), chance.choice([300, 250] if time == 0 else [1, 5, 40]))
         value = (f"v{time}", False) if seed % 2 else f"v{time}"

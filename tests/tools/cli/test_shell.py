@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.cli.shell import Lines, matching, split_statements
+from persist.tools.cli.shell import StatementReader, find_matching, split_statements
 from tests.support.forks import forked_python
 from tests.support.stepped import WAIT_S
 from tests.support.tiers import examples
@@ -43,20 +43,20 @@ def test_what_is_quoted_or_in_a_comment_does_not_end_a_statement(begun: str) -> 
 
 
 def test_a_command_of_the_shell_is_one_only_where_a_statement_may_begin() -> None:
-    lines = Lines()
-    assert lines.fed(".help") == [".help"]
-    assert lines.fed("FROM a -- why") == []
-    assert lines.fed(".5") == []
-    assert lines.fed("; -- done") == ["FROM a -- why\n.5"]
-    assert lines.fed(".exit") == [".exit"]
+    lines = StatementReader()
+    assert lines.feed_line(".help") == [".help"]
+    assert lines.feed_line("FROM a -- why") == []
+    assert lines.feed_line(".5") == []
+    assert lines.feed_line("; -- done") == ["FROM a -- why\n.5"]
+    assert lines.feed_line(".exit") == [".exit"]
 
 
 def test_names_and_keywords_are_offered() -> None:
     words = ["orders", '"order-lines"', "FROM", "ORDER BY"]
-    assert matching(words, "ord") == ["orders", '"order-lines"', "order by"]
-    assert matching(words, "ORD") == ["orders", '"order-lines"', "ORDER BY"]
-    assert matching(words, '"ord') == ['"orders"', '"order-lines"']
-    assert matching(words, "fr") == ["from"]
+    assert find_matching(words, "ord") == ["orders", '"order-lines"', "order by"]
+    assert find_matching(words, "ORD") == ["orders", '"order-lines"', "ORDER BY"]
+    assert find_matching(words, '"ord') == ['"orders"', '"order-lines"']
+    assert find_matching(words, "fr") == ["from"]
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import persist
 from persist.tools.cli.main import main
 from persist.tools.reports.health import RECENT, Health, report_health
-from persist.tools.reports.surveys import KnownFacts
+from persist.tools.reports.surveys import FactsCache
 from tests.support.tuned import tuned
 
 Printed = pytest.CaptureFixture[str]
@@ -153,7 +153,7 @@ def test_a_location_of_many_collections_is_looked_at_once(place: str) -> None:
             multi.write(client.create_or_load(f"c{i}", key={"k": int}), [(1, None)])
     with opened(place, mode="read") as client:
         client.collections()
-        known, before = KnownFacts(client), client.metrics().store
+        known, before = FactsCache(client), client.metrics().store
         assert len(report_health(client, NOW_S, known=known).collections) == 300
         after = client.metrics().store
         asked = {name: after[name].requests - before[name].requests for name in after}

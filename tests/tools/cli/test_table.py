@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import persist
 from persist.core.rendering import text_width
 from persist.tools.cli.main import main
-from persist.tools.cli.text import print_table, say, wrapped
+from persist.tools.cli.text import print_table, print_text, wrap_line
 from tests.support.forks import forked_python
 from tests.support.tiers import examples
 
@@ -212,7 +212,7 @@ def test_a_damaged_location_gives_rows_of_what_is_wrong(tmp_path: Path, capsys: 
 @settings(max_examples=examples(300))
 def test_a_line_is_broken_between_words_alone(words: list[str], indent: int, width: int, hanging: int) -> None:
     line = " " * indent + " ".join(words)
-    parts = wrapped(line, width, hanging)
+    parts = wrap_line(line, width, hanging)
     assert " ".join(parts).split() == line.split()
     for part in parts:
         assert text_width(part) <= width or len(part.split()) == 1
@@ -224,10 +224,10 @@ def test_a_line_is_broken_between_words_alone(words: list[str], indent: int, wid
 
 def test_lines_are_broken_on_a_terminal_and_nowhere_else(capsys: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    say("one two three four five six")
+    print_text("one two three four five six")
     assert capsys.readouterr().out == "one two three four five six\n"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    say("one two three four five six\n\n  seven")
+    print_text("one two three four five six\n\n  seven")
     assert capsys.readouterr().out == "one two three four\n  five six\n\n  seven\n"
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import persist
 from persist.tools.cli.main import main
-from persist.tools.cli.text import word_error
+from persist.tools.cli.text import format_error
 
 # A call, an argument, or a class of the library; but "such as x" and as_of: words of the command line's own.
 PYTHON = re.compile(r"\w\(|\b\w+=[\"'\[TFN]|\b\w+=(?=[\s.,;]|$)|persist\.[A-Z]|Antichain|create_or_load|\bpa\.")
@@ -168,4 +168,4 @@ def test_what_a_first_client_left_behind_is_no_other_file(tmp_path: Path) -> Non
 
 def test_what_a_user_has_written_is_not_put_into_other_words() -> None:
     said = "the condition \"key='a' and late='b'\" and {compact:call} compares 'a' with a column of type int64"
-    assert word_error(persist.InvalidUsage(said)) == said
+    assert format_error(persist.InvalidUsage(said)) == said

@@ -22,10 +22,10 @@ import pytest
 import persist
 from persist.services.serve.messages import is_loopback
 from persist.tools.cli.main import main
-from persist.tools.web.app import FILES, MEMORY_BUDGET, accepted_names, serve_page
+from persist.tools.web.app import FILES, MEMORY_BUDGET, get_accepted_names, serve_page
 from persist.tools.web.explorer import Explorer
 from persist.tools.web.results import QUERIES_AT_ONCE
-from persist.tools.web.slider import picture
+from persist.tools.web.slider import make_picture
 from tests.support.forks import forked_python
 from tests.tools.web.places import NASTY, START, add_views, fill, shown
 
@@ -98,8 +98,8 @@ def test_this_machine_is_asked_by_any_of_its_names(url: str, host: str) -> None:
 
 
 def test_a_proxy_is_allowed_by_its_name_and_all_addresses_where_all_are_listened_at() -> None:
-    proxied = accepted_names("127.0.0.1", ["Data.example"])
-    everywhere, named = accepted_names("0.0.0.0", []), accepted_names("box.example", [])
+    proxied = get_accepted_names("127.0.0.1", ["Data.example"])
+    everywhere, named = get_accepted_names("0.0.0.0", []), get_accepted_names("box.example", [])
     assert proxied.has("data.example:443")
     assert not proxied.has("10.0.0.7")
     assert everywhere.has("10.0.0.7:8420")
@@ -277,25 +277,25 @@ def test_a_list_of_many_collections_reads_the_states_of_one_page(tmp_path: Path)
 def test_a_picture_of_very_many_parts_shows_the_largest(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     monkeypatch.setattr("persist.tools.web.slider.PARTS_DRAWN_MAX", 3)
     with persist.open(folder, mode="read") as client:
-        drawn = picture(client.load("orders").handle.contents())
+        drawn = make_picture(client.load("orders").handle.contents())
     assert len(drawn["history"]) + len(drawn["keyframes"]) == 3
     assert drawn["left_out"] > 0
 
 
 def test_a_picture_begins_with_the_first_data_or_with_since(folder: Path, tmp_path: Path) -> None:
     with persist.open(folder, mode="read") as client:
-        drawn = {name: picture(client.load(name).handle.contents()) for name in ("shop.items", "orders", "empty")}
+        drawn = {name: make_picture(client.load(name).handle.contents()) for name in ("shop.items", "orders", "empty")}
     assert drawn["shop.items"]["begins"] == str(int(START.timestamp()))  # And not since, which is in 1970.
     assert drawn["orders"]["begins"] == "20"
     assert drawn["empty"]["begins"] is None
     with persist.open(tmp_path, settings=persist.Settings(background=False)) as client:
         early = client.create_or_load("early", key={"k": pa.int64()})
         early.seal(5).result()
-        assert picture(early.handle.contents())["begins"] == "0"
+        assert make_picture(early.handle.contents())["begins"] == "0"
         early.write([((1, None), 9, 1)]).result()
-        assert picture(early.handle.contents())["begins"] == "4"  # The latest time that can be read.
+        assert make_picture(early.handle.contents())["begins"] == "4"  # The latest time that can be read.
         early.seal(20).result()
-        assert picture(early.handle.contents())["begins"] == "9"
+        assert make_picture(early.handle.contents())["begins"] == "9"
 
 
 def test_keys_that_have_no_bounds_span_the_picture(tmp_path: Path) -> None:
@@ -306,7 +306,7 @@ def test_keys_that_have_no_bounds_span_the_picture(tmp_path: Path) -> None:
         decimals = pa.array(["1", "2", None]).cast(pa.decimal128(5, 2))
         floats.write(pa.table({"x": [float("nan"), -1.5, None], "d": decimals}), time=0).result()
         for name in ("nested", "floats"):
-            [part] = picture(client.load(name).handle.contents())["history"]
+            [part] = make_picture(client.load(name).handle.contents())["history"]
             assert (part["low"], part["high"]) == (0, 1)
 
 

@@ -42,13 +42,13 @@ _LOGICAL = {
 Convert = Callable[[Any], Any] | None  # None leaves values as they are.
 
 
-class NoAvro(ValueError):
-    """A message is unreadable; the text is the reason."""
+class UnreadableAvro(ValueError):
+    """A message or a schema cannot be read; the text is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A schema: as fastavro takes it, and what makes JSON of its values."""
+class _Schema:
+    """A schema as fastavro takes it, and a function from its values to JSON."""
 
     parsed: Any
     convert: Convert
@@ -71,10 +71,12 @@ class Registry:
         if parts.username is not None:
             secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             self._headers["Authorization"] = f"Basic {base64.b64encode(secret).decode()}"
-        self._known: dict[int, _Known | NoAvro] = {}
+        self._known: dict[int, _Schema | UnreadableAvro] = {}
 
-    def as_json(self, messages: Sequence[bytes | None]) -> tuple[list[bytes | None], dict[int, str]]:
-        """Convert messages to JSON, except non-Avro ones; also return the places and reasons of bad ones.
+    def to_json(self, messages: Sequence[bytes | None]) -> tuple[list[bytes | None], dict[int, str]]:
+        """Convert Avro messages to JSON; return them, and the reasons of bad ones by place.
+
+        Messages that are not Avro stay as they are.
 
         Raises:
             Unavailable: the registry does not answer.
@@ -84,73 +86,79 @@ class Registry:
         for at, message in enumerate(messages):
             if message and message[0] == 0:
                 try:
-                    texts[at] = self._text(message)
-                except NoAvro as error:
+                    texts[at] = self._decode(message)
+                except UnreadableAvro as error:
                     bad[at] = str(error)
         return texts, bad
 
-    def _text(self, message: bytes) -> bytes:
+    def _decode(self, message: bytes) -> bytes:
+        """Return an Avro message as JSON; raise UnreadableAvro with the reason."""
         if len(message) < HEAD_BYTES:
-            raise NoAvro("it begins like Avro, and is too short to name a schema")
+            raise UnreadableAvro("it begins like Avro, and is too short to name a schema")
         number = int.from_bytes(message[1:HEAD_BYTES], "big")
         schema = self._known.get(number)
         if schema is None:
             schema = self._known[number] = self._fetch(number)
-        if isinstance(schema, NoAvro):
+        if isinstance(schema, UnreadableAvro):
             raise schema
         body = io.BytesIO(message)
         body.seek(HEAD_BYTES)
         try:
             value = self._fastavro.schemaless_reader(body, schema.parsed)
         except (EOFError, ValueError, IndexError, TypeError, OverflowError, MemoryError) as error:
-            raise NoAvro(f"it is not Avro of schema {number}: {error or type(error).__name__}") from None
+            raise UnreadableAvro(f"it is not Avro of schema {number}: {error or type(error).__name__}") from None
         value = schema.convert(value) if schema.convert is not None else value
         return schema.start + msgspec.json.encode(value) + b"}"
 
-    def _fetch(self, number: int) -> _Known | NoAvro:
-        """Fetch a schema; return NoAvro with the reason if the registry refuses."""
+    def _fetch(self, number: int) -> _Schema | UnreadableAvro:
+        """Fetch a schema; return UnreadableAvro if the registry has none that can be read."""
         request = urllib.request.Request(f"{self._url}/schemas/ids/{number}", headers=self._headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:
                 document = json.loads(answer.read(SCHEMA_BYTES_MAX))
             if document.get("schemaType", "AVRO") != "AVRO" or document.get("references"):
-                return NoAvro(f"its schema {number} is of a kind that is not read: only Avro without references is")
-            return self._described(json.loads(document["schema"]))
+                return UnreadableAvro(
+                    f"its schema {number} is of a kind that is not read: only Avro without references is"
+                )
+            return self._parse_schema(json.loads(document["schema"]))
         except urllib.error.HTTPError as error:
             error.close()
             if error.code == 404:
-                return NoAvro(f"the registry has no schema {number}")
+                return UnreadableAvro(f"the registry has no schema {number}")
             if error.code in (401, 403):
                 raise InvalidUsage(f"the registry {self._url} does not let this user in: {error.code}") from None
             raise Unavailable(f"the registry {self._url} answers {error.code} {error.reason}") from None
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise Unavailable(f"the registry {self._url} does not answer: {error}") from None
 
-    def _described(self, schema: Any) -> _Known | NoAvro:
+    def _parse_schema(self, schema: Any) -> _Schema | UnreadableAvro:
         try:
-            described, convert = _connect(schema, {})
-            parsed = self._fastavro.parse_schema(_without_logical(schema))
-        except (NoAvro, self._fastavro.schema.SchemaParseException) as error:
-            return NoAvro(f"its schema cannot be read: {error}")
+            described, convert = _convert_schema(schema, {})
+            parsed = self._fastavro.parse_schema(_strip_logical_types(schema))
+        except (UnreadableAvro, self._fastavro.schema.SchemaParseException) as error:
+            return UnreadableAvro(f"its schema cannot be read: {error}")
         start = b'{"schema":' + msgspec.json.encode(described) + b',"payload":'
-        return _Known(parsed, convert, start)
+        return _Schema(parsed, convert, start)
 
 
-def _without_logical(schema: Any) -> Any:
+def _strip_logical_types(schema: Any) -> Any:
     """Return a schema whose values are read as they are stored."""
     if isinstance(schema, list):
-        return [_without_logical(branch) for branch in schema]
+        return [_strip_logical_types(branch) for branch in schema]
     if isinstance(schema, dict):
         plain = {name: value for name, value in schema.items() if name not in ("logicalType", "default")}
-        return {name: _without_logical(value) for name, value in plain.items()}
+        return {name: _strip_logical_types(value) for name, value in plain.items()}
     return schema
 
 
-def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dict[str, Any], Convert]:
-    """Return how Connect describes a schema, and what makes JSON of its values."""
+def _convert_schema(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dict[str, Any], Convert]:
+    """Return Connect's description of an Avro schema, and a converter of its values to JSON.
+
+    The converter is None if values need no conversion. `named` has the named types so far.
+    """
     names = named if isinstance(named, dict) else dict(named)
     if isinstance(schema, list):
-        return _union(schema, names)
+        return _convert_union(schema, names)
     if isinstance(schema, str):
         if schema in names:
             converted: tuple[dict[str, Any], Convert] = names[schema]
@@ -158,8 +166,8 @@ def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dic
         schema = {"type": schema}
     kind = schema.get("type")
     if isinstance(kind, (dict, list)):
-        return _connect(kind, names)
-    described, convert = _kinds(kind, schema, names)
+        return _convert_schema(kind, names)
+    described, convert = _convert_type(kind, schema, names)
     name = schema.get("connect.name") or _LOGICAL.get(schema.get("logicalType", ""))
     if name is not None:
         described["name"] = name
@@ -173,31 +181,34 @@ def _connect(schema: Any, named: Mapping[str, tuple[Any, Convert]]) -> tuple[dic
     return described, convert
 
 
-def _kinds(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
+def _convert_type(kind: Any, schema: Mapping[str, Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
     if kind in ("record", "error"):
         for full in _list_names(schema):
             names[full] = ({"type": "map"}, None)  # A type that has itself within it is not read.
-        fields = {field["name"]: _connect(field["type"], names) for field in schema["fields"]}
+        fields = {field["name"]: _convert_schema(field["type"], names) for field in schema["fields"]}
         described = [{"field": name, **inner} for name, (inner, _) in fields.items()]
         converts = {name: convert for name, (_, convert) in fields.items() if convert is not None}
-        return {"type": "struct", "fields": described}, _of_record(converts) if converts else None
+        return {"type": "struct", "fields": described}, _make_record_converter(converts) if converts else None
     if kind == "array":
-        inner, convert = _connect(schema["items"], names)
-        return {"type": "array", "items": inner}, None if convert is None else _of_array(convert)
+        inner, convert = _convert_schema(schema["items"], names)
+        return {"type": "array", "items": inner}, None if convert is None else (
+            lambda values: [convert(value) for value in values]
+        )
     if kind == "map":
         return {"type": "map"}, None
     if kind not in _PRIMITIVES:
-        raise NoAvro(f"it has the type {kind!r}, which is not known")
-    return {"type": _PRIMITIVES[kind]}, _finite if kind in ("float", "double") else None
+        raise UnreadableAvro(f"it has the type {kind!r}, which is not known")
+    return {"type": _PRIMITIVES[kind]}, _encode_float if kind in ("float", "double") else None
 
 
-def _union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
+def _convert_union(kinds: list[Any], names: dict[str, Any]) -> tuple[dict[str, Any], Convert]:
+    """Return a nullable type as its type; any other union as text."""
     some = [kind for kind in kinds if kind != "null"]
     if len(some) == 1:
-        described, convert = _connect(some[0], names)
-        return described, None if convert is None else _if_any(convert)
+        described, convert = _convert_schema(some[0], names)
+        return described, None if convert is None else (lambda value: None if value is None else convert(value))
     for kind in some:
-        _connect(kind, names)  # For the names that it adds.
+        _convert_schema(kind, names)  # For the names that it adds.
     return {"type": "string"}, _as_text
 
 
@@ -206,7 +217,7 @@ def _list_names(schema: Mapping[str, Any]) -> list[str]:
     return [] if name is None else [name] if space is None else [name, f"{space}.{name}"]
 
 
-def _of_record(converts: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
+def _make_record_converter(converts: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], Any]:
     def convert(record: dict[str, Any]) -> dict[str, Any]:
         for name, convert_field in converts.items():
             record[name] = convert_field(record[name])
@@ -215,15 +226,8 @@ def _of_record(converts: Mapping[str, Callable[[Any], Any]]) -> Callable[[Any], 
     return convert
 
 
-def _of_array(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda values: [inner(value) for value in values]
-
-
-def _if_any(inner: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else inner(value)
-
-
-def _finite(value: float) -> float | str:
+def _encode_float(value: float) -> float | str:
+    """Return a number that JSON can have, or text for NaN and infinities."""
     return value if math.isfinite(value) else str(value)
 
 

@@ -130,7 +130,7 @@ def parse_brokers(url: str, client: Mapping[str, Any], password_file: str | None
             f"{without_secrets(url)} is not an address of brokers: write kafka://host:9092,host:9092/topic"
         )
     addresses = ",".join(f"{host[1]}:{host[2] or PORT}" for host in hosts if host)
-    options = _options(client, password_file, user, all(host[1] in _NEAR for host in hosts if host))
+    options = _build_client_options(client, password_file, user, all(host[1] in _NEAR for host in hosts if host))
     secrets = tuple(str(value) for name, value in options.items() if _SECRETS.search(name) and value)
     return Brokers(f"kafka://{addresses}", {**options, "bootstrap.servers": addresses}, secrets), topic
 
@@ -148,12 +148,12 @@ def load_brokers(config: KafkaConfig) -> Brokers:
     for option, seconds in (("heartbeat_s", config.heartbeat_s), ("poll_s", config.poll_s), ("late_s", config.late_s)):
         if seconds is not None and not seconds > 0:
             raise InvalidUsage(f"{option}={seconds} must be above 0")
-    routes = _routes(config, topic)
+    routes = _parse_routes(config, topic)
     topics = ",".join(dict.fromkeys(route.topic for route in routes))
     return replace(brokers, name=f"{brokers.name}/{topics}", routes=routes)
 
 
-def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
+def _parse_routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
     where = without_secrets(config.source)
     if bool(topic) == bool(config.into):
         raise InvalidUsage(
@@ -183,7 +183,9 @@ def _routes(config: KafkaConfig, topic: str) -> tuple[Route, ...]:
     return routes
 
 
-def _options(client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool) -> dict[str, Any]:
+def _build_client_options(
+    client: Mapping[str, Any], password_file: str | None, user: str, is_near: bool
+) -> dict[str, Any]:
     """Return the options of the client library, by default with TLS unless brokers are local."""
     options = dict[str, Any](client)
     for name in options:

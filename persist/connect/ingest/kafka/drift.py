@@ -30,20 +30,20 @@ def find_drift(route: Route, texts: pa.ChunkedArray, schema: pa.Schema) -> tuple
     nested = [field for field in schema if pat.is_nested(field.type)]
     more = set[str]()
     for text in texts.to_pylist():
-        for members in _rows_of(route, text):
+        for members in _parse_rows(route, text):
             shapes.add(tuple(members))
             for field in nested:
                 if field.name in members:
-                    more |= {*_unknown(members[field.name], field.type, f"{quote_name(field.name)}.")}
+                    more |= {*_find_unknown_fields(members[field.name], field.type, f"{quote_name(field.name)}.")}
     names = set[str]().union(*shapes)
     return more | (names - {*row_type.names}), {name for name in schema.names if any(name not in s for s in shapes)}
 
 
-def _rows_of(route: Route, text: bytes | None) -> Iterator[Members]:
-    """Yield the rows in a message; none of one that is unreadable or of another table."""
-    message = _members(text)
+def _parse_rows(route: Route, text: bytes | None) -> Iterator[Members]:
+    """Yield the members of each row in a message. Unreadable messages and other tables have none."""
+    message = _parse_members(text)
     if message.keys() == _ENVELOPE:
-        message = _members(message["payload"])
+        message = _parse_members(message["payload"])
     if route.format == "json":
         yield from [message] if message else ()
         return
@@ -52,32 +52,32 @@ def _rows_of(route: Route, text: bytes | None) -> Iterator[Members]:
         if ".".join(map(str, names)) != route.table:
             return
     rows = message.get("after" if route.format == "debezium" else "data")
-    for row in () if rows is None else _items(rows) or [rows]:
-        if members := _members(row):
+    for row in () if rows is None else _parse_items(rows) or [rows]:
+        if members := _parse_members(row):
             yield members
 
 
-def _unknown(value: msgspec.Raw, kind: pa.DataType, path: str) -> Iterator[str]:
-    """Yield the paths of fields inside of a value that its type has not."""
+def _find_unknown_fields(value: msgspec.Raw, kind: pa.DataType, path: str) -> Iterator[str]:
+    """Yield the paths of fields in a JSON value that its type lacks."""
     if pat.is_struct(kind):
-        for name, inner in _members(value).items():
+        for name, inner in _parse_members(value).items():
             if kind.get_field_index(name) < 0:
                 yield path + quote_name(name)
             elif pat.is_nested(kind.field(name).type):
-                yield from _unknown(inner, kind.field(name).type, f"{path}{quote_name(name)}.")
+                yield from _find_unknown_fields(inner, kind.field(name).type, f"{path}{quote_name(name)}.")
     elif pat.is_list(kind):
-        for inner in _items(value):
-            yield from _unknown(inner, kind.value_type, f"{path}element.")
+        for inner in _parse_items(value):
+            yield from _find_unknown_fields(inner, kind.value_type, f"{path}element.")
 
 
-def _members(text: bytes | msgspec.Raw | None) -> Members:
+def _parse_members(text: bytes | msgspec.Raw | None) -> Members:
     try:
         return {} if text is None else _MEMBERS.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}
 
 
-def _items(text: msgspec.Raw) -> list[msgspec.Raw]:
+def _parse_items(text: msgspec.Raw) -> list[msgspec.Raw]:
     try:
         return _ITEMS.decode(text)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -30,12 +30,12 @@ from persist.api.collection import Collection
 from persist.codecs.order.arrays import int64_array
 from persist.codecs.types.documents import check_documents
 from persist.codecs.types.python_types import arrow_type
-from persist.connect.envelopes import Events, canal, debezium, maxwell, plain, with_texts_of_documents
+from persist.connect.envelopes import Events, canal, debezium, encode_mixed_members, maxwell, plain
 from persist.connect.ingest.kafka.avro import Registry
 from persist.connect.ingest.kafka.config import KafkaConfig, Route, load_brokers
 from persist.connect.ingest.kafka.drift import find_drift
 from persist.connect.ingest.kafka.topics import MESSAGE, Place, Poll, Topics
-from persist.connect.ingest.row_types import is_open
+from persist.connect.ingest.row_types import contains_null
 from persist.connect.ingest.source import Batch, Change, Run, Target
 from persist.core.errors import InvalidUpdate, InvalidUsage, Unavailable
 from persist.core.keyed.machine import NUMBER
@@ -71,17 +71,17 @@ class Positions:
         return cls(offsets_by_place, int(properties.get(NEWEST, -1)))
 
     @classmethod
-    def of_rows(cls, rows: list[dict[str, Any]]) -> "Positions":
-        """Return the positions in the rows of a collection of offsets, which earlier versions kept."""
+    def from_rows(cls, rows: list[dict[str, Any]]) -> "Positions":
+        """Return the positions in rows of an offsets collection, an earlier format."""
         newest = [int(row["newest"].timestamp() * 1000) for row in rows if row["newest"] is not None]
         return cls({(row["topic"], row["partition"]): row["next"] for row in rows}, max(newest, default=-1))
 
     def after(self, poll: Poll) -> "Positions":
-        """Return the positions after what a poll brought."""
+        """Return the positions after the messages of a poll."""
         return Positions({**self.next, **poll.next}, max([self.newest_ms, poll.newest_ms]))
 
     def properties(self, topics: Iterable[str]) -> dict[str, str]:
-        """Return the properties of some topics."""
+        """Return the positions of some topics as properties of a collection."""
         offsets: dict[str, list[int | None]] = {topic: [] for topic in topics}
         for topic, partition in sorted(place for place in self.next if place[0] in offsets):
             of_topic = offsets[topic]
@@ -110,7 +110,7 @@ class Kafka:
     def targets(self, client: Client) -> Sequence[Target]:
         """Return the collections of rows, and of rejected messages if any; messages may determine types."""
         missing = [route for route in self._brokers.routes if route.collection not in client]
-        untold = [route for route in missing if not self._is_told(route)]
+        untold = [route for route in missing if not self._has_all_types(route)]
         peeked = self._peek_messages() if untold else {}
         targets = []
         for route in self._brokers.routes:
@@ -131,7 +131,7 @@ class Kafka:
         if run.stop.is_set():
             return
         try:
-            yield from self._follow(run, self._positions(run))
+            yield from self._follow(run, self._load_positions(run))
         except Unavailable:
             self._topics.close()
             self._topics = Topics(self._brokers, self.config)
@@ -141,7 +141,7 @@ class Kafka:
         """End the threads of the client library."""
         self._topics.close()
 
-    def _positions(self, run: Run) -> Positions:
+    def _load_positions(self, run: Run) -> Positions:
         """Return the next offsets, by the last commit, or by an earlier version's collection."""
         positions = Positions.from_properties(run.collections[self.moments].about.properties)
         if positions.next or self._offsets not in run.client:
@@ -150,7 +150,7 @@ class Kafka:
         if not offsets.upper.time:
             return positions
         with offsets.snapshot() as snapshot:
-            return Positions.of_rows(snapshot.to_arrow().to_pylist())
+            return Positions.from_rows(snapshot.to_arrow().to_pylist())
 
     def _follow(self, run: Run, positions: Positions) -> Generator[Batch]:
         clock = run.client.engine.clock
@@ -162,7 +162,7 @@ class Kafka:
             is_end = run.stop.is_set() or (run.once and self._topics.is_read_to_end())
             if poll.rows or (is_end and not run.stop.is_set()) or now_s - moved_s >= self.config.heartbeat_s:
                 after = positions.after(poll)
-                yield self._batch(run, poll, positions, after)
+                yield self._make_batch(run, poll, positions, after)
                 positions = after  # It is durable now.
                 moved_s = now_s
             if is_end:
@@ -171,8 +171,8 @@ class Kafka:
                 self._topics.assign(positions.next, wait=True)
                 looked_s = now_s
 
-    def _batch(self, run: Run, poll: Poll, positions: Positions, after: Positions) -> Batch:
-        """Return what came as a batch, with the positions after it."""
+    def _make_batch(self, run: Run, poll: Poll, positions: Positions, after: Positions) -> Batch:
+        """Return a poll's messages as a batch, which stores the positions after them."""
         time, before_ms = run.uppers[self.moments], positions.newest_ms
         run.client.engine.check_clock()  # It bounds moments, which never go back.
         now_ms = run.client.engine.clock.wall_ms()
@@ -182,16 +182,16 @@ class Kafka:
         rejected: list[pa.Table] = []
         changes = []
         for topic, messages in poll.tables.items():
-            messages, late = _without_late(messages, min(now_ms, before_ms), self.config.late_s)
-            messages, bad = self._readable(messages)
+            messages, late = _split_late(messages, min(now_ms, before_ms), self.config.late_s)
+            messages, bad = self._split_readable(messages)
             rejected += [late, bad]
             for route in self._brokers.routes:
                 if route.topic == topic:
-                    rows, bad = self._rows(route, messages, run.collections[route.collection], time)
+                    rows, bad = self._parse_rows(route, messages, run.collections[route.collection], time)
                     rejected.append(bad)
                     if len(rows):
                         changes.append(Change(route.collection, rows, time))
-        bad = _once(rejected)
+        bad = _deduplicate(rejected)
         if len(bad):
             changes.append(Change(self._rejected.name, bad, time))
             batch.targets = [self._rejected]
@@ -206,13 +206,13 @@ class Kafka:
         batch.changes, batch.rows = changes, poll.rows
         return batch
 
-    def _readable(self, messages: pa.Table) -> tuple[pa.Table, pa.Table]:
+    def _split_readable(self, messages: pa.Table) -> tuple[pa.Table, pa.Table]:
         """Convert Avro to JSON; split messages into readable and unreadable ones."""
         if self._registry is None or not len(messages):
             return messages, _make_rejected_rows(messages.slice(0, 0), [])
         bad: dict[int, str] = {}
         for name in ("value", "key"):
-            texts, unread = self._registry.as_json(messages[name].to_pylist())
+            texts, unread = self._registry.to_json(messages[name].to_pylist())
             bad = unread | bad
             at = messages.schema.get_field_index(name)
             messages = messages.set_column(at, MESSAGE.field(name), pa.array(texts, pa.large_binary()))
@@ -222,21 +222,23 @@ class Kafka:
         good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
         return messages.filter(good), rejected
 
-    def _rows(self, route: Route, messages: pa.Table, collection: Collection, time: int) -> tuple[pa.Table, pa.Table]:
-        """Return the rows or events of a collection that messages stand for, and the bad messages."""
+    def _parse_rows(
+        self, route: Route, messages: pa.Table, collection: Collection, time: int
+    ) -> tuple[pa.Table, pa.Table]:
+        """Return the rows or events of messages for a collection, and the bad messages."""
         schema = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_keyed = collection.handle.keyed is not None
         key = list(collection.schema.key_names) if is_keyed else None
-        messages = _with_documents(route, messages, collection.schema.json)
+        messages = _encode_documents(route, messages, collection.schema.json)
         try:
-            events = _events(route, messages, key, schema)
+            events = _parse_events(route, messages, key, schema)
             bad = _find_bad_documents(route, messages, events, key, schema, collection.schema.json)
             rejected, messages = _split_bad(messages, bad)
-            events = _events(route, messages, key, schema) if bad else events
+            events = _parse_events(route, messages, key, schema) if bad else events
             if UNCHANGED in events.table.column_names:
                 bad = _find_unknown(route, messages, schema, collection, time)
                 unknown, messages = _split_bad(messages, bad)
-                rejected, events = pa.concat_tables([rejected, unknown]), _events(route, messages, key, schema)
+                rejected, events = pa.concat_tables([rejected, unknown]), _parse_events(route, messages, key, schema)
         except InvalidUsage as error:
             first = messages.slice(0, 1).select(["partition", "offset"]).to_pylist()[0]
             raise InvalidUsage(
@@ -266,24 +268,28 @@ class Kafka:
                     ", ".join(sorted(name for _, name in new)),
                 )  # fmt: skip
 
-    def _is_told(self, route: Route) -> bool:
+    def _has_all_types(self, route: Route) -> bool:
         """Return whether the options have the types of all columns that they name."""
         return bool(route.columns) and all(name in route.columns for name in route.key)
 
     def _new_target(self, route: Route, messages: pa.Table | None) -> Target:
         types = {name: arrow_type(kind, f"column {name!r}") for name, kind in route.columns.items()}
-        beside = {name: MESSAGE.field(path).type for name, path in route.metadata.items() if path in MESSAGE.names}
-        types |= {name: kind for name, kind in beside.items() if name not in types}
+        metadata_types = {
+            name: MESSAGE.field(path).type for name, path in route.metadata.items() if path in MESSAGE.names
+        }
+        types |= {name: kind for name, kind in metadata_types.items() if name not in types}
         if messages is not None:
-            messages, _ = self._readable(messages)
+            messages, _ = self._split_readable(messages)
             documents = [name for name, kind in types.items() if kind == pa.json_()]
-            messages = _with_documents(route, messages, documents)
-            schema = _events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
+            messages = _encode_documents(route, messages, documents)
+            schema = (
+                _parse_events(route, messages, route.key or None, None).table.schema if len(messages) else pa.schema([])
+            )
             message_types = {
                 field.name: field.type for field in schema if field.name not in (DELETED, UNCHANGED, *types)
             }
             for name, kind in message_types.items():
-                if is_open(kind):
+                if contains_null(kind):
                     first = f"the first {format_count(len(messages), 'message')} of {route.topic!r}"
                     raise InvalidUsage(
                         f"{self.name}: {first} have the column {name!r}, and no value in it tells its type, {kind}. "
@@ -303,7 +309,7 @@ class Kafka:
         return Target(route.collection, {name: types[name] for name in route.key}, value, keyed)
 
     def _peek_messages(self) -> dict[str, pa.Table]:
-        """Return some messages of each topic, to infer types; later these are read again."""
+        """Return some messages of each topic, from which types are inferred. They are read again later."""
         config = KafkaConfig(source=self.config.source, batch_rows=PEEKED_ROWS)
         topics = Topics(self._brokers, config)
         messages: dict[str, list[pa.Table]] = {}
@@ -323,7 +329,7 @@ class Kafka:
         return {topic: pa.concat_tables(tables) for topic, tables in messages.items()}
 
 
-def _events(
+def _parse_events(
     route: Route,
     messages: pa.Table,
     key: Sequence[str] | None,
@@ -337,16 +343,16 @@ def _events(
     return (debezium if route.format == "debezium" else plain)(messages, types=route.types, **more)
 
 
-def _with_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> pa.Table:
-    """Return messages in which members for columns of JSON are texts of documents; envelopes have texts there."""
+def _encode_documents(route: Route, messages: pa.Table, names: Sequence[str]) -> pa.Table:
+    """Return messages with JSON text in the members for columns of JSON. Envelopes have text there already."""
     if route.format != "json" or not names or not len(messages):
         return messages
-    texts = with_texts_of_documents(messages["value"].combine_chunks(), names)
+    texts = encode_mixed_members(messages["value"].combine_chunks(), names)
     return messages.set_column(messages.schema.get_field_index("value"), MESSAGE.field("value"), texts)
 
 
 def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa.Table]:
-    """Return the bad messages, by number and reason, as rejected rows; and the other messages."""
+    """Return bad messages as rejected rows, and the other messages. `bad` has reasons by row number."""
     good = pa.array([at not in bad for at in range(len(messages))], pa.bool_())
     return _make_rejected_rows(messages.take(pa.array([*bad], pa.int64())), [*bad.values()]), messages.filter(good)
 
@@ -354,9 +360,9 @@ def _split_bad(messages: pa.Table, bad: Mapping[int, str]) -> tuple[pa.Table, pa
 def _find_unknown(
     route: Route, messages: pa.Table, schema: Mapping[str, pa.DataType], collection: Collection, time: int
 ) -> dict[int, str]:
-    """Return the messages that leave values as they are of a row that is not there: number and reason."""
+    """Return messages with unchanged values of a row that does not exist. The result has reasons by row number."""
     numbered = messages.append_column(NUMBER, int64_array(np.arange(len(messages))))
-    rows = _events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
+    rows = _parse_events(route, numbered, [*collection.schema.key_names], schema, {NUMBER: NUMBER}).table
     numbers = rows[NUMBER].to_pylist()
     events = take_events(collection.handle, rows.drop_columns([NUMBER]), collection.handle.stamp(time, None))
     reason = "it lacks large values that did not change, and the collection does not have their row"
@@ -371,7 +377,7 @@ def _find_bad_documents(
     schema: Mapping[str, pa.DataType],
     names: Sequence[str],
 ) -> dict[int, str]:
-    """Return the messages with a text in a column of JSON that is not a document: number and reason.
+    """Return messages with invalid JSON in a column of JSON. The result has reasons by row number.
 
     Each half with such a text is searched by itself, so one bad message of n costs the reading of 2n messages.
     """
@@ -383,13 +389,14 @@ def _find_bad_documents(
             return {0: str(error)}
         middle, bad = len(messages) // 2, dict[int, str]()
         for start, half in ((0, messages.slice(0, middle)), (middle, messages.slice(middle))):
-            reasons = _find_bad_documents(route, half, _events(route, half, key, schema), key, schema, names)
+            reasons = _find_bad_documents(route, half, _parse_events(route, half, key, schema), key, schema, names)
             bad |= {start + at: reason for at, reason in reasons.items()}
         return bad
     return {}
 
 
-def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:
+def _split_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> tuple[pa.Table, pa.Table]:
+    """Return messages that are in time, and late ones as rejected rows."""
     none = _make_rejected_rows(messages.slice(0, 0), [])
     if late_s is None or newest_ms < 0 or not len(messages):
         return messages, none
@@ -404,7 +411,7 @@ def _without_late(messages: pa.Table, newest_ms: int, late_s: float | None) -> t
 
 
 def _make_rejected_rows(messages: pa.Table, reasons: list[str]) -> pa.Table:
-    """Return rejected messages as rows of the collection that keeps them."""
+    """Return rejected messages as rows of the collection for them."""
     columns = {
         name: messages[name].cast(kind)
         for name, kind in {**_REJECTED_KEY, **_REJECTED_VALUE}.items()
@@ -413,8 +420,8 @@ def _make_rejected_rows(messages: pa.Table, reasons: list[str]) -> pa.Table:
     return pa.table({**columns, "reason": pa.array(reasons, pa.string())})
 
 
-def _once(rejected: list[pa.Table]) -> pa.Table:
-    """Return rejected messages, each once: several tables of one stream reject the same message."""
+def _deduplicate(rejected: list[pa.Table]) -> pa.Table:
+    """Return each rejected message once. Several tables of a topic may reject the same one."""
     if not rejected:
         return _make_rejected_rows(MESSAGE.empty_table(), [])
     table = pa.concat_tables(rejected)

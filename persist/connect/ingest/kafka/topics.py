@@ -76,14 +76,14 @@ class Topics:
         try:
             self._consumer = self._library.Consumer(options)
         except (self._library.KafkaException, TypeError, ValueError) as error:
-            raise InvalidUsage(f"{brokers.name} cannot be read: {brokers.redact(_error_text(error))}") from None
+            raise InvalidUsage(f"{brokers.name} cannot be read: {brokers.redact(_format_error(error))}") from None
 
     def close(self) -> None:
         """End the threads of the library."""
         self._consumer.close()
 
     def assign(self, positions: Mapping[Place, int], *, wait: bool) -> None:
-        """Read all partitions that there are, from their positions, or from the beginning. Called again, add new ones.
+        """Read all partitions from their positions, or the beginning. A repeated call adds new ones.
 
         Args:
             wait: a topic that is not there may come later.
@@ -95,20 +95,20 @@ class Topics:
         self._connect()
         added = []
         for topic in self._topics:
-            for partition in self._partitions(topic, wait):
+            for partition in self._list_partitions(topic, wait):
                 place = topic, partition
                 if place in self._next:
                     continue
-                first, end = self._call(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
+                first, end = self._call(self._consumer.get_watermark_offsets, self._make_topic_partition(place), ASK_S)
                 position = positions.get(place)
-                self._next[place] = first if position is None else self._begin(place, position, first, end)
+                self._next[place] = first if position is None else self._check_position(place, position, first, end)
                 self._ends[place] = end
-                added.append(self._at(place, self._next[place]))
+                added.append(self._make_topic_partition(place, self._next[place]))
         if added:
             self._call(self._consumer.incremental_assign, added)
 
     def _connect(self) -> None:
-        """Wait until a broker answers, or all have refused, or none has for too long."""
+        """Wait until a broker answers; raise an error if none does."""
         for _ in range(int(ASK_S / CONNECT_S)):
             try:
                 self._consumer.list_topics(self._topics[0], CONNECT_S)
@@ -120,12 +120,14 @@ class Topics:
             if self._problem is not None:
                 problem, self._problem = self._problem, None
                 break
-        raise self._raised(problem)
+        raise self._make_error(problem)
 
-    def _begin(self, place: Place, position: int, first: int, end: int) -> int:
-        return position if first <= position <= end else self._lost(place, position, first, end)
+    def _check_position(self, place: Place, position: int, first: int, end: int) -> int:
+        """Return the position if the broker still has it; otherwise handle the loss."""
+        return position if first <= position <= end else self._handle_lost(place, position, first, end)
 
-    def _lost(self, place: Place, position: int, first: int, end: int) -> int:
+    def _handle_lost(self, place: Place, position: int, first: int, end: int) -> int:
+        """Return the first offset if `lost` allows a gap; otherwise raise InvalidUsage."""
         what = (
             f"{self._brokers.name}: partition {place[1]} of {place[0]!r} was read up to offset {position}, and has "
             f"offsets from {first} to {end} by now"
@@ -148,7 +150,7 @@ class Topics:
         return self._config.name or (routes[0].collection if len(routes) == 1 else "kafka")
 
     def poll(self) -> Poll:
-        """Return what has come; at least a quarter of a second passes if that is nothing.
+        """Return the messages that arrived, within a quarter of a second if none is there.
 
         Raises:
             InvalidUsage: the topic has lost what is to be read, or may not be read.
@@ -175,15 +177,16 @@ class Topics:
                 break
         if not chunks and self._problem is not None:
             problem, self._problem = self._problem, None
-            raise self._raised(problem)
+            raise self._make_error(problem)
         self._problem = None
-        return self._polled([message for chunk in chunks for message in chunk], ends)
+        return self._make_poll([message for chunk in chunks for message in chunk], ends)
 
     def is_read_to_end(self) -> bool:
         """Return whether all messages up to the ends at assignment were returned."""
         return all(self._next[place] >= end for place, end in self._ends.items())
 
-    def _polled(self, messages: list[Any], ends: Mapping[Place, int]) -> Poll:
+    def _make_poll(self, messages: list[Any], ends: Mapping[Place, int]) -> Poll:
+        """Return messages as tables by topic, with the next offsets."""
         poll = Poll()
         if messages:
             topics = [message.topic() for message in messages]
@@ -210,21 +213,22 @@ class Topics:
         return poll
 
     def _handle_notice(self, message: Any, ends: dict[Place, int]) -> None:
-        """Handle a notice of the library that comes in place of a message."""
+        """Handle a message of the library that has an error instead of a value."""
         error, place = message.error(), (message.topic(), message.partition())
         if error.name() == "_PARTITION_EOF":
             ends[place] = message.offset()
         elif error.name() in ("_AUTO_OFFSET_RESET", "OFFSET_OUT_OF_RANGE"):
-            first, end = self._call(self._consumer.get_watermark_offsets, self._at(place), ASK_S)
-            position = self._lost(place, self._next[place], first, end)
+            first, end = self._call(self._consumer.get_watermark_offsets, self._make_topic_partition(place), ASK_S)
+            position = self._handle_lost(place, self._next[place], first, end)
             self._next[place] = position
-            self._call(self._consumer.seek, self._at(place, position))
+            self._call(self._consumer.seek, self._make_topic_partition(place, position))
         elif error.name() in ("TOPIC_AUTHORIZATION_FAILED", "GROUP_AUTHORIZATION_FAILED"):
             raise InvalidUsage(f"{self._brokers.name}: this user may not read the topic {place[0]!r}")
         else:
             self._problem = error
 
-    def _partitions(self, topic: str, wait: bool) -> list[int]:
+    def _list_partitions(self, topic: str, wait: bool) -> list[int]:
+        """Return the numbers of a topic's partitions. A missing topic has none if `wait`, and otherwise raises."""
         metadata = self._call(self._consumer.list_topics, topic, ASK_S).topics.get(topic)
         if metadata is None or (metadata.error is not None and metadata.error.name() == "UNKNOWN_TOPIC_OR_PART"):
             if wait:
@@ -232,28 +236,29 @@ class Topics:
                 return []
             raise InvalidUsage(f"{self._brokers.name}: there is no topic {topic!r}")
         if metadata.error is not None:
-            raise self._raised(metadata.error)
+            raise self._make_error(metadata.error)
         return sorted(metadata.partitions)
 
-    def _at(self, place: Place, offset: int | None = None) -> Any:
+    def _make_topic_partition(self, place: Place, offset: int | None = None) -> Any:
         if offset is None:
             return self._library.TopicPartition(*place)
         return self._library.TopicPartition(*place, offset)
 
-    def _call(self, ask: Callable[..., Any], *arguments: Any) -> Any:
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Call a function of the library; raise its errors as ours."""
         try:
-            return ask(*arguments)
+            return function(*arguments)
         except self._library.KafkaException as error:
-            raise self._raised(error.args[0]) from None
+            raise self._make_error(error.args[0]) from None
 
     def _keep_problem(self, error: Any) -> None:
-        """Keep a problem that the library does not solve by itself, unlike one missing broker."""
+        """Keep an error that the library does not solve itself."""
         lasting = ("_ALL_BROKERS_DOWN", "_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED", "_SSL")
         if error.fatal() or error.name() in lasting:
             self._problem = error
 
-    def _raised(self, error: Any) -> InvalidUsage | Unavailable:
-        text = self._brokers.redact(_error_text(error))
+    def _make_error(self, error: Any) -> InvalidUsage | Unavailable:
+        text = self._brokers.redact(_format_error(error))
         if error.name() in ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"):
             return InvalidUsage(f"{self._brokers.name} does not let this user in: {text}")
         if error.name() in ("TOPIC_AUTHORIZATION_FAILED", "CLUSTER_AUTHORIZATION_FAILED"):
@@ -261,6 +266,6 @@ class Topics:
         return Unavailable(f"{self._brokers.name} does not answer: {text}")
 
 
-def _error_text(error: Any) -> str:
+def _format_error(error: Any) -> str:
     problem = error.args[0] if isinstance(error, Exception) and error.args else error
     return str(problem.str()) if hasattr(problem, "str") else str(problem)

@@ -66,24 +66,24 @@ class _Token:
 
 def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effect:
     """Parse the effect of a statement on followed tables; `schema` is its default schema."""
-    tokens = [*_tokens(statement)]
+    tokens = [*_tokenize(statement)]
     words = [token.word for token in tokens[:4]] + [""] * 4
     effect = Effect()
     tables = {*followed}
     if words[0] == "TRUNCATE":
-        effect.emptied = [_table(tokens, 2 if words[1] == "TABLE" else 1, schema)[0]]
+        effect.emptied = [_parse_table_name(tokens, 2 if words[1] == "TABLE" else 1, schema)[0]]
     elif words[0] == "DROP" and words[1] in ("DATABASE", "SCHEMA"):
         name = tokens[4 if words[2] == "IF" else 2].text
         effect.emptied = [table for table in followed if table[0] == name]
     elif words[0] == "DROP" and words[1] == "TABLE":
-        effect.emptied = [*_tables(tokens, 4 if words[2] == "IF" else 2, schema)]
+        effect.emptied = [*_parse_table_list(tokens, 4 if words[2] == "IF" else 2, schema)]
     elif words[:4] == ["CREATE", "OR", "REPLACE", "TABLE"]:
-        effect.emptied = [_table(tokens, 4, schema)[0]]
+        effect.emptied = [_parse_table_name(tokens, 4, schema)[0]]
     elif words[0] == "RENAME" and words[1] in ("TABLE", "TABLES"):
-        moved = {name for at, token in enumerate(tokens) for name in _parse_table(tokens, at, schema) if token}
+        moved = {name for at, token in enumerate(tokens) for name in _parse_single_table(tokens, at, schema) if token}
         effect.refused = "it gives tables other names" if moved & tables else ""
     elif words[0] == "ALTER":
-        _alter(tokens, schema, tables, effect)
+        _parse_alter(tokens, schema, tables, effect)
     elif words[0] in _ROWS and {token.text for token in tokens} & {name for _, name in followed}:
         effect.refused = "it changes rows and is logged as a statement (binlog_format of its session is not ROW)"
     elif words[0] == "ROLLBACK":
@@ -92,22 +92,23 @@ def parse_effect(statement: str, schema: str, followed: Sequence[Table]) -> Effe
     return effect
 
 
-def _alter(tokens: list[_Token], schema: str, tables: set[Table], effect: Effect) -> None:
+def _parse_alter(tokens: list[_Token], schema: str, tables: set[Table], effect: Effect) -> None:
+    """Add the effect of ALTER TABLE on followed tables."""
     at = next((at for at, token in enumerate(tokens[:5]) if token.word == "TABLE"), None)
     if at is None:
         return
     at += 3 if tokens[at + 1].word == "IF" else 1
-    table, at = _table(tokens, at, schema)
-    for spec in _specs(tokens[at:]):
+    table, at = _parse_table_name(tokens, at, schema)
+    for spec in _split_specifications(tokens[at:]):
         words = [token.word for token in spec] + [""] * 4
         names = [token.text for token in spec if token.word not in ("COLUMN", "IF", "EXISTS")]
         if words[0] == "RENAME" and words[1] not in ("COLUMN", "INDEX", "KEY"):
-            target = _table(spec, 2 if words[1] in ("TO", "AS", "=") else 1, schema)[0]
+            target = _parse_table_name(spec, 2 if words[1] in ("TO", "AS", "=") else 1, schema)[0]
             effect.refused = "it gives the table another name" if {table, target} & tables else effect.refused
     if table not in tables:
         return
     effect.table = table
-    for spec in _specs(tokens[at:]):
+    for spec in _split_specifications(tokens[at:]):
         words = [token.word for token in spec] + [""] * 4
         names = [token.text for token in spec if token.word not in ("COLUMN", "IF", "EXISTS")]
         if words[0] == "CHANGE" or words[:2] == ["RENAME", "COLUMN"]:
@@ -130,7 +131,8 @@ def _alter(tokens: list[_Token], schema: str, tables: set[Table], effect: Effect
             effect.refused = "rows that a foreign key changes are not in the log"
 
 
-def _specs(tokens: list[_Token]) -> Iterator[list[_Token]]:
+def _split_specifications(tokens: list[_Token]) -> Iterator[list[_Token]]:
+    """Yield the tokens of each comma-separated part of a statement."""
     depth, spec = 0, list[_Token]()
     for token in tokens:
         depth += (token.word == "(") - (token.word == ")")
@@ -143,7 +145,7 @@ def _specs(tokens: list[_Token]) -> Iterator[list[_Token]]:
         yield spec
 
 
-def _tokens(statement: str) -> Iterator[_Token]:
+def _tokenize(statement: str) -> Iterator[_Token]:
     for match in _TOKEN.finditer(statement):
         if match["name"] is not None:
             yield _Token(match["name"].replace("``", "`"), True)
@@ -153,25 +155,25 @@ def _tokens(statement: str) -> Iterator[_Token]:
             yield _Token(match["word"] or match["mark"])
 
 
-def _table(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
-    """Return the table that is named at a place, and the place behind it."""
+def _parse_table_name(tokens: list[_Token], at: int, schema: str) -> tuple[Table, int]:
+    """Return the table that is named at a position, and the position after it."""
     if len(tokens) > at + 2 and tokens[at + 1].word == ".":
         return (tokens[at].text, tokens[at + 2].text), at + 3
     return (schema, tokens[at].text), at + 1
 
 
-def _tables(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
+def _parse_table_list(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
     while at < len(tokens):
-        table, at = _table(tokens, at, schema)
+        table, at = _parse_table_name(tokens, at, schema)
         yield table
         if at >= len(tokens) or tokens[at].word != ",":
             return
         at += 1
 
 
-def _parse_table(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
+def _parse_single_table(tokens: list[_Token], at: int, schema: str) -> Iterator[Table]:
     if at and tokens[at - 1].word != ".":
-        yield _table(tokens, at, schema)[0]
+        yield _parse_table_name(tokens, at, schema)[0]
 
 
 STEP = 1 << 20
@@ -186,16 +188,16 @@ class Gtids(Protocol):
         ...
 
     def add(self, gtid: str) -> None:
-        """Add the transaction that comes next; raise InvalidUsage if it is there, or later ones are."""
+        """Add the next transaction; raise InvalidUsage if it, or a later one, is there."""
         ...
 
     def has(self, other: str) -> bool:
-        """Return whether all transactions of a set are in this one."""
+        """Return whether this set contains another one."""
         ...
 
 
 def parse_gtids(text: str, *, is_mariadb: bool) -> Gtids:
-    """Return the set that a server writes like that."""
+    """Return the set of transactions that a server's text describes."""
     return _Domains(text) if is_mariadb else _Servers(text)
 
 

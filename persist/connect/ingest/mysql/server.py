@@ -120,7 +120,7 @@ class Server:
         self._mode = query.get("ssl_mode", "disabled" if is_near else "required")
         if self._mode not in ("disabled", "required", "verify"):
             raise InvalidUsage(f"ssl_mode={self._mode!r} is not disabled, required or verify")
-        self._password = self._secret(unquote(parts.password or ""))
+        self._password = self._load_password(unquote(parts.password or ""))
         self._settings: dict[str, Any] = {
             "host": host, "port": port, "user": unquote(parts.username or "") or None, "password": self._password,
             "unix_socket": query.get("unix_socket"), "charset": "utf8mb4", "connect_timeout": 10,
@@ -131,7 +131,7 @@ class Server:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             self._settings["ssl"] = context
 
-    def _secret(self, given: str) -> str:
+    def _load_password(self, given: str) -> str:
         if given or self.config.password_file is None:
             return given or os.environ.get("MYSQL_PWD", "")
         try:
@@ -143,10 +143,10 @@ class Server:
             ) from None
 
     def settings(self, **more: Any) -> dict[str, Any]:
-        """Return the arguments that connect to it."""
+        """Return the arguments that connect to the server, with further ones."""
         return {**self._settings, **more}
 
-    def connected(self, **more: Any) -> Any:
+    def open_connection(self, **more: Any) -> Any:
         """Return a connection.
 
         Raises:
@@ -156,7 +156,7 @@ class Server:
         try:
             connection = self.connect(**self.settings(database=self.schema, autocommit=True, **more))
         except (self.library.Error, OSError) as error:
-            raise self.problem(error) from None
+            raise self.make_error(error) from None
         return connection
 
     def connect(self, **settings: Any) -> Any:
@@ -188,12 +188,12 @@ class Server:
         return Link(**settings)
 
     def is_lost(self, error: BaseException) -> bool:
-        """Return whether an error means that the server does not answer, and not that it refuses."""
+        """Return whether an error means that the server does not answer. Refusals are other errors."""
         if isinstance(error, self.library.Error):
             return isinstance(error, self.library.InterfaceError) or (error.args and error.args[0] in _LOST)
         return isinstance(error, (OSError, Unavailable, EOFError))
 
-    def problem(self, error: BaseException) -> InvalidUsage | Unavailable:
+    def make_error(self, error: BaseException) -> InvalidUsage | Unavailable:
         """Return the error for a problem with the server, without passwords."""
         if isinstance(error, (InvalidUsage, Unavailable)):
             return error
@@ -209,7 +209,7 @@ class Server:
         return InvalidUsage(f"{self.name} refuses: {text}. The user needs {NEEDS}")
 
     def check(self, connection: Any) -> None:
-        """Check that the server logs what is needed; look whether it is MariaDB.
+        """Check that the server's settings log whole rows; detect MariaDB.
 
         Raises:
             InvalidUsage: it does not; the message names the settings to change.
@@ -231,13 +231,13 @@ class Server:
                 )
 
     def executed(self, connection: Any) -> Gtids:
-        """Return which transactions the server has."""
+        """Return the transactions that the server has executed."""
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT @@global.{'gtid_binlog_pos' if self.is_mariadb else 'gtid_executed'}")
             return parse_gtids(cursor.fetchone()[0] or "", is_mariadb=self.is_mariadb)
 
     def tables(self, connection: Any) -> dict[str, list[Column]]:
-        """Return the tables that are wanted, with their columns.
+        """Return the requested tables, each with its columns.
 
         Raises:
             InvalidUsage: there is none of that name, or what happens to one is not in the log.
@@ -257,7 +257,7 @@ class Server:
                 if is_generated and not is_excluded:
                     generated.append((row[0], row[1], row[10]))
                 if not is_generated and not is_excluded:
-                    columns.setdefault(row[0], []).append(_column(*row[1:10], is_sql=self.is_mariadb))
+                    columns.setdefault(row[0], []).append(_make_column(*row[1:10], is_sql=self.is_mariadb))
                 elif row[6] == "PRI":
                     no_key[row[0]] = row[1]
             cursor.execute(_CASCADES, (self.schema,))
@@ -307,7 +307,7 @@ class Server:
                 raise InvalidUsage(f"exclude: {self.name} has no column {name!r} that is taken in. Write table.column")
 
 
-def _column(
+def _make_column(
     name: str,
     kind: str,
     full: str,
@@ -368,8 +368,8 @@ def to_arrow_type(kind: str, *, unsigned: bool = False, precision: int = 0, scal
     return _OTHERS.get(kind)
 
 
-def logged_type(column: Any) -> pa.DataType | None:
-    """Return the Arrow type of a column as the log describes it."""
+def get_logged_type(column: Any) -> pa.DataType | None:
+    """Return the Arrow type of a column that the log describes."""
     kind = BY_CODE.get(column.type, "")
     if kind in _TEXTS and column.character_set_name == BINARY:
         return pa.binary()
@@ -381,8 +381,8 @@ def logged_type(column: Any) -> pa.DataType | None:
     )
 
 
-def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[str, str]) -> list[Any]:
-    """Return a row of the log as the values that a query would give."""
+def decode_logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[str, str]) -> list[Any]:
+    """Return a logged row with the values that a query would return."""
     row = []
     for column in columns:
         value = values[column.name]
@@ -392,7 +392,7 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
         elif column.type == 248:
             value = ",".join(member for member in column.set_values if member in value)
         elif column.type == 19 and value < NO_TIME:
-            value = _negative(value)
+            value = _fix_negative_time(value)
         elif column.type == 16:
             value = int(value, 2)
         elif column.type == 254 and isinstance(value, bytes):
@@ -407,8 +407,8 @@ def logged_values(columns: Sequence[Any], values: dict[str, Any], sources: dict[
     return row
 
 
-def _negative(value: timedelta) -> timedelta:
-    """Correct a negative time, because the library reads its fraction of a second wrongly."""
+def _fix_negative_time(value: timedelta) -> timedelta:
+    """Correct a negative time, whose fraction the library reads wrongly."""
     fraction = -value % SECOND
     return value + 2 * fraction - SECOND if fraction else value
 
@@ -418,7 +418,7 @@ def _decode_value(value: Any) -> Any:
 
 
 def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
-    """Convert values of a query or of the log into a column.
+    """Return values of a query or of the log as an array of a type.
 
     Dates with zeros, which no calendar has, are NULL; times are text.
 
@@ -444,7 +444,7 @@ def to_column(values: list[Any], kind: pa.DataType, where: str) -> pa.Array:
 
 
 def to_text(value: Any) -> Any:
-    """Return a value as text, if it is none yet; None stays."""
+    """Return a value as text; None stays."""
     if isinstance(value, timedelta):
         micros = value // timedelta(microseconds=1)
         sign, micros = ("-", -micros) if micros < 0 else ("", micros)

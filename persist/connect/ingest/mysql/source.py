@@ -18,9 +18,9 @@ from persist.api.client import Client
 from persist.api.collection import Collection
 from persist.connect.ingest.mysql.binlog import STEP, parse_gtids
 from persist.connect.ingest.mysql.server import PADDED, Column, MysqlConfig, Server, to_column, to_text
-from persist.connect.ingest.mysql.stream import BinlogPosition, MyStream
+from persist.connect.ingest.mysql.stream import BinlogPosition, BinlogStream
 from persist.connect.ingest.source import SOURCE, Batch, Run, Target
-from persist.connect.ingest.table_copy import Copied, Copy, Point
+from persist.connect.ingest.table_copy import Copy, CopyProgress, Point
 from persist.core.errors import InvalidUsage, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ class Mysql:
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return a collection for each table. Collections of copies that cannot continue are dropped."""
-        with closing(self._server.connected()) as connection:
+        with closing(self._server.open_connection()) as connection:
             self._server.check(connection)
             self._tables = self._server.tables(connection)
         for table, columns in self._tables.items():
@@ -48,10 +48,10 @@ class Mysql:
                 collection = client.load(name)
                 if collection.about.properties.get(SOURCE) == self.name and not _can_continue(collection, columns):
                     collection.drop().result()
-        return [self._target(table, columns) for table, columns in self._tables.items()]
+        return [self._make_target(table, columns) for table, columns in self._tables.items()]
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
+        """Yield copied contents, then transactions. A lost connection is opened again."""
         names = [self.config.prefix + table for table in self._tables]
         try:
             if not all(run.uppers[name] for name in names):
@@ -59,14 +59,14 @@ class Mysql:
                     yield batch
                     if run.stop.is_set():
                         return
-            yield from MyStream(self._server, self._tables, run, self.moments).batches()
+            yield from BinlogStream(self._server, self._tables, run, self.moments).batches()
         except (self._server.library.Error, OSError, EOFError, Unavailable) as error:
-            raise self._server.problem(error) from None
+            raise self._server.make_error(error) from None
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""
 
-    def _target(self, table: str, columns: Sequence[Column]) -> Target:
+    def _make_target(self, table: str, columns: Sequence[Column]) -> Target:
         types = {column.name: column.type for column in columns}
         key = {column.name: types.pop(column.name) for column in columns if column.is_key}
         return Target(self.config.prefix + table, key, types, bool(key), None, f"the table {table}")
@@ -81,23 +81,23 @@ class MysqlCopy:
         self._moments = moments
 
     def key(self, table: str) -> Sequence[str]:
-        """Return the columns that are the key of a table."""
+        """Return the key columns of a table."""
         return [column.name for column in self._tables[table][1] if column.is_key]
 
     @contextmanager
     def point(self, *, is_new: bool) -> Iterator[Point]:
-        """Hold a snapshot, of which it is known which transactions are in it."""
+        """Open a snapshot at a known set of transactions."""
         from pymysql.cursors import SSCursor
 
         server = self._server
-        with closing(server.connected(cursorclass=SSCursor)) as connection:
+        with closing(server.open_connection(cursorclass=SSCursor)) as connection:
             cursor = server.library.cursors.Cursor(connection)
             isolation = "tx_isolation" if server.is_mariadb else "transaction_isolation"
             cursor.execute(
                 f"SET SESSION time_zone = '+00:00', net_write_timeout = 3600, sql_mode = '', "
                 f"{isolation} = 'REPEATABLE-READ'"
             )
-            gtids = parse_gtids(self._snapshot(cursor), is_mariadb=server.is_mariadb)
+            gtids = parse_gtids(self._begin_snapshot(cursor), is_mariadb=server.is_mariadb)
             if gtids.measure > MEASURE_MAX:
                 raise InvalidUsage(f"{server.name} has numbered its transactions up to {gtids}, which is too far")
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
@@ -105,8 +105,8 @@ class MysqlCopy:
             at = {self._moments: BinlogPosition(str(gtids)).to_properties()}
             yield Point(gtids.measure * STEP, now_us - 1_000_000, connection, at)
 
-    def _snapshot(self, cursor: Any) -> str:
-        """Begin a consistent snapshot; return which transactions are in it."""
+    def _begin_snapshot(self, cursor: Any) -> str:
+        """Begin a consistent snapshot; return its set of transactions."""
         begin = "START TRANSACTION WITH CONSISTENT SNAPSHOT"
         if self._server.is_mariadb:
             cursor.execute(begin)
@@ -143,7 +143,7 @@ class MysqlCopy:
                     for column, values in zip(columns, zip(*rows, strict=True), strict=True)
                 }
                 last = dict(zip((column.name for column in columns), rows[-1], strict=True))
-                yield pa.table(arrays), [_literal(connection, last[key_column]) for key_column in self.key(table)]
+                yield pa.table(arrays), [_quote_literal(connection, last[key_column]) for key_column in self.key(table)]
 
 
 def _quote_name(name: str) -> str:
@@ -151,7 +151,7 @@ def _quote_name(name: str) -> str:
 
 
 def _order_expression(column: Column) -> str:
-    """Return the expression of a key column for ORDER BY, with enums and sets as text."""
+    """Return a key column as an ORDER BY expression. Enums and sets are compared as text."""
     name = _quote_name(column.name)
     return f"CONVERT({name} USING utf8mb4) COLLATE utf8mb4_bin" if column.kind in ("enum", "set") else name
 
@@ -163,7 +163,8 @@ def _select_expression(column: Column) -> str:
     return f"CAST({name} AS BINARY)" if column.kind in PADDED - {"binary"} else name
 
 
-def _literal(connection: Any, value: Any) -> str:
+def _quote_literal(connection: Any, value: Any) -> str:
+    """Return a value as an SQL literal."""
     if isinstance(value, bytes):
         return f"X'{value.hex()}'" if value else "''"
     if isinstance(value, (date, datetime, timedelta)):
@@ -172,8 +173,8 @@ def _literal(connection: Any, value: Any) -> str:
 
 
 def _can_continue(collection: Collection, columns: Sequence[Column]) -> bool:
-    """Return whether the copy of a table can go on with what it has left."""
-    copied = Copied.from_properties(collection)
+    """Return whether an interrupted copy of a table can be continued."""
+    copied = CopyProgress.from_properties(collection)
     have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
     is_same = have == {column.name: column.type for column in columns}
     return copied is not None and is_same and (any(column.is_key for column in columns) or copied.is_done)

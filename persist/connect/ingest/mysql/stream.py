@@ -18,7 +18,7 @@ import pyarrow as pa
 from persist.api.collection import Collection
 from persist.codecs.nested import quote_name
 from persist.connect.ingest.mysql.binlog import STEP, Effect, parse_effect, parse_gtids
-from persist.connect.ingest.mysql.server import Column, Server, logged_type, logged_values, to_column
+from persist.connect.ingest.mysql.server import Column, Server, decode_logged_values, get_logged_type, to_column
 from persist.connect.ingest.source import Batch, Run, advise_copy
 from persist.connect.ingest.table_rows import TableRows
 from persist.connect.ingest.transactions import Transactions
@@ -51,8 +51,8 @@ class BinlogPosition(msgspec.Struct, frozen=True):
         return {POSITION: msgspec.json.encode(self).decode()}
 
 
-class MyStream:
-    """Follows tables; `tables` has the columns that the server has now."""
+class BinlogStream:
+    """Reads transactions of some tables; `tables` has the columns they have now."""
 
     def __init__(self, server: Server, tables: Mapping[str, Sequence[Column]], run: Run, moments: str) -> None:
         self._server = server
@@ -60,13 +60,13 @@ class MyStream:
         self._names = {(server.schema, table): f"{server.config.prefix}{table}" for table in tables}
         at = BinlogPosition.from_properties(run.collections[moments])
         if at is None:
-            raise InvalidUsage(f"{moments!r} does not say how far {server.name} was read: {self._again()}")
+            raise InvalidUsage(f"{moments!r} does not say how far {server.name} was read: {self._advise_copy()}")
         self._flow = Transactions(
             server.name,
             run,
             [*self._names.values()],
             server.config.batch_rows,
-            self._behind,
+            self._count_bytes_behind,
             lambda: {moments: self._at.to_properties()},
             place=lambda time: f"transaction {self._gtid_of.get(time, time // STEP)}",
         )
@@ -76,7 +76,7 @@ class MyStream:
         if (self._flow.upper - 1) // STEP != self._gtids.measure:
             raise InvalidUsage(
                 f"the collections of {server.name} are sealed to {self._flow.upper}, and it was read up to "
-                f"{at.gtids!r}: another writer sealed them. {self._again()}"
+                f"{at.gtids!r}: another writer sealed them. {self._advise_copy()}"
             )
         self._relations: dict[int, tuple[Any, TableRows | None]] = {}
         self._logs: list[tuple[str, int]] = []  # Files of the log and their bytes, as of the beginning.
@@ -85,14 +85,14 @@ class MyStream:
         self._is_prepared = self._is_begun = self._is_touched = False  # State of the current transaction.
 
     def batches(self) -> Iterator[Batch]:
-        """Yield transactions as they come, some of them together."""
-        with closing(self._server.connected()) as looking:
+        """Yield transactions as they come; small ones share a batch."""
+        with closing(self._server.open_connection()) as looking:
             target = self._check_position(looking)
         events: queue.Queue[Any] = queue.Queue(AHEAD)
         stream = self._open_binlog()
         ended = threading.Event()
         reader = threading.Thread(
-            target=_read, args=(stream, events, ended, self._monotonic_us), name="persist-binlog", daemon=True
+            target=_read_events, args=(stream, events, ended, self._monotonic_us), name="persist-binlog", daemon=True
         )
         reader.start()
         try:
@@ -107,19 +107,19 @@ class MyStream:
                 link.forget()
 
     def _check_position(self, connection: Any) -> int:
-        """Check that the server still has the next transaction; return the measure of its set."""
+        """Check that the server still has the next transaction; return the measure of all that it has."""
         server = self._server
         executed = server.executed(connection)
         if not executed.has(str(self._gtids)):
             raise InvalidUsage(
                 f"{server.name} has {executed}, and {self._gtids} was taken in: it lost transactions, or is another "
-                f"server that is behind. Wait until it has them, or read the server that has. {self._again()}"
+                f"server that is behind. Wait until it has them, or read the server that has. {self._advise_copy()}"
             )
         with connection.cursor() as cursor:
             if not server.is_mariadb:
                 cursor.execute("SELECT @@global.gtid_purged")
                 if not self._gtids.has(cursor.fetchone()[0] or ""):
-                    raise InvalidUsage(f"{server.name} has purged the log that comes next. {self._again()}")
+                    raise InvalidUsage(f"{server.name} has purged the log that comes next. {self._advise_copy()}")
             cursor.execute("SHOW BINARY LOGS")
             self._logs = [(row[0], row[1]) for row in cursor.fetchall()]
             cursor.execute("SELECT CAST(unix_timestamp(now(6)) * 1000000 AS SIGNED)")
@@ -140,11 +140,11 @@ class MyStream:
             slave_heartbeat=1.0,
             filter_non_implemented_events=False,
             enable_logging=False,
-            pymysql_wrapper=self._connected,
+            pymysql_wrapper=self._connect_for_library,
         )
 
-    def _connected(self, *, db: str | None = None, **settings: Any) -> Any:
-        """Connect for the library, which uses an old name for the database.
+    def _connect_for_library(self, *, db: str | None = None, **settings: Any) -> Any:
+        """Connect for the library, which uses an older name for `database`.
 
         A connection that is lost is not made anew there, because the library would begin where it began before.
         """
@@ -159,10 +159,10 @@ class MyStream:
             if not flow.is_inside:
                 is_end = run.stop.is_set() or (run.once and self._gtids.measure >= target)
                 if is_end:  # If it ends so early, nothing is known of what came since this began.
-                    yield from self._nothing_more(self._began_us if run.once else None)
+                    yield from self._seal_quiet_time(self._began_us if run.once else None)
                     return
                 if events.empty() and not flow.is_empty:
-                    yield flow.batch(flow.done)
+                    yield flow.make_batch(flow.done)
             try:
                 event = events.get(timeout=0.25)
             except queue.Empty:
@@ -170,31 +170,35 @@ class MyStream:
             if isinstance(event, BaseException):
                 if not isinstance(event, (self._server.library.Error, OSError, EOFError)):
                     raise event
-                problem = self._server.problem(event)
-                raise InvalidUsage(f"{problem}. {self._again()}") if "taken in" in str(problem) else problem
-            yield from self._event(event)
+                problem = self._server.make_error(event)
+                raise InvalidUsage(f"{problem}. {self._advise_copy()}") if "taken in" in str(problem) else problem
+            yield from self._process_event(event)
             is_due = clock.monotonic_s() - last_s >= self._server.config.heartbeat_s
             sent_us = event[4]
             if type(event[0]).__name__ == "HeartbeatLogEvent" and sent_us and is_due and not flow.is_inside:
                 last_s = clock.monotonic_s()
-                yield from self._nothing_more(sent_us + self._ahead_us)
+                yield from self._seal_quiet_time(sent_us + self._ahead_us)
 
-    def _nothing_more(self, by_us: int | None) -> Iterator[Batch]:
-        """Advance to a moment, less a second, because moments of the log are seconds."""
+    def _seal_quiet_time(self, by_us: int | None) -> Iterator[Batch]:
+        """Seal up to a moment at which no transaction is outstanding.
+
+        The moment is reduced by a second, because the log has moments in seconds.
+        """
         flow, self._logs = self._flow, []
         if by_us is not None and flow.done < (self._gtids.measure + 1) * STEP:
-            flow.nothing_before(flow.done + 1, by_us - 1_000_000)
+            flow.note_quiet_until(flow.done + 1, by_us - 1_000_000)
         if flow.done > flow.upper:
-            yield flow.batch(flow.done)
+            yield flow.make_batch(flow.done)
 
-    def _behind(self) -> int:
-        """Return how much is still to be read of what the log had when this began."""
+    def _count_bytes_behind(self) -> int:
+        """Return the unread bytes of the log as it was at the beginning."""
         later_sizes = [size for file, size in self._logs if file > self._at.file]
         return sum(later_sizes) + sum(
             max(0, size - self._at.offset) for file, size in self._logs if file == self._at.file
         )
 
-    def _event(self, event: Any) -> Iterator[Batch]:
+    def _process_event(self, event: Any) -> Iterator[Batch]:
+        """Process an event of the log: (event, rows, file, offset, sent_us)."""
         event, rows, file, offset, _ = event
         kind, flow = type(event).__name__, self._flow
         if kind in ("MariadbGtidEvent", "GtidEvent"):
@@ -210,40 +214,44 @@ class MyStream:
             self._gtid_of[after.measure * STEP] = event.gtid
             yield from flow.begin(after.measure * STEP, event.timestamp * 1_000_000)
         elif kind == "TableMapEvent":
-            yield from self._relation(event)
+            yield from self._process_table_map(event)
         elif kind in ("WriteRowsEvent", "UpdateRowsEvent", "DeleteRowsEvent", "PartialUpdateRowsEvent"):
-            yield from self._rows(event, rows)
+            yield from self._process_rows(event, rows)
         elif kind == "XidEvent":
-            yield from self._make_final_batch(event, file, offset)
+            yield from self._commit_transaction(event, file, offset)
         elif kind in ("QueryEvent", "ExecuteLoadQueryEvent"):
-            yield from self._query(event, file, offset)
+            yield from self._process_query(event, file, offset)
         elif kind == "XAPrepareEvent":
-            yield from self._make_final_batch(event, file, offset)
+            yield from self._commit_transaction(event, file, offset)
         elif kind == "NotImplementedEvent" and event.event_type in UNKNOWN:
             raise InvalidUsage(
                 f"{self._server.name} has an event of type {event.event_type} in its log, which is not known: set "
-                f"log_bin_compress or binlog_transaction_compression to OFF, and gtid_mode to ON. {self._again()}"
+                f"log_bin_compress or binlog_transaction_compression to OFF, and gtid_mode to ON. {self._advise_copy()}"
             )
 
-    def _query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+    def _process_query(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
         statement, schema = _as_text(event.query), _as_text(event.schema)
-        self._is_begun, is_end = transaction_after(statement, self._is_begun)
+        self._is_begun, is_end = follow_transaction(statement, self._is_begun)
         effect = parse_effect(statement, schema, [*self._names])
         if effect.refused or (effect.is_gone and self._is_touched):
             raise InvalidUsage(
                 f"{self._server.name}: a statement cannot be followed, because "
-                f"{effect.refused or 'it undoes changes that are in the log'}: {statement[:100]!r}. {self._again()}"
+                f"{effect.refused or 'it undoes changes that are in the log'}: {statement[:100]!r}. "
+                f"{self._advise_copy()}"
             )
-        yield from self._effect(effect)
+        yield from self._apply_effect(effect)
         if is_end:
-            yield from self._make_final_batch(event, file, offset)
+            yield from self._commit_transaction(event, file, offset)
 
-    def _effect(self, effect: Effect) -> Iterator[Batch]:
+    def _apply_effect(self, effect: Effect) -> Iterator[Batch]:
+        """Truncate tables, rename and drop columns as a statement did."""
         flow = self._flow
         if flow.is_known:
             return
         if effect.emptied:
-            yield from flow.emptied([self._table_rows(self._names[table], table[1]) for table in effect.emptied])
+            yield from flow.truncate_tables(
+                [self._get_table_rows(self._names[table], table[1]) for table in effect.emptied]
+            )
         if effect.table is not None and (effect.renamed or effect.dropped):
             yield from flow.seal_earlier()
             collection = self._run.collections[self._names[effect.table]]
@@ -254,7 +262,7 @@ class MyStream:
                 self._evolve_collection(collection, effect.table[1], rename=renamed, drop=dropped)
 
     def _evolve_collection(self, collection: Collection, table: str, **changes: Any) -> None:
-        """Change the columns of a collection, with the time as a mark against repetition."""
+        """Change the columns of a collection once, with the time as a mark."""
         changes = {what: names for what, names in changes.items() if names}
         for what in changes.keys() & {"add", "defaults"}:
             changes[what] = {quote_name(name): value for name, value in changes[what].items()}
@@ -271,11 +279,11 @@ class MyStream:
         if changes:
             logger.warning("%s has other columns from here on: %s", table, changes)
 
-    def _relation(self, event: Any) -> Iterator[Batch]:
-        """Use a table's new form; its collection follows once all earlier rows are durable."""
+    def _process_table_map(self, event: Any) -> Iterator[Batch]:
+        """Adopt a table's new columns; its collection evolves after earlier rows are durable."""
         name = self._names.get((event.schema, event.table))
         relation = self._relations.get(event.table_id)
-        if name is None or self._flow.is_known or (relation is not None and relation[0] == _signature(event)):
+        if name is None or self._flow.is_known or (relation is not None and relation[0] == _get_table_signature(event)):
             if name is None:
                 self._relations[event.table_id] = (None, None)
             return
@@ -287,7 +295,7 @@ class MyStream:
         if not event.optional_metadata.column_name_list:
             raise InvalidUsage(
                 f"{self._server.name} has logged rows of {event.table} without the names of its columns, because "
-                f"binlog_row_metadata was not FULL then. {self._again()}"
+                f"binlog_row_metadata was not FULL then. {self._advise_copy()}"
             )
         collection = self._run.collections[name]
         types: dict[str, pa.DataType] = {}
@@ -296,27 +304,30 @@ class MyStream:
                 raise InvalidUsage(
                     f"the values of the ENUM {event.table}.{column.name} are not in UTF-8: exclude it, or convert it"
                 )
-            types[column.name] = logged_type(column)
-        for excluded in (*exclude, *self._generated(event.table, types, collection)):
+            types[column.name] = get_logged_type(column)
+        for excluded in (*exclude, *self._list_generated(event.table, types, collection)):
             types.pop(excluded, None)
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
         if have != types:
             yield from self._flow.seal_earlier()
-            self._follow(collection, event.table, have, types)
+            self._follow_table(collection, event.table, have, types)
         key = [event.columns[at].name for at in event.optional_metadata.simple_primary_key_list]
         key += [event.columns[at].name for at in event.optional_metadata.primary_keys_with_prefix]
         if {*key} != {*(collection.schema.key_names if collection.handle.keyed else ())}:
             raise InvalidUsage(
-                f"the table {event.table} has another primary key than it had when it was copied. {self._again()}"
+                f"the table {event.table} has another primary key than it had when it was copied. {self._advise_copy()}"
             )
-        self._relations[event.table_id] = (_signature(event), self._flow.open_rows(name, event.table, types, to_column))
+        self._relations[event.table_id] = (
+            _get_table_signature(event),
+            self._flow.open_rows(name, event.table, types, to_column),
+        )
 
-    def _generated(self, table: str, types: Mapping[str, Any], collection: Collection) -> list[str]:
-        """Return the columns that the server generates, by the catalog; they are not ingested."""
+    def _list_generated(self, table: str, types: Mapping[str, Any], collection: Collection) -> list[str]:
+        """Return the generated columns of a table, which are not ingested."""
         unknown = {name for name in types if name not in collection.schema.names}
         if not unknown:
             return []
-        with closing(self._server.connected()) as connection, connection.cursor() as cursor:
+        with closing(self._server.open_connection()) as connection, connection.cursor() as cursor:
             cursor.execute(
                 "SELECT column_name FROM information_schema.columns WHERE table_schema = %s AND table_name = %s AND "
                 "extra LIKE '%%GENERATED' AND extra <> 'DEFAULT_GENERATED'",
@@ -324,14 +335,14 @@ class MyStream:
             )
             return [name for (name,) in cursor.fetchall() if name in unknown]
 
-    def _follow(
+    def _follow_table(
         self, collection: Collection, table: str, have: Mapping[str, pa.DataType], types: Mapping[str, pa.DataType]
     ) -> None:
-        """Add, drop and widen columns as the table did; older rows get the server's default."""
+        """Add, drop and widen columns as the table did. Older rows get the server's default."""
         added = {name: kind for name, kind in types.items() if name not in have}
         defaults = {}
         if added:
-            with closing(self._server.connected()) as connection:
+            with closing(self._server.open_connection()) as connection:
                 catalog_columns = {column.name: column for column in self._server.tables(connection).get(table, [])}
                 with connection.cursor() as cursor:
                     for name, kind in added.items():
@@ -339,7 +350,7 @@ class MyStream:
                         if default == "":
                             raise InvalidUsage(
                                 f"the table {table} has the new column {name!r}, whose values in older rows are not "
-                                f"in the log. {self._again()}"
+                                f"in the log. {self._advise_copy()}"
                             )
                         if default is not None:
                             cursor.execute(f"SELECT {default}")
@@ -353,13 +364,13 @@ class MyStream:
             widen={name: types[name] for name in have if name in types and types[name] != have[name]},
         )
 
-    def _table_rows(self, name: str, table: str) -> TableRows:
+    def _get_table_rows(self, name: str, table: str) -> TableRows:
         schema = self._run.collections[name].schema
         types = {field: schema.arrow.field(field).type for field in schema.names}
         rows = self._flow.find_rows(name)
         return rows or self._flow.open_rows(name, table, types, to_column)
 
-    def _rows(self, event: Any, decoded: list[tuple[list[Any] | None, list[Any] | None]]) -> Iterator[Batch]:
+    def _process_rows(self, event: Any, decoded: list[tuple[list[Any] | None, list[Any] | None]]) -> Iterator[Batch]:
         _, rows = self._relations.get(event.table_id, (None, None))
         flow = self._flow
         if rows is None or flow.is_known:
@@ -367,15 +378,15 @@ class MyStream:
         if self._is_prepared:
             raise InvalidUsage(
                 f"{self._server.name}: a transaction of XA changed {rows.table}. Its rows are logged before it is "
-                f"known whether it is committed, so it cannot be followed. {self._again()}"
+                f"known whether it is committed, so it cannot be followed. {self._advise_copy()}"
             )
         self._is_touched = True
         at = {column.name: place for place, column in enumerate(event.columns)}
         places = [at[name] for name in rows.names]
-        if not _is_logged(event, places):
+        if not _logs_all_columns(event, places):
             raise InvalidUsage(
                 f"{self._server.name} has logged rows of {rows.table} without some of their columns, because "
-                f"binlog_row_image of a session is not FULL. {self._again()}"
+                f"binlog_row_image of a session is not FULL. {self._advise_copy()}"
             )
         for old, new in decoded:
             flow.take(
@@ -387,7 +398,7 @@ class MyStream:
             if flow.is_full:
                 yield from flow.piece()
 
-    def _make_final_batch(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
+    def _commit_transaction(self, event: Any, file: str, offset: int) -> Iterator[Batch]:
         if self._flow.is_inside:
             self._flow.moment_us = event.timestamp * 1_000_000
             self._gtids = self._after
@@ -397,14 +408,14 @@ class MyStream:
     def _monotonic_us(self) -> int:
         return int(self._run.client.engine.clock.monotonic_s() * 1e6)
 
-    def _again(self) -> str:
+    def _advise_copy(self) -> str:
         return advise_copy(self._run.collections)
 
 
 UNKNOWN = {34, 40, 41, *range(165, 172)}  # Without a GTID, compressed, or rows of older versions of the log.
 
 
-def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
+def follow_transaction(statement: str, is_begun: bool) -> tuple[bool, bool]:
     """Return whether a transaction is open after a statement, and whether one ended."""
     words = [word.rstrip(";") for word in statement.upper().split()] or [""]
     if words[0] == "XA":
@@ -416,8 +427,12 @@ def transaction_after(statement: str, is_begun: bool) -> tuple[bool, bool]:
     return not is_end, is_end
 
 
-def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]) -> None:
-    """Decode the log into a queue of events with their ends and times, or the error.
+def _read_events(
+    stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monotonic_us: Callable[[], int]
+) -> None:
+    """Decode the log into a queue of (event, rows, file, offset, sent_us), or an error.
+
+    `sent_us` is None unless this thread waited for the event: otherwise it may have been sent long before.
 
     The time when the server sent an event is known if this waited for it. It is None if the event may have lain there
     for some time.
@@ -431,7 +446,7 @@ def _read(stream: Any, events: "queue.Queue[Any]", ended: threading.Event, monot
                 raise EOFError("the server ended the stream")
             rows = _decode_rows(event) if hasattr(event, "columns_present_bitmap") else None
             if type(event).__name__ == "ExecuteLoadQueryEvent":
-                _with_statement(event)
+                _decode_load_statement(event)
             sent_us = came_us if came_us - asked_us >= WAITED_US else None
             item = (event, rows, stream.log_file, stream.log_pos, sent_us)
             while not ended.is_set():
@@ -450,33 +465,33 @@ def _decode_rows(event: Any) -> list[tuple[list[Any] | None, list[Any] | None]]:
     if columns and columns[0].name is None:
         return []
     if kind == "WriteRowsEvent":
-        return [(None, logged_values(columns, row["values"], row["none_sources"])) for row in event.rows]
+        return [(None, decode_logged_values(columns, row["values"], row["none_sources"])) for row in event.rows]
     if kind == "DeleteRowsEvent":
-        return [(logged_values(columns, row["values"], row["none_sources"]), None) for row in event.rows]
+        return [(decode_logged_values(columns, row["values"], row["none_sources"]), None) for row in event.rows]
     return [
         (
-            logged_values(columns, row["before_values"], row["before_none_sources"]),
-            logged_values(columns, row["after_values"], row["after_none_sources"]),
+            decode_logged_values(columns, row["before_values"], row["before_none_sources"]),
+            decode_logged_values(columns, row["after_values"], row["after_none_sources"]),
         )
         for row in event.rows
     ]
 
 
-def _with_statement(event: Any) -> None:
-    """Complete a LOAD DATA event: decode its schema and statement, which the library skips."""
+def _decode_load_statement(event: Any) -> None:
+    """Decode the schema and statement of LOAD DATA, which the library skips."""
     event.packet.advance(event.status_vars_length)
     event.schema = event.packet.read(event.schema_length)
     event.packet.advance(1)
     event.query = event.packet.read(event.event_size - 27 - event.status_vars_length - event.schema_length)
 
 
-def _is_logged(event: Any, places: Sequence[int]) -> bool:
-    """Return whether all columns are logged, old and new; a session may log fewer."""
+def _logs_all_columns(event: Any, places: Sequence[int]) -> bool:
+    """Return whether an event has all columns, old and new. A session may log fewer."""
     bitmaps = [event.columns_present_bitmap, getattr(event, "columns_present_bitmap2", None)]
     return all(bits[at // 8] >> at % 8 & 1 for bits in bitmaps if bits is not None for at in places)
 
 
-def _signature(event: Any) -> Any:
+def _get_table_signature(event: Any) -> Any:
     return event.schema, event.table, [(c.name, c.type, c.character_set_name) for c in event.columns]
 
 

@@ -30,16 +30,16 @@ class PgAddress:
     """
 
     def __init__(self, url: str, application: str) -> None:
-        """Take a URL, and what the server calls our connections."""
+        """Parse a URL; `application` names our connections on the server."""
         self.library = require_package("psycopg2-binary>=2.9.10")
         self._application = application
-        self._dsn = self._parse_address(url)
+        self._dsn = self._parse_url(url)
         port = self._dsn.get("port", "5432")
         at = f"{self._dsn.get('host', '')}{'' if port == '5432' else f':{port}'}"
         self.name = f"postgres://{at}/{self._dsn.get('dbname', '')}"
 
-    def connected(self, *, replication: bool = False) -> Any:
-        """Return a connection, or one for replication.
+    def open_connection(self, *, replication: bool = False) -> Any:
+        """Return a connection; for replication if that is set.
 
         Raises:
             Unavailable: the server does not answer, or does not let this user in.
@@ -63,10 +63,10 @@ class PgAddress:
                 connection.commit()
             return connection
         except self.library.Error as error:
-            raise self.unavailable(error) if self.is_lost(error) else error from None
+            raise self.make_unavailable(error) if self.is_lost(error) else error from None
 
     def is_lost(self, error: Any) -> bool:
-        """Return whether an error means that the server does not answer, and not that it refuses.
+        """Return whether an error means that the server does not answer. Refusals are other errors.
 
         A server that stops during replication sends an error without a code or a class.
         """
@@ -75,14 +75,14 @@ class PgAddress:
             return True
         return bool(type(error) is library.DatabaseError and error.pgcode is None)
 
-    def unavailable(self, error: Exception) -> Unavailable:
+    def make_unavailable(self, error: Exception) -> Unavailable:
         """Return the error for a server that does not answer, without passwords."""
         text = without_secrets(to_line(error))
         if secret := self._dsn.get("password"):
             text = text.replace(secret, "***")
         return Unavailable(f"{self.name} does not answer: {text}")
 
-    def _parse_address(self, source: str) -> dict[str, Any]:
+    def _parse_url(self, source: str) -> dict[str, Any]:
         dsn, reason = dict[str, Any](), ""
         try:
             dsn = dict(self.library.extensions.parse_dsn(source))
@@ -128,11 +128,11 @@ class PostgresConfig(msgspec.Struct, kw_only=True):
 
 
 class SlotInUse(SourceBusy):
-    """Somebody else reads from the replication slot."""
+    """Another process reads from the replication slot."""
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
+class PublishedTable:
     """A table of a publication, as the server's catalog has it now.
 
     Attributes:
@@ -170,8 +170,8 @@ class Database(PgAddress):
                 raise InvalidUsage(f"{option}={getattr(config, option)} must be above 0")
         self._domains: dict[int, tuple[int, int]] = {}
 
-    def published(self, connection: Any) -> list[Published]:
-        """Return the tables of the publication that are wanted."""
+    def load_published(self, connection: Any) -> list[PublishedTable]:
+        """Return the requested tables of the publication."""
         config = self.config
         with connection, connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (config.publication,))
@@ -193,7 +193,7 @@ class Database(PgAddress):
                 "WHERE p.pubname = %s ORDER BY 1, 2",
                 (config.publication,),
             )
-            tables = [self._table(cursor, *row) for row in cursor.fetchall()]
+            tables = [self._load_table(cursor, *row) for row in cursor.fetchall()]
         selected = None if config.tables is None else set(config.tables)
         unknown = (selected or set()) - {table.full_name for table in tables}
         if unknown:
@@ -207,7 +207,7 @@ class Database(PgAddress):
             self._check_table(table)
         return chosen
 
-    def _check_columns(self, option: str, tables: list[Published]) -> None:
+    def _check_columns(self, option: str, tables: list[PublishedTable]) -> None:
         tables_by_column = {f"{t.full_name}.{name}": t for t in tables for name in (*t.numbers, *t.generated)}
         for name in getattr(self.config, option):
             if name not in tables_by_column:
@@ -215,7 +215,7 @@ class Database(PgAddress):
             if option == "exclude" and name.rpartition(".")[2] in tables_by_column[name].key:
                 raise InvalidUsage(f"exclude: {name!r} is of the key of its table, which tells its rows apart")
 
-    def _check_table(self, table: Published) -> None:
+    def _check_table(self, table: PublishedTable) -> None:
         if table.identity != "f" and not table.key:
             raise InvalidUsage(
                 f"the table {table.full_name} has no key to identify changes{table.no_key}: give it a primary key, "
@@ -233,14 +233,14 @@ class Database(PgAddress):
         odd = [
             column.name
             for column in self.select_columns(table.full_name, table.columns)
-            if not has_counterpart(*self._base(column))
+            if not has_counterpart(*self._resolve_domain(column))
         ]
         if odd:
             logger.warning("%s: these columns are kept as text: %s", table.full_name, ", ".join(odd))
 
-    def _table(
+    def _load_table(
         self, cursor: Any, schema: str, name: str, oid: int, identity: str, columns: list[str] | None, where: str | None
-    ) -> Published:
+    ) -> PublishedTable:
         cursor.execute(
             "SELECT a.attname, a.atttypid::int8, a.atttypmod, a.attnum, "
             "coalesce(a.attnum = ANY ((i.indkey::int2[])[0:i.indnkeyatts - 1]), false), i.indimmediate, "
@@ -262,23 +262,25 @@ class Database(PgAddress):
             no_key = ", because its key is DEFERRABLE, so two rows may have the same for a while"
         published = tuple(Column(row[0], row[1], row[2], row[4] and not no_key) for row in rows)
         generated = {row[0]: row[6] for row in attributes if row[6] is not None and row[0] not in names}
-        return Published(schema, name, identity, published, {row[0]: row[3] for row in rows}, where, generated, no_key)
+        return PublishedTable(
+            schema, name, identity, published, {row[0]: row[3] for row in rows}, where, generated, no_key
+        )
 
     def select_columns(self, table: str, columns: Sequence[Column]) -> list[Column]:
-        """Return the columns of a table that are not left out."""
+        """Return the columns of a table without excluded ones."""
         return [column for column in columns if f"{table}.{column.name}" not in self.config.exclude]
 
     def types(self, table: str, columns: Sequence[Column]) -> dict[str, pa.DataType]:
-        """Return what the columns of a table become."""
+        """Return the Arrow types of a table's columns, by name."""
         return {
             column.name: pa.string()
             if f"{table}.{column.name}" in self.config.as_text
-            else to_arrow_type(*self._base(column))
+            else to_arrow_type(*self._resolve_domain(column))
             for column in self.select_columns(table, columns)
         }
 
-    def _base(self, column: Column) -> tuple[int, int]:
-        """Return the type and modifier that a column has below its domains."""
+    def _resolve_domain(self, column: Column) -> tuple[int, int]:
+        """Return the type and modifier of a column below its domains."""
         base, modifier = column.type, column.modifier
         while base in self._domains:
             base, domain_modifier = self._domains[base]
@@ -301,7 +303,7 @@ _DIGITS_MAX = 38
 
 
 def to_arrow_type(type_: int, modifier: int) -> pa.DataType:
-    """Return the Arrow type for the number of a base type and its modifier."""
+    """Return the Arrow type of a base type's number and modifier."""
     if type_ == NUMERIC and modifier >= 4:
         precision, scale = (modifier - 4) >> 16 & 0xFFFF, (modifier - 4) & 0x7FF
         if precision <= _DIGITS_MAX and 0 <= scale <= precision:
@@ -310,12 +312,12 @@ def to_arrow_type(type_: int, modifier: int) -> pa.DataType:
 
 
 def has_counterpart(type_: int, modifier: int) -> bool:
-    """Return whether a type is not only kept as text."""
+    """Return whether a type has an Arrow type other than text."""
     return type_ in _TEXTS or to_arrow_type(type_, modifier) != pa.string()
 
 
-def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
-    """Return texts of Postgres as values of the type that their column has.
+def parse_texts(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
+    """Return Postgres texts as an array of a type.
 
     Raises:
         InvalidUsage: a value is none of that type, such as a date before the year 1.
@@ -326,14 +328,14 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
         if pa.types.is_boolean(kind):
             return pc.equal(texts, "t")
         if pa.types.is_binary(kind):
-            return _bytes(texts)
+            return _parse_bytes(texts)
         if pa.types.is_timestamp(kind) and kind.tz is not None:
             texts = pc.replace_substring_regex(texts, r"[+]00(:00)?$", "Z")
         if pa.types.is_time(kind):
             day = pa.scalar("1970-01-01", pa.string())
             return pc.binary_join_element_wise(day, texts, " ").cast(pa.timestamp("us")).cast(kind)
         if pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-            return _moments(texts, kind)
+            return _parse_moments(texts, kind)
         return texts.cast(kind)
     except (pa.ArrowException, ValueError) as error:
         raise InvalidUsage(
@@ -344,8 +346,8 @@ def typed(texts: pa.Array, kind: pa.DataType, where: str) -> pa.Array:
         ) from None
 
 
-def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return dates or timestamps; Postgres's infinities become DuckDB's, the ends of the numbers."""
+def _parse_moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return dates or timestamps. Postgres's infinities become DuckDB's."""
     numbers, end = (pa.int32(), 2**31 - 1) if pa.types.is_date(kind) else (pa.int64(), 2**63 - 1)
     ends = [pc.equal(texts, text) for text in ("infinity", "-infinity")]
     finite = pc.if_else(pc.or_(*ends), None, texts).cast(kind)
@@ -355,7 +357,7 @@ def _moments(texts: pa.Array, kind: pa.DataType) -> pa.Array:
     return values.view(kind)
 
 
-def _bytes(texts: pa.Array) -> pa.Array:
+def _parse_bytes(texts: pa.Array) -> pa.Array:
     return pa.array([None if text is None else bytes.fromhex(text[2:]) for text in texts.to_pylist()], pa.binary())
 
 

@@ -51,7 +51,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """A table as it was when the changes that follow it were made."""
+    """A table's columns at the time of the changes after it."""
 
     id: int
     schema: str
@@ -60,39 +60,39 @@ class Relation:
     columns: tuple[Column, ...]
 
 
-def relation(data: bytes) -> Relation:
-    """Parse an R message."""
+def parse_relation(data: bytes) -> Relation:
+    """Parse an R message: the columns of a table."""
     at = 1
     [id_] = _I32.unpack_from(data, at)
-    schema, at = _text(data, at + 4)
-    name, at = _text(data, at)
+    schema, at = _parse_text(data, at + 4)
+    name, at = _parse_text(data, at)
     identity = chr(data[at])
     [count] = _I16.unpack_from(data, at + 1)
     at += 3
     columns = []
     for _ in range(count):
         is_key = bool(data[at] & 1)
-        column, at = _text(data, at + 1)
+        column, at = _parse_text(data, at + 1)
         kind, modifier = struct.unpack_from(">ii", data, at)
         at += 8
         columns.append(Column(column, kind & 0xFFFFFFFF, modifier, is_key))
     return Relation(id_, schema or "pg_catalog", name, identity, tuple(columns))
 
 
-def begin(data: bytes) -> tuple[int, int, int]:
-    """Return the position of a transaction's commit, its moment in µs since 1970, and its xid."""
+def parse_begin(data: bytes) -> tuple[int, int, int]:
+    """Parse a B message: (position of the commit, moment in µs since 1970, xid)."""
     at, since_2000, xid = _BEGIN.unpack_from(data, 1)
     return at, since_2000 + EPOCH_US, xid & 0xFFFFFFFF
 
 
-def truncated(data: bytes) -> list[int]:
-    """Return the ids of the tables that a T message empties."""
+def parse_truncate(data: bytes) -> list[int]:
+    """Parse a T message: the ids of the tables that it empties."""
     [count] = _I32.unpack_from(data, 1)
     return [*struct.unpack_from(f">{count}i", data, 6)]
 
 
-def change(data: bytes) -> tuple[int, list[Any] | None, list[Any] | None, bool]:
-    """Return the table's id, the old and the new row, and whether the old row has only its key.
+def parse_change(data: bytes) -> tuple[int, list[Any] | None, list[Any] | None, bool]:
+    """Parse a change: (table id, old row, new row, whether old has only the key).
 
     A missing row is None. Values are text, None, or `UNSENT`.
     """
@@ -101,7 +101,7 @@ def change(data: bytes) -> tuple[int, list[Any] | None, list[Any] | None, bool]:
     is_key, at, end = False, 5, len(data)
     while at < end:
         kind = data[at]
-        row, at = _row(data, at + 1)
+        row, at = _parse_row(data, at + 1)
         if kind == 78:  # N
             new = row
         else:
@@ -109,7 +109,7 @@ def change(data: bytes) -> tuple[int, list[Any] | None, list[Any] | None, bool]:
     return id_, old, new, is_key
 
 
-def _row(data: bytes, at: int) -> tuple[list[Any], int]:
+def _parse_row(data: bytes, at: int) -> tuple[list[Any], int]:
     [count] = _I16.unpack_from(data, at)
     at += 2
     values: list[Any] = []
@@ -125,19 +125,19 @@ def _row(data: bytes, at: int) -> tuple[list[Any], int]:
     return values, at
 
 
-def _text(data: bytes, at: int) -> tuple[str, int]:
+def _parse_text(data: bytes, at: int) -> tuple[str, int]:
     end = data.index(0, at)
     return data[at:end].decode(), end + 1
 
 
 def parse_lsn(text: str) -> int:
-    """Return a position in the log from how Postgres writes it."""
+    """Parse a log position such as 0/16B3748."""
     high, _, low = text.partition("/")
     return int(high, 16) << 32 | int(low, 16)
 
 
-def lsn_text(position: int) -> str:
-    """Return a position in the log as Postgres writes it."""
+def format_lsn(position: int) -> str:
+    """Format a log position as Postgres does."""
     return f"{position >> 32:X}/{position & 0xFFFFFFFF:X}"
 
 
@@ -147,7 +147,7 @@ _KEPT = b"RIUDT"
 
 
 class Spools:
-    """The transactions that are not committed yet, by xid."""
+    """Streamed transactions that are not committed yet, by xid."""
 
     def __init__(self) -> None:
         self._files: dict[int, Any] = {}
@@ -160,18 +160,18 @@ class Spools:
         return self._xid is not None
 
     def start(self, data: bytes) -> None:
-        """Take an S message."""
+        """Process an S message: messages of a transaction follow."""
         self._xid = int.from_bytes(data[1:5], "big", signed=True)
         if self._xid not in self._files:
             self._files[self._xid] = tempfile.TemporaryFile()  # noqa: SIM115  It is closed by `_drop_spool`.
             self._undone[self._xid] = set()
 
     def stop(self) -> None:
-        """Take an E message."""
+        """Process an E message: they end."""
         self._xid = None
 
     def keep(self, data: bytes) -> None:
-        """Take a message of the transaction that the last S message named."""
+        """Store a message of the current streamed transaction."""
         assert self._xid is not None, "an S message came before"
         if data[0] in _KEPT:
             file = self._files[self._xid]
@@ -180,20 +180,20 @@ class Spools:
             file.write(data[5:])
 
     def undo(self, data: bytes) -> None:
-        """Take an A message: a transaction, or a part of it, is rolled back."""
+        """Process an A message: roll back a transaction or a subtransaction."""
         xid, part = _HEAD.unpack_from(data, 1)
         if xid == part:
             self._drop_spool(xid)
         elif xid in self._undone:
             self._undone[xid].add(part)
 
-    def committed(self, data: bytes) -> tuple[int, int, int]:
-        """Parse a c message: xid, position of the commit, and its moment in µs since 1970."""
+    def parse_commit(self, data: bytes) -> tuple[int, int, int]:
+        """Parse a c message: (xid, position of the commit, moment in µs since 1970)."""
         xid, _, at, _, since_2000 = _COMMIT.unpack_from(data, 1)
         return xid, at, since_2000 + EPOCH_US
 
     def messages(self, xid: int) -> Iterator[bytes]:
-        """Yield the messages of a transaction in their order, without rolled-back parts."""
+        """Yield the messages of a transaction in order, without rolled-back parts."""
         file, undone = self._files.get(xid), self._undone.get(xid, set())
         if file is not None:
             file.seek(0)
@@ -205,7 +205,7 @@ class Spools:
             self._drop_spool(xid)
 
     def close(self) -> None:
-        """Forget all of them."""
+        """Delete all spooled messages."""
         for xid in [*self._files]:
             self._drop_spool(xid)
 

@@ -27,15 +27,15 @@ from persist.connect.ingest.postgres.database import (
     CLOCK_US,
     Database,
     PostgresConfig,
-    Published,
+    PublishedTable,
     SlotInUse,
+    parse_texts,
     to_line,
-    typed,
 )
 from persist.connect.ingest.postgres.pgoutput import parse_lsn
 from persist.connect.ingest.postgres.stream import COLUMNS, Stream
 from persist.connect.ingest.source import SOURCE, Batch, Run, Target, advise_copy
-from persist.connect.ingest.table_copy import Copied, Copy, Point
+from persist.connect.ingest.table_copy import Copy, CopyProgress, Point
 from persist.core.errors import InvalidUsage, Unavailable
 
 logger = logging.getLogger(__name__)
@@ -49,16 +49,16 @@ class Postgres:
         self._database = Database(config)
         self.config = config
         self.name = self._database.name
-        self._tables: dict[str, Published] = {}
+        self._tables: dict[str, PublishedTable] = {}
         self._slot = config.slot or ""
         self.moments = f"{config.prefix}{config.slot or config.publication}.transactions"
 
     def targets(self, client: Client) -> Sequence[Target]:
         """Return a collection for each table. Collections of copies that cannot continue are dropped."""
-        connection = self._database.connected()
+        connection = self._database.open_connection()
         try:
             self._tables = {
-                self.config.prefix + table.full_name: table for table in self._database.published(connection)
+                self.config.prefix + table.full_name: table for table in self._database.load_published(connection)
             }
         finally:
             connection.close()
@@ -67,11 +67,11 @@ class Postgres:
                 collection = client.load(name)
                 if collection.about.properties.get(SOURCE) == self.name and not self._can_continue(collection, table):
                     collection.drop().result()
-        return [self._target(name, table) for name, table in self._tables.items()]
+        return [self._make_target(name, table) for name, table in self._tables.items()]
 
     def batches(self, run: Run) -> Generator[Batch]:
-        """Yield contents that are not there yet, and then transactions. A lost connection is made anew."""
-        self._slot = self._slot or self._slot_name(run)
+        """Yield copied contents, then transactions. A lost connection is opened again."""
+        self._slot = self._slot or self._build_slot_name(run)
         try:
             if not all(run.uppers[name] for name in self._tables):
                 server = PostgresCopy(self._database, self._tables, self._slot, lambda: self._claim_slot(run))
@@ -88,25 +88,25 @@ class Postgres:
                 ) from None
             if not self._database.is_lost(error):
                 raise InvalidUsage(f"{self.name} refuses: {to_line(error)}") from None
-            raise (error if isinstance(error, Unavailable) else self._database.unavailable(error)) from None
+            raise (error if isinstance(error, Unavailable) else self._database.make_unavailable(error)) from None
 
     def close(self) -> None:
         """Do nothing: connections are closed where they are made."""
 
-    def _target(self, name: str, table: Published) -> Target:
+    def _make_target(self, name: str, table: PublishedTable) -> Target:
         types = self._database.types(table.full_name, table.columns)
         key = {column: types.pop(column) for column in table.key}
         properties = {COLUMNS: json.dumps(dict(table.numbers))}
         return Target(name, key, types, bool(key), None, f"the table {table.full_name}", properties)
 
-    def _slot_name(self, run: Run) -> str:
+    def _build_slot_name(self, run: Run) -> str:
         location = run.client.engine.follower.state.location
         assert location is not None, "its collections are there"
         name = f"persist_{location[:12]}_{self.config.publication}".lower()
         return re.sub(r"[^a-z0-9_]", "_", name)[:SLOT_CHARS_MAX]
 
     def _claim_slot(self, run: Run) -> None:
-        """Record in the location that the slot is its own, before the slot is made.
+        """Record that the slot belongs to this location, before it is created.
 
         If the process is killed then, a later one may drop the slot.
 
@@ -119,7 +119,7 @@ class Postgres:
             properties = run.client.load(name).about.properties
             if (properties.get(SOURCE), properties.get(SLOT)) == (self.name, self._slot):
                 return
-        with closing(self._database.connected()) as connection, connection.cursor() as cursor:
+        with closing(self._database.open_connection()) as connection, connection.cursor() as cursor:
             cursor.execute("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (self._slot,))
             if cursor.fetchone() is not None:
                 raise InvalidUsage(
@@ -129,9 +129,9 @@ class Postgres:
                 )
         run.collections[self.moments].describe(properties={SLOT: self._slot}).result()
 
-    def _can_continue(self, collection: Collection, table: Published) -> bool:
-        """Return whether the copy of a table can go on with what it has left."""
-        copied = Copied.from_properties(collection)
+    def _can_continue(self, collection: Collection, table: PublishedTable) -> bool:
+        """Return whether an interrupted copy of a table can be continued."""
+        copied = CopyProgress.from_properties(collection)
         have = {name: collection.schema.arrow.field(name).type for name in collection.schema.names}
         is_same = have == self._database.types(table.full_name, table.columns)
         return copied is not None and is_same and (bool(table.key) or copied.is_done)
@@ -145,7 +145,7 @@ class PostgresCopy:
     """The server of a copy: queries for Postgres."""
 
     def __init__(
-        self, database: Database, tables: Mapping[str, Published], slot: str, claim: Callable[[], None]
+        self, database: Database, tables: Mapping[str, PublishedTable], slot: str, claim: Callable[[], None]
     ) -> None:
         self._claim = claim
         self._database = database
@@ -153,15 +153,15 @@ class PostgresCopy:
         self._slot = slot
 
     def key(self, table: str) -> Sequence[str]:
-        """Return the columns that are the key of a table."""
+        """Return the key columns of a table."""
         return self._tables[table].key
 
     @contextmanager
     def point(self, *, is_new: bool) -> Iterator[Point]:
-        """Hold the point of a slot, and read as of it."""
-        with closing(self._database.connected(replication=True)) as replication:
-            time, snapshot = self._slot_made(replication, is_new=is_new)
-            with closing(self._database.connected()) as connection:
+        """Open a snapshot at the position of a replication slot."""
+        with closing(self._database.open_connection(replication=True)) as replication:
+            time, snapshot = self._create_slot(replication, is_new=is_new)
+            with closing(self._database.open_connection()) as connection:
                 connection.set_session(isolation_level="REPEATABLE READ", readonly=True)
                 with connection.cursor() as cursor:
                     cursor.execute("SET TRANSACTION SNAPSHOT %s", (snapshot,))
@@ -171,10 +171,10 @@ class PostgresCopy:
 
     def pieces(self, point: Point, table: str, after: list[str] | None) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield pieces of a table in key order, with the last key of each."""
-        yield from self._pieces(point.reading, self._tables[table], after)
+        yield from self._copy_pieces(point.reading, self._tables[table], after)
 
-    def _slot_made(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
-        """Create the slot of this run; return the time of its rows, and the server's snapshot."""
+    def _create_slot(self, replication: Any, *, is_new: bool) -> tuple[int, str]:
+        """Create a slot; return its last earlier time, and the server's snapshot."""
         library = self._database.library
         name = self._slot if is_new else f"{self._slot[: SLOT_CHARS_MAX - 9]}_{secrets.token_hex(4)}"
         if is_new:
@@ -196,8 +196,8 @@ class PostgresCopy:
             _, point, snapshot, _ = cursor.fetchone()
         return parse_lsn(point) - 1, snapshot
 
-    def _pieces(
-        self, connection: Any, table: Published, after: list[str] | None
+    def _copy_pieces(
+        self, connection: Any, table: PublishedTable, after: list[str] | None
     ) -> Iterator[tuple[pa.Table, list[str]]]:
         """Yield pieces of a table in key order, with the last key of each."""
         from psycopg2 import sql
@@ -229,13 +229,14 @@ class PostgresCopy:
         sender.start()
         try:
             with os.fdopen(read_end, "rb") as source:
-                yield from self._typed_blocks(table, source, [column.name for column in columns])
+                yield from self._parse_copy(table, source, [column.name for column in columns])
         finally:
             sender.join()
         if problems:
             raise problems[0]
 
-    def _typed_blocks(self, table: Published, source: Any, names: list[str]) -> Iterator[tuple[pa.Table, list[str]]]:
+    def _parse_copy(self, table: PublishedTable, source: Any, names: list[str]) -> Iterator[tuple[pa.Table, list[str]]]:
+        """Yield pieces of COPY output as tables, with the last key of each."""
         import pyarrow.csv as pa_csv
 
         types = self._database.types(table.full_name, table.columns)
@@ -255,7 +256,9 @@ class PostgresCopy:
             for batch in pa_csv.open_csv(source, *options):
                 if len(batch):
                     last = [batch[name][len(batch) - 1].as_py() for name in table.key]
-                    columns = {name: typed(batch[name], types[name], f"{table.full_name}.{name}") for name in names}
+                    columns = {
+                        name: parse_texts(batch[name], types[name], f"{table.full_name}.{name}") for name in names
+                    }
                     yield pa.table(columns), last
         except pa.ArrowInvalid as error:
             raise InvalidUsage(

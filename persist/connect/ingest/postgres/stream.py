@@ -11,16 +11,16 @@ import pyarrow as pa
 
 from persist.api.collection import Collection
 from persist.codecs.nested import quote_name
-from persist.connect.ingest.postgres.database import CLOCK_US, Database, Published, SlotInUse, typed
+from persist.connect.ingest.postgres.database import CLOCK_US, Database, PublishedTable, SlotInUse, parse_texts
 from persist.connect.ingest.postgres.pgoutput import (
     Relation,
     Spools,
-    begin,
-    change,
-    lsn_text,
+    format_lsn,
+    parse_begin,
+    parse_change,
     parse_lsn,
-    relation,
-    truncated,
+    parse_relation,
+    parse_truncate,
 )
 from persist.connect.ingest.source import Batch, Run, advise_copy
 from persist.connect.ingest.table_rows import TableRows
@@ -48,12 +48,14 @@ IDLE_SLOTS = (
 class Stream:
     """The transactions of a publication, from the upper of its collections on."""
 
-    def __init__(self, database: Database, tables: Mapping[str, Published], slot: str, run: Run) -> None:
+    def __init__(self, database: Database, tables: Mapping[str, PublishedTable], slot: str, run: Run) -> None:
         self._database = database
         self._tables = tables
         self._slot = slot
         self._run = run
-        self._flow = Transactions(database.name, run, [*tables], database.config.batch_rows, self._behind, place=_lsn)
+        self._flow = Transactions(
+            database.name, run, [*tables], database.config.batch_rows, self._count_bytes_behind, place=_format_time
+        )
         self._relations: dict[int, TableRows | None] = {}
         self._kept: dict[int, list[int]] = {}
         self._spools = Spools()
@@ -61,21 +63,21 @@ class Stream:
         self._names = {(table.schema, table.name): name for name, table in tables.items()}
 
     def batches(self) -> Iterator[Batch]:
-        """Yield transactions as they come, some of them together."""
-        connection = self._database.connected(replication=True)
+        """Yield transactions as they come; small ones share a batch."""
+        connection = self._database.open_connection(replication=True)
         try:
             with connection.cursor() as cursor:
-                target = self._begun(connection, cursor)
+                target = self._start_replication(connection, cursor)
                 self._cursor = cursor
-                yield from self._read(cursor, target)
+                yield from self._read_messages(cursor, target)
         finally:
             self._spools.close()
             connection.close()
 
-    def _begun(self, connection: Any, cursor: Any) -> tuple[int, int]:
-        """Begin to replicate; return a mark of now."""
+    def _start_replication(self, connection: Any, cursor: Any) -> tuple[int, int]:
+        """Check the slot and start to replicate; return the log's end and its moment."""
         database, slot = self._database, self._slot
-        looking = database.connected()
+        looking = database.open_connection()
         try:
             with looking.cursor() as query:
                 query.execute(
@@ -84,7 +86,7 @@ class Stream:
                     (slot,),
                 )
                 slot_row = query.fetchone()
-                end = _marked(query)
+                end = _query_log_end(query)
                 query.execute(IDLE_SLOTS, (slot, slot))
                 self._warn_about_slots(query.fetchall())
         finally:
@@ -108,11 +110,11 @@ class Stream:
         options = {"proto_version": "1", "publication_names": f'"{database.config.publication}"'}
         if connection.server_version >= STREAMS_FROM:
             options |= {"proto_version": "2", "streaming": "on"}
-        cursor.start_replication(slot_name=slot, decode=False, start_lsn=lsn_text(self._flow.upper), options=options)
+        cursor.start_replication(slot_name=slot, decode=False, start_lsn=format_lsn(self._flow.upper), options=options)
         return end
 
     def _warn_about_slots(self, slots: Iterable[tuple[str, int]]) -> None:
-        """Warn of slots that keep much of the server's log: this source's, and idle ones."""
+        """Warn of slots for which the server keeps much of its log."""
         for slot, kept_bytes in slots:
             if slot == self._slot and kept_bytes >= KEPT_BYTES_MAX:
                 logger.warning(
@@ -127,8 +129,8 @@ class Stream:
                     "SELECT pg_drop_replication_slot('%s')", self._database.name, slot, kept_bytes / 2**20, slot,
                 )  # fmt: skip
 
-    def _read(self, cursor: Any, mark: tuple[int, int] | None) -> Iterator[Batch]:
-        """Read what the server sends.
+    def _read_messages(self, cursor: Any, mark: tuple[int, int] | None) -> Iterator[Batch]:
+        """Yield batches of the messages that the server sends.
 
         A mark is how far the server's log went at a moment. When all up to there is here, times up to there are
         complete, and that is what the moment means. Later moments are not known, as long as the server sends more.
@@ -141,17 +143,17 @@ class Stream:
                 if not flow.is_inside:
                     is_reached = mark is not None and cursor.wal_end >= mark[0]
                     if mark is not None and is_reached:
-                        flow.nothing_before(max(flow.done, mark[0]), mark[1])
+                        flow.note_quiet_until(max(flow.done, mark[0]), mark[1])
                         mark = None
                     is_end = run.stop.is_set() or (run.once and is_reached)
                     if not flow.is_empty or ((is_reached or is_end) and flow.done > flow.upper):
-                        yield flow.batch(flow.done)
+                        yield flow.make_batch(flow.done)
                     if is_reached or is_end:  # It is durable, so the server need not keep its log for this slot.
                         cursor.send_feedback(flush_lsn=flow.upper, force=True)
                     if is_end:
                         return
                     if mark is None and clock.monotonic_s() - asked_s >= self._database.config.heartbeat_s:
-                        mark, asked_s = self._mark(), clock.monotonic_s()
+                        mark, asked_s = self._load_log_end(), clock.monotonic_s()
                 if mark is not None and cursor.wal_end < mark[0]:
                     cursor.send_feedback(reply=True, force=True)  # It answers with how far it has come.
                 select.select([cursor], [], [], POLL_S)
@@ -168,44 +170,46 @@ class Stream:
                 if flow.upper != previous:
                     cursor.send_feedback(flush_lsn=flow.upper)
 
-    def _mark(self) -> tuple[int, int]:
-        """Return how far the server's log goes by now, and that moment in µs since 1970."""
-        with closing(self._database.connected()) as connection, connection.cursor() as cursor:
-            return _marked(cursor)
+    def _load_log_end(self) -> tuple[int, int]:
+        """Return the log's end, and its moment in µs since 1970."""
+        with closing(self._database.open_connection()) as connection, connection.cursor() as cursor:
+            return _query_log_end(cursor)
 
-    def _behind(self) -> int:
-        """Return the bytes of the log that are not ingested yet, by the newest message."""
+    def _count_bytes_behind(self) -> int:
+        """Return the bytes of the log that are not ingested yet."""
         return max(0, int(self._cursor.wal_end) - self._flow.upper)
 
     def _process(self, data: bytes, cursor: Any) -> Iterator[Batch]:
-        """Take a message."""
+        """Process a message; yield batches that it completes."""
         if data[0] not in CHANGES:
-            yield from self._control(data, cursor)
+            yield from self._process_control(data, cursor)
             return
-        self._change(data)
+        self._process_change(data)
         if self._flow.is_full:
             for piece in self._flow.piece():
                 yield piece
                 cursor.send_feedback(force=True)
 
-    def _control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
-        """Process a message other than a change of a row."""
+    def _process_control(self, data: bytes, cursor: Any) -> Iterator[Batch]:
+        """Process a message that is not a change of a row."""
         kind, flow = data[0], self._flow
         if kind == 66:  # B
-            time, moment_us, _ = begin(data)
+            time, moment_us, _ = parse_begin(data)
             yield from flow.begin(time, moment_us)
         elif kind == 67:  # C
             yield from flow.commit()
         elif kind == 82:  # R
-            yield from self._relation(relation(data))
+            yield from self._process_relation(parse_relation(data))
         elif kind == 84:  # T
-            yield from flow.emptied([rows for id_ in truncated(data) if (rows := self._relations.get(id_)) is not None])
+            yield from flow.truncate_tables(
+                [rows for id_ in parse_truncate(data) if (rows := self._relations.get(id_)) is not None]
+            )
         elif kind == 83:  # S
             self._spools.start(data)
         elif kind == 65:  # A
             self._spools.undo(data)
         elif kind == 99:  # c
-            xid, time, moment_us = self._spools.committed(data)
+            xid, time, moment_us = self._spools.parse_commit(data)
             yield from flow.begin(time, moment_us)
             for count, message in enumerate(self._spools.messages(xid)):
                 yield from self._process(message, cursor)
@@ -213,15 +217,16 @@ class Stream:
                     cursor.send_feedback(flush_lsn=flow.upper, force=True)
             yield from flow.commit()
 
-    def _change(self, data: bytes) -> None:
+    def _process_change(self, data: bytes) -> None:
         if self._flow.is_known:
             return
         try:
-            id_, old, new, is_key = change(data)
+            id_, old, new, is_key = parse_change(data)
         except UnicodeDecodeError as error:  # A database of SQL_ASCII knows no characters.
+            bad = error.object[error.start : error.start + 20]
             raise InvalidUsage(
-                f"{_lsn(self._flow.time)}: a row has the bytes {error.object[error.start : error.start + 20]!r}, which "
-                "are not UTF-8. Mend them in the table, and copy it again, or leave the table out by tables"
+                f"{_format_time(self._flow.time)}: a row has the bytes {bad!r}, which are not UTF-8. Mend them in the "
+                "table, and copy it again, or leave the table out by tables"
             ) from None
         rows = self._relations.get(id_)
         if rows is not None:
@@ -231,8 +236,8 @@ class Stream:
                 new = None if new is None else [new[at] for at in places]
             self._flow.take(rows, old, new, is_key=is_key)
 
-    def _relation(self, relation: Relation) -> Iterator[Batch]:
-        """Use a table's new form; its collection follows once all earlier rows are durable."""
+    def _process_relation(self, relation: Relation) -> Iterator[Batch]:
+        """Adopt a table's new columns; its collection evolves after earlier rows are durable."""
         name = self._names.get((relation.schema, relation.name))
         if name is None:
             if self._database.config.tables is None:
@@ -244,9 +249,12 @@ class Stream:
             return
         database, collection = self._database, self._run.collections[name]
         table = self._tables[name].full_name
-        columns, types = database.select_columns(table, relation.columns), database.types(table, relation.columns)
+        columns, types = (
+            database.select_columns(table, relation.columns),
+            database.types(table, relation.columns),
+        )
         have = {field: collection.schema.arrow.field(field).type for field in collection.schema.names}
-        numbers, now = self._column_numbers(collection), self._numbers(relation)
+        numbers, now = self._load_column_numbers(collection), self._query_column_numbers(relation)
         in_order = [column.name for column in relation.columns]
         new_numbers = {number for name, number in now.items() if name not in in_order}
         is_now = [name for name in now if name in in_order] == in_order  # Else the catalog is ahead.
@@ -258,7 +266,7 @@ class Stream:
             self._follow_schema(collection, table, have, types, now, is_now=is_now)
         self._kept[relation.id] = [at for at, column in enumerate(relation.columns) if column in columns]
         _check_identity(name, table, relation, [*collection.schema.key_names] if collection.handle.keyed else None)
-        self._relations[relation.id] = self._flow.open_rows(name, table, types, _typed)
+        self._relations[relation.id] = self._flow.open_rows(name, table, types, _parse_values)
 
     def _follow_schema(
         self,
@@ -276,7 +284,7 @@ class Stream:
             now: the numbers of the table's columns, as the catalog has them now.
             is_now: whether these are the columns that are meant; the catalog may be ahead.
         """
-        numbers, replaced = self._column_numbers(collection), list[str]()
+        numbers, replaced = self._load_column_numbers(collection), list[str]()
         if is_now:
             names = {number: name for name, number in now.items()}
             renamed = {old: names.get(number, old) if number else old for old, number in numbers.items() if old in have}
@@ -303,7 +311,7 @@ class Stream:
             )
         except InvalidUsage as error:
             raise InvalidUsage(
-                f"{_lsn(self._flow.time)}: the table {table} changed its columns in a way that "
+                f"{_format_time(self._flow.time)}: the table {table} changed its columns in a way that "
                 f"{collection.name!r} cannot follow: {error}. "
                 f"{advise_copy([collection.name])}"
             ) from error
@@ -312,14 +320,14 @@ class Stream:
             table, [*added], dropped, renamed, [*wider],
         )  # fmt: skip
 
-    def _column_numbers(self, collection: Collection) -> dict[str, int | None]:
+    def _load_column_numbers(self, collection: Collection) -> dict[str, int | None]:
         numbers: dict[str, int | None] = json.loads(collection.about.properties.get(COLUMNS, "{}"))
         return numbers
 
-    def _numbers(self, relation: Relation) -> dict[str, int]:
-        """Return the numbers of a table's columns, as the catalog has them now, in their order."""
+    def _query_column_numbers(self, relation: Relation) -> dict[str, int]:
+        """Return the catalog's column numbers of a table, by name, in order."""
         sent = {column.name for column in relation.columns}
-        connection = self._database.connected()
+        connection = self._database.open_connection()
         try:
             with connection.cursor() as cursor:
                 cursor.execute(NUMBERS, (relation.id,))
@@ -335,11 +343,11 @@ class Stream:
         return {name: number for name, number, _ in rows}
 
 
-def _lsn(time: int) -> str:
-    return f"LSN {lsn_text(time)}"
+def _format_time(time: int) -> str:
+    return f"LSN {format_lsn(time)}"
 
 
-def _marked(cursor: Any) -> tuple[int, int]:
+def _query_log_end(cursor: Any) -> tuple[int, int]:
     cursor.execute(f"SELECT {CLOCK_US}")  # First: transactions committed by then are in the log at the next query.
     [now_us] = cursor.fetchone()
     cursor.execute("SELECT pg_current_wal_lsn()")
@@ -347,8 +355,8 @@ def _marked(cursor: Any) -> tuple[int, int]:
     return parse_lsn(position), now_us
 
 
-def _typed(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
-    return typed(pa.array(texts, pa.string()), kind, where)
+def _parse_values(texts: list[Any], kind: pa.DataType, where: str) -> pa.Array:
+    return parse_texts(pa.array(texts, pa.string()), kind, where)
 
 
 def _find_renames(
@@ -359,7 +367,7 @@ def _find_renames(
     types: Mapping[str, pa.DataType],
     now: Mapping[str, int],
 ) -> dict[str, str]:
-    """Return the new names of columns, for a catalog that may already be ahead.
+    """Return renamed columns, old to new. The catalog may be ahead of the log.
 
     Raises:
         InvalidUsage: they are not known.
@@ -381,7 +389,7 @@ def _find_renames(
 
 
 def _check_identity(name: str, table: str, relation: Relation, key: list[str] | None) -> None:
-    """Check that old rows still carry their key, or all columns if key is None.
+    """Raise InvalidUsage unless old rows have their key, or all columns if key is None.
 
     Raises:
         InvalidUsage: it does not.
