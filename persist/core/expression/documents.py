@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from persist.codecs.part.printing import print_filter
 from persist.codecs.part.shredding import EXTRACT, TEST, whole_path
 from persist.core.errors import InvalidUsage
 from persist.core.expression.sql_functions import compute_by_duckdb
@@ -61,7 +62,7 @@ def has_simple_path(path: str | int) -> bool:
 def register_functions(filter: pc.Expression | None) -> None:
     """Register the functions of a filter that another process made."""
     for function in ("json_extract", "json_extract_string", _TEST):
-        if f"persist_{function}(" in str(filter):
+        if f"persist_{function}(" in print_filter(filter):
             _register(function)
 
 

@@ -87,6 +87,8 @@ class PartWriter:
         parts = [part for write in writes if isinstance(write.data, Future) for part in _list_uploaded_parts(write)]
         for at_commit in (False, True):
             small = [w for w in writes if w.at_commit is at_commit and not isinstance(w.data, Future)]
+            if not small:
+                continue
             for data, part in self._encode_together(small, _batch_room(inline_bytes)):
                 stored_part = self.stored(collection, data, part, inline_bytes)
                 stored_part = stored_part.as_single() if all(write.is_single for write in small) else stored_part
