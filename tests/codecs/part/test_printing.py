@@ -38,6 +38,6 @@ def test_long_texts_may_be_in_a_set(is_keyed: bool) -> None:
         with client.sql(f"SELECT n FROM texts WHERE {inside} OR s = 'c'") as answer:
             assert sorted(answer.to_arrow()["n"].to_pylist()) == [0, 1]
         texts.overwrite([(LONG[0], (7, None))], where=inside).result()
-        texts.erase([LONG[0], LONG[1]], reason="request 17")
+        texts.erase(where=inside, reason="request 17")
         texts.delete(where=f"not {inside}").result()
         assert texts.snapshot().count() == 0
