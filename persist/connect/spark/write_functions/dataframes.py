@@ -133,7 +133,7 @@ def write(
             df = cast_exactly(rename(df, write.planned.target.schema.names), _fields(write.planned.target.schema))
             if not (multiset or write.planned.is_done):
                 _check_nested_keys(df, write.planned.target)
-            write.planned.until_committed(
+            write.planned.commit_with_retries(
                 lambda planned: _overwrite(df, replace(write, planned=planned), partitions, condition)
             )
         elif chosen == "upsert":
@@ -291,7 +291,7 @@ def delete(
         parts = [part if keys is None else part.as_single() for part in uploaded.parts]
         planned.commit_deletion(parts, digest)
 
-    planned.until_committed(attempt)
+    planned.commit_with_retries(attempt)
 
 
 def _delete_keyed(planned: PlannedWrite, keys: DataFrame | None) -> None:
