@@ -139,7 +139,7 @@ class DataFrameWrite:
                 f"the collection {planned.target.name!r} is keyed, so only events change it: give them with "
                 'option("mode", "upsert"), or with persist.spark.upsert(df, …); delete keys with persist.spark.delete'
             )
-        rows = Rows(planned.target.schema, planned.time, column, folds)
+        rows = Rows(planned.target.schema, planned.time if column is None else column, folds)
         rows.check(schema)
         planned.check()
         return cls(planned, rows)
@@ -359,7 +359,7 @@ class PersistStreamWriter(DataSourceStreamArrowWriter):
             target = Target.of(handle, options.location, options.storage)
         if upper == END and self._times.late == "error":
             raise UpdateNotBeyondUpper(0, Antichain())
-        rows = Rows(target.schema, 0 if self._times.is_plain else None, options.column)
+        rows = Rows(target.schema, 0 if self._times.is_plain else options.column)
         rows.check(schema)
         self._task = UploadTask(target, rows, to_time(upper) if self._times.late == "drop" else None)
 
