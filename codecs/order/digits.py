@@ -150,7 +150,7 @@ class RowSorter:
         starts[positions[1:]] |= np.logical_or.reduce(_differs(columns, rows))
 
 
-def dense_ranks(columns: Sequence[pa.Array]) -> Rows:
+def compute_dense_ranks(columns: Sequence[pa.Array]) -> Rows:
     """int64[n]: 0 for the smallest distinct row of columns, 1 for the next, …; NULL is the largest value."""
     order, starts = RowSorter(columns).sort()
     ranks = np.empty(len(order), dtype=np.int64)
@@ -277,7 +277,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
         room = bits - used
         if width > room:
             mask = np.uint64((1 << (width - room)) - 1)
-            digits.insert(0, msgspec.structs.replace(digit, values=_low_bits(compute, least, mask), costly=False))
+            digits.insert(0, msgspec.structs.replace(digit, values=_mask_low_bits(compute, least, mask), costly=False))
             values >>= np.uint64(width - room)
             width = room
         packed = values if used == 0 else (packed << np.uint64(width)) | values
@@ -285,7 +285,7 @@ def _pack(digits: list[Digit], rows: Rows | None, packed: Bits) -> Bits:
     return packed
 
 
-def _low_bits(compute: Compute, base: np.uint64, mask: np.uint64) -> Compute:
+def _mask_low_bits(compute: Compute, base: np.uint64, mask: np.uint64) -> Compute:
     return lambda rows: (compute(rows) - base) & mask
 
 
@@ -312,7 +312,7 @@ def _primitive_digit(column: pa.Array) -> Compute:
     """Return the digit of booleans, integers, moments or floats; NULL rows get one value."""
     if pt.is_boolean(column.type):
         return _of_values(boolean_values(column.fill_null(False)).astype(np.uint64))
-    raw = _without_nulls(column, stored_values(column))
+    raw = _replace_nulls(column, stored_values(column))
     return lambda rows: to_ordered_bits(raw if rows is None else raw[rows]).astype(np.uint64, copy=False)
 
 
@@ -327,7 +327,7 @@ def to_ordered_bits(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return ordered
 
 
-def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _replace_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return the values, with the arbitrary ones of NULL rows replaced by one that does not widen the range."""
     if column.null_count == 0:
         return values
@@ -339,7 +339,7 @@ def _without_nulls(column: pa.Array, values: npt.NDArray[Any]) -> npt.NDArray[An
 def _decimal_digits(column: pa.Array) -> list[Compute | None]:
     words = column.type.bit_width // 64
     raw = stored_values(column, "u8").reshape(-1, words)
-    limbs: list[Bits] = [_without_nulls(column, raw[:, limb]) for limb in reversed(range(words))]
+    limbs: list[Bits] = [_replace_nulls(column, raw[:, limb]) for limb in reversed(range(words))]
     return [_of_values(limbs[0] ^ _SIGN), *map(_of_values, limbs[1:])]
 
 

@@ -50,7 +50,7 @@ def format_path(parts: Sequence[str]) -> str:
 
 
 def match_collection(parts: Sequence[str], names: Sequence[str]) -> str | None:
-    """Return the collection that a table is; None if there is none. Case tells names apart only if it must.
+    """Return the collection of a table name, or None. Case counts only between equal names.
 
     Raises:
         InvalidUsage: it may be several, and is written like none of them.
@@ -128,7 +128,7 @@ def register(connection: Any, parts: Sequence[str], dataset: Any) -> None:
 
 
 def frames_read(paths: Iterable[Path], variables: Mapping[str, Any]) -> dict[str, pa.Table]:
-    """Return those variables of a caller that are frames, and are called like a table of a query.
+    """Return the caller's frames whose variables have the name of a table in the query.
 
     Raises:
         InvalidUsage: SQL would take two of them for one.
@@ -223,7 +223,7 @@ class TimedTable:
 
 
 def with_times(sql: str, named: Callable[[TimedTable], str]) -> str:
-    """Return a query whose tables with times have other names.
+    """Rename the tables of a query that have a time.
 
     Args:
         named: the name of such a table, in quotes; it ends with the table's own.

@@ -215,7 +215,7 @@ class Ref(_Node, frozen=True, tag="ref"):
 
 
 class Recursive(_Node, frozen=True, tag="recursive"):
-    """WITH RECURSIVE: the anchor, and what step makes of the rows that are new, until there are none.
+    """WITH RECURSIVE: the anchor, and `step` of the new rows until none are left.
 
     In step, the number refers to the rows of the round before. Without all, a row that was there is not new.
     """

@@ -139,15 +139,15 @@ def _fold_constants(plan: Node) -> Node:
     A value of a type that definitions do not spell exactly, such as a float or a list, is left as it is.
     """
 
-    def computed(term: Term) -> Term:
+    def fold_constants(term: Term) -> Term:
         """Fold a term if its value can be stored exactly."""
         if not isinstance(term, Call):
             return term
-        call = Call(term.function, tuple(map(computed, term.arguments)), term.options)
+        call = Call(term.function, tuple(map(fold_constants, term.arguments)), term.options)
         folded = fold(call)
         return folded if isinstance(folded, Lit) and _can_be_stored(folded.value.type) else call
 
-    return map_terms(map_children(plan, _fold_constants), computed)
+    return map_terms(map_children(plan, _fold_constants), fold_constants)
 
 
 def _can_be_stored(kind: pa.DataType) -> bool:

@@ -107,9 +107,9 @@ def plan_redefinition(engine: Engine, view: CollectionHandle, sql: str) -> tuple
         inputs[dependent.id] = _list_inputs(catalog, dependent, changed, draft, inputs)
         next_definition = draft.definition if dependent is changed else dependent.definition
         definition = _make_next_definition(
-            dependent, next_definition, inputs[dependent.id], _start_after(dependent, changed, draft)
+            dependent, next_definition, inputs[dependent.id], _choose_next_start(dependent, changed, draft)
         )
-        schema = _schema_after(changed.contents.schema, draft) if dependent is changed else None
+        schema = _derive_next_schema(changed.contents.schema, draft) if dependent is changed else None
         steps.append(kinds.Redefine(dependent.id, definition.to_json(), dependent.contents.upper_times, schema))
         steps += _hold_steps(engine, dependent, definition, catalog, renews=dependent is changed)
     unused = [
@@ -196,7 +196,7 @@ def _list_inputs(
     return tuple(inputs)
 
 
-def _start_after(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
+def _choose_next_start(dependent: Dependent, changed: Dependent, draft: Draft) -> int:
     """Return the start of a view under its next definition."""
     start = dependent.definition.start
     if dependent.contents.upper != 0:
@@ -217,7 +217,7 @@ def _make_next_definition(dependent: Dependent, wanted: Definition, inputs: tupl
     )
 
 
-def _schema_after(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
+def _derive_next_schema(before: CollectionSchema, draft: Draft) -> dict[str, Any] | None:
     """Return the next version of the schema of the view; None if its columns stay what they are."""
     after = draft.readable.schema
     old, new = (dict(zip(schema.names, schema.types, strict=False)) for schema in (before, after))

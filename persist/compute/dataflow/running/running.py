@@ -22,7 +22,7 @@ from persist.compute.dataflow.ports.ports import Ports
 from persist.compute.dataflow.ports.sinks import Outputs
 from persist.compute.dataflow.ports.sources import Followed, SourceReader, UpperReader, poll_all, some_until, wake
 from persist.compute.dataflow.running.graph import Builder
-from persist.compute.dataflow.running.partial import Partial, list_requested_columns, why_not_partial
+from persist.compute.dataflow.running.partial import Partial, explain_why_not_partial, list_requested_columns
 from persist.compute.dataflow.running.reports import OperatorReport, make_reports, render
 from persist.compute.dataflow.state.costs import USUAL, Costs
 from persist.compute.dataflow.state.spine import Spill, allocate_in_memory
@@ -180,7 +180,7 @@ class Running(Closes):
             )
         if engine is None:
             return
-        reason = why_not_partial(self.plan)
+        reason = explain_why_not_partial(self.plan)
         try:
             conditions = [UpperReader(engine, *upper) for upper in uppers]
             ports = Ports(
@@ -546,7 +546,7 @@ def list_requested_indexes(
         key_of: returns the key columns of a collection.
     """
     plan = program.optimise()
-    if why_not_partial(plan) is not None:
+    if explain_why_not_partial(plan) is not None:
         return []
     builder = Builder(plan, Domain(), program.captures, program.probes, allocate_in_memory)
     graph = builder.build()

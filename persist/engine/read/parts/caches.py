@@ -242,7 +242,7 @@ class SpilledRows:
         size = batch.nbytes
         if size < SPILL_BYTES_MIN or size > self.room.file_bytes_max or self.room.is_paused:
             return False
-        return self.room.write(self._path(name), mapped_file(batch, self._full(name)))
+        return self.room.write(self._path(name), mapped_file(batch, self._make_full_key(name)))
 
     def drop(self, name: str) -> None:
         """Remove rows."""
@@ -270,7 +270,7 @@ class SpilledRows:
                 raise ValueError("it is not a plain file")
             with pa.memory_map(path) as file:  # The buffer stays mapped after the file is closed.
                 data = file.read_buffer()
-            piece = _Piece(MappedRows(data, self._full(name), schema, rows))
+            piece = _Piece(MappedRows(data, self._make_full_key(name), schema, rows))
         except FileNotFoundError:
             return None
         except DAMAGED:
@@ -288,11 +288,11 @@ class SpilledRows:
         with suppress(OSError):
             os.unlink(path)
 
-    def _full(self, name: str) -> bytes:
+    def _make_full_key(self, name: str) -> bytes:
         return f"{self._location}\n{name}".encode()
 
     def _path(self, name: str) -> str:
-        return self.room.path(xxhash.xxh3_128_hexdigest(self._full(name)), "rows")
+        return self.room.path(xxhash.xxh3_128_hexdigest(self._make_full_key(name)), "rows")
 
 
 class _Piece:
