@@ -27,7 +27,7 @@ import pyarrow.types as pat
 
 from persist.codecs.order.arrays import boolean_array, int64_array, stored_values
 from persist.codecs.order.digits import dense_ranks, to_ordered_bits
-from persist.codecs.order.ordering import order_keys, row_sorter
+from persist.codecs.order.ordering import order_keys, sort_table
 from persist.codecs.types.arrow_types import is_flat, is_number, is_text, key_order, scalar_to_json
 
 Rows: TypeAlias = npt.NDArray[np.int64]
@@ -114,7 +114,7 @@ class SortedKeys:
     def of(cls, rows: pa.Table, names: Sequence[str]) -> "SortedKeys":
         """Return the distinct keys of rows in any order, floats canonical; names are the key columns, one at least."""
         keys = rows.select([*names])
-        order, starts = row_sorter(keys, names).sort()
+        order, starts = sort_table(keys, names)
         return cls(keys.take(int64_array(order[starts])))
 
     def split(self, table: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -19,7 +19,7 @@ import pyarrow.types as pt
 from persist.blob.errors import CorruptBlob, IncompatibleVersion
 from persist.codecs.order.arrays import int64_values, int_ends, stored_values
 from persist.codecs.order.digits import dense_ranks
-from persist.codecs.order.ordering import canonical, combined, order_keys, row_sorter
+from persist.codecs.order.ordering import canonical, combined, order_keys, sort_table
 from persist.codecs.order.sums import exact_sum
 from persist.codecs.part.decoding import UNREADABLE, read_part
 from persist.codecs.part.file_reader import level_bytes
@@ -272,7 +272,7 @@ def check_part(
             values = _checked_values(data, part, table, schema, findings)
             findings += _descriptor_findings(part, describe_part(data, table, schema, values))
             findings += _index_findings(data, part, schema)
-    order, starts = row_sorter(canonical(table), [*schema.names, TIME]).sort()
+    order, starts = sort_table(canonical(table), [*schema.names, TIME])
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved):
         findings.append(
@@ -389,10 +389,10 @@ def _may_be_single(table: pa.Table, keys: Sequence[str]) -> bool:
     """Return whether each key may have one row or none after each time of a part, whatever it had before."""
     if not keys:
         return False
-    order, starts = row_sorter(table, [*keys, TIME]).sort()
+    order, starts = sort_table(table, [*keys, TIME])
     diffs = int64_values(combined(table.column(DIFF)))[order].clip(-(2**32), 2**32)  # So that no sum overflows.
     sums = np.add.reduceat(diffs, np.flatnonzero(starts))
-    _, key_starts = row_sorter(table, keys).sort()
+    _, key_starts = sort_table(table, keys)
     first = np.flatnonzero(key_starts[starts])
     totals = sums.cumsum()
     counts = totals - np.repeat(totals[first] - sums[first], np.diff([*first, len(sums)]))  # More than before the part.
